@@ -1,0 +1,1 @@
+"""Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold."""

@@ -1,0 +1,41 @@
+"""Every error that Twostroke raises on purpose. Each message is one line that says what to do."""
+
+
+class TwostrokeError(Exception):
+    """Base of all typed errors; the CLI prints its message alone, without a traceback."""
+
+
+class CheckpointError(TwostrokeError):
+    """A checkpoint cannot be found, fetched, read or understood; names the file and the tensor."""
+
+
+class UnknownModel(CheckpointError):
+    """The name is neither in the catalog, nor a local path, nor a reachable hub id."""
+
+
+class UnsupportedArchitecture(CheckpointError):
+    """The checkpoint's architecture, or a variant it asks for, is not implemented."""
+
+
+class FetchError(CheckpointError):
+    """A download failed or its digest is wrong."""
+
+
+class KVError(TwostrokeError):
+    """An operation on a KV cache is not possible; every value involved stays as it was."""
+
+
+class GeometryMismatch(KVError):
+    """Two values, or a value and a model, differ in a field of the fingerprint (named in the message)."""
+
+
+class OutOfPages(KVError):
+    """The pool has no free page left and nothing could be evicted."""
+
+
+class CorruptFile(KVError):
+    """A saved KV cache is truncated, altered or of another format version."""
+
+
+class InvalidRequest(TwostrokeError):
+    """A request's parameters are out of range or do not fit the model."""

@@ -1,1 +1,28 @@
 """Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twostroke.engine.sampling import SamplingParams
+    from twostroke.errors import TwostrokeError
+    from twostroke.kv.cache import KVCache
+    from twostroke.llm import LLM
+    from twostroke.methods import method
+
+__all__ = ["LLM", "KVCache", "SamplingParams", "TwostrokeError", "method"]
+
+_HOMES = {
+    "LLM": "twostroke.llm",
+    "KVCache": "twostroke.kv.cache",
+    "SamplingParams": "twostroke.engine.sampling",
+    "TwostrokeError": "twostroke.errors",
+    "method": "twostroke.methods",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Importing the package stays quick: torch is loaded when the first of these is asked for.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,100 @@
+"""Chat templates: messages to text, with the Jinja dialect that Hugging Face templates are written in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from twostroke.errors import CheckpointError, InvalidRequest
+
+
+class ChatTemplates:
+    """A model's chat templates by name: "default", and perhaps "tool_use" for requests that bring tools."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens` are template variables such as bos_token; one that the model lacks stays undefined."""
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+
+    @property
+    def default(self) -> str | None:
+        """The source of the template for requests without tools, or None."""
+        return self._templates.get("default")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text. Raises InvalidRequest if there is no template or the template refuses the messages."""
+        source = self._templates.get("tool_use") if tools is not None else None
+        source = source or self.default
+        if source is None:
+            raise InvalidRequest("the model has no chat template: send the whole prompt as text instead of messages")
+        if not messages:
+            raise InvalidRequest("messages is empty: send at least one")
+        template = _compile(source)
+        # Clients send `"content": null` or `"tool_calls": null`; templates test whether a key is there.
+        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        values = {**self._special_tokens, **variables}
+        values |= {"messages": present, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        values.setdefault("documents", None)
+        try:
+            return template.render(values)
+        except Exception as error:  # the template is a program of the checkpoint's: it can raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InvalidRequest(f"the chat template does not accept these messages: {reason}") from error
+
+
+class _GenerationBlocks(Extension):
+    """Renders what `{% generation %}` wraps; the tag only marks the assistant's tokens, for training."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    """Sandboxed, since a template is code from the checkpoint's author."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlocks]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from None
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models saw it in training: Jinja's own filter escapes HTML characters and sorts keys."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

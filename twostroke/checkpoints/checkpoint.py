@@ -1,0 +1,93 @@
+"""One opened checkpoint, whatever its file format: a config, named tensors still in their stored bytes, a tokenizer.
+
+Opening maps files and checks them; no tensor is decoded or copied before it is asked for.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twostroke.errors import CheckpointError
+from twostroke.kernels.formats import RawTensor
+from twostroke.models.config import ModelConfig, tensor_shapes
+
+SAMPLE_PIECES, PIECE_BYTES = 8, 512  # 4 KiB of every tensor go into `weights_id`
+
+
+@dataclass(frozen=True)
+class GgufTokenizerSource:
+    """The whole metadata of a GGUF file, as plain Python values by key.
+
+    `tokenizer.ggml.tokens` and `.merges` are list[str], `.scores` is a float32 and `.token_type` an int32 array.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HfTokenizerSource:
+    """A Hugging Face directory, where tokenizer.json, tokenizer_config.json and their like may lie."""
+
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's weights, checked when opened: every tensor the config asks for is there with the right shape.
+
+    `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them; `transforms` says what
+    `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1).
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    config: ModelConfig
+    licence: str | None
+    tokenizer_source: GgufTokenizerSource | HfTokenizerSource
+    stored: Mapping[str, RawTensor] = field(repr=False)
+    transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, shape in tensor_shapes(self.config).items():
+            found = self.stored.get(name)
+            if found is None:
+                raise CheckpointError(f"{self.files[0]}: the tensor {name} is missing")
+            if found.shape != shape:
+                raise CheckpointError(f"{found.source}: shape {found.shape} where {name} must have {shape}")
+
+    def names(self) -> set[str]:
+        """The Twostroke names that `tensor` accepts."""
+        return set(self.stored)
+
+    def tensor(self, name: str) -> RawTensor:
+        """The tensor of that Twostroke name, in the layout `ModelConfig` describes, or a CheckpointError."""
+        found = self.stored.get(name)
+        if found is None:
+            raise CheckpointError(f"{self.files[0]}: there is no tensor {name} in this checkpoint")
+        transform = self.transforms.get(name)
+        return transform(found) if transform else found
+
+    @cached_property
+    def weights_id(self) -> str:
+        """Hex digest of the config, every tensor's name, format and shape, and 4 KiB spread over each one's bytes.
+
+        It names one set of weights wherever the file lies. A sample, not a checksum: it tells models apart,
+        quantizations and fine-tunes too, but does not detect damage.
+        """
+        digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
+        for name in sorted(self.stored):
+            tensor = self.stored[name]
+            digest.update(f"\n{name} {tensor.format} {tensor.shape}\n".encode())
+            data = tensor.data.reshape(-1)  # contiguous, so still a view
+            if data.size <= SAMPLE_PIECES * PIECE_BYTES:
+                digest.update(data.tobytes())
+                continue
+            for start in np.linspace(0, data.size - PIECE_BYTES, SAMPLE_PIECES, dtype=np.int64).tolist():
+                digest.update(data[start : start + PIECE_BYTES].tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,227 @@
+"""GGUF files, versions 2 and 3: a reader over a memory map, and `open_gguf`.
+
+The layout is that of docs/gguf.md in the ggml repository: a header, key-value metadata, tensor descriptions (name,
+dimensions innermost first, type, offset), then the aligned tensor data. Nothing in a file is believed: every length is
+checked against the file's end, so a damaged file gives CheckpointError.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
+from twostroke.checkpoints.gguf_config import read_config, tensor_names, tensor_transforms
+from twostroke.errors import CheckpointError, TwostrokeError
+from twostroke.kernels.formats import FORMATS, RawTensor
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMS = 4
+MAX_NESTING = 4  # of arrays in arrays; deeper only in a damaged file
+STRING, ARRAY = 8, 9
+
+# Metadata value types by their numbers, as struct layouts and as numpy ones (7 is bool); all little-endian.
+LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRUCTS = {kind: struct.Struct("<" + layout) for kind, layout in LAYOUTS.items()}
+SCALARS = {kind: np.dtype(layout).newbyteorder("<") for kind, layout in LAYOUTS.items()}
+U32, U64 = STRUCTS[4], STRUCTS[10]
+
+# ggml's type numbers (ggml.h). Those without an entry in FORMATS are here so that a message can name them.
+TYPE_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+NUMPY_ARRAYS = {"tokenizer.ggml.scores": np.float32, "tokenizer.ggml.token_type": np.int32}
+STRING_ARRAYS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A parsed file: metadata as plain Python values, and tensors under the names the file gives them."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, RawTensor]
+
+
+class _Cursor:
+    """A position in the mapped file. Reading past the end raises struct.error, which `read_gguf` translates."""
+
+    def __init__(self, buffer: mmap.mmap) -> None:
+        self.buffer, self.size, self.position = buffer, len(buffer), 0
+
+    def number(self, code: struct.Struct) -> Any:
+        (value,) = code.unpack_from(self.buffer, self.position)
+        self.position += code.size
+        return value
+
+    def take(self, length: int) -> bytes:
+        start, self.position = self.position, self.position + length
+        if self.position > self.size:
+            raise struct.error("a length runs past the end of the file")
+        return self.buffer[start : self.position]
+
+    def string(self) -> str:
+        return self.take(self.number(U64)).decode()
+
+    def strings(self, count: int) -> list[str]:
+        # A vocabulary has 150,000 of these, so this is `string` with everything in local variables.
+        buffer, position, unpack, found = self.buffer, self.position, U64.unpack_from, []
+        for _ in range(count):
+            (length,) = unpack(buffer, position)
+            start = position + 8
+            position = start + length
+            found.append(buffer[start:position].decode())
+        if position > self.size:
+            raise struct.error("a string runs past the end of the file")
+        self.position = position
+        return found
+
+    def value(self, kind: int, nesting: int = 0) -> Any:
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            return self.number(self._known(kind, STRUCTS))
+        if nesting == MAX_NESTING:
+            raise struct.error("arrays are nested too deeply")
+        item, count = self.number(U32), self.number(U64)
+        if item == STRING:
+            return self.strings(count)
+        if item == ARRAY:
+            return [self.value(ARRAY, nesting + 1) for _ in range(count)]
+        dtype = self._known(item, SCALARS)
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+    @staticmethod
+    def _known(kind: int, table: dict[int, Any]) -> Any:
+        if kind not in table:
+            raise struct.error(f"there is no metadata type {kind}")
+        return table[kind]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Maps and parses one file; tensor data stay on disk. Raises CheckpointError naming the file and the tensor."""
+    try:
+        with path.open("rb") as stream:
+            buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: the file is empty
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+    cursor = _Cursor(buffer)
+    try:
+        return _parse(path, cursor)
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        where = f"near byte {min(cursor.position, cursor.size)} of {cursor.size}"
+        raise CheckpointError(f"{path}: damaged or truncated {where}: {error}") from None
+
+
+def _parse(path: Path, cursor: _Cursor) -> GgufFile:
+    if cursor.take(4) != MAGIC:
+        raise CheckpointError(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
+    version = cursor.number(U32)
+    if version not in VERSIONS:
+        raise CheckpointError(f"{path}: GGUF version {version} is not supported, only 2 and 3 (little-endian)")
+    tensor_count, metadata_count = cursor.number(U64), cursor.number(U64)
+    metadata: dict[str, Any] = {}
+    for _ in range(metadata_count):
+        key = cursor.string()
+        if key in metadata:
+            raise CheckpointError(f"{path}: the metadata key {key!r} is there twice")
+        metadata[key] = _plain(path, key, cursor.value(cursor.number(U32)))
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise CheckpointError(f"{path}: one shard of a split GGUF; join them first (llama-gguf-split --merge)")
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+        raise CheckpointError(f"{path}: general.alignment must be a multiple of 8, not {alignment!r}")
+    described = [_describe(path, cursor) for _ in range(tensor_count)]
+    data_start = -(-cursor.position // alignment) * alignment
+    whole = np.frombuffer(cursor.buffer, np.uint8)
+    tensors: dict[str, RawTensor] = {}
+    for name, shape, type_name, offset in described:
+        source = f"{path}: {name}"
+        if name in tensors:
+            raise CheckpointError(f"{source}: the tensor is there twice")
+        fmt = FORMATS[type_name]
+        if shape[-1] % fmt.block_size:
+            raise CheckpointError(f"{source}: rows of {shape[-1]} are not whole {type_name} blocks of {fmt.block_size}")
+        if offset % alignment:
+            raise CheckpointError(f"{source}: its data are not aligned to {alignment} bytes")
+        start = data_start + offset
+        end = start + prod(shape) // fmt.block_size * fmt.block_bytes
+        if end > cursor.size:
+            raise CheckpointError(f"{source}: truncated; its data end at byte {end}, the file at {cursor.size}")
+        tensors[name] = RawTensor.from_bytes(name, type_name, shape, whole[start:end], source)
+    return GgufFile(path, metadata, tensors)
+
+
+def _describe(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
+    """One tensor's name, shape (row-major), format and offset into the data."""
+    name, dims = cursor.string(), cursor.number(U32)
+    source = f"{path}: {name!r}"
+    if not 1 <= dims <= MAX_DIMS:
+        raise CheckpointError(f"{source}: {dims} dimensions, where there are 1 to {MAX_DIMS}")
+    shape = tuple(cursor.number(U64) for _ in range(dims))[::-1]
+    if 0 in shape:
+        raise CheckpointError(f"{source}: a dimension of shape {shape} is 0")
+    type_number = cursor.number(U32)
+    type_name = TYPE_NAMES.get(type_number, f"number {type_number}")
+    if type_name not in FORMATS:
+        raise CheckpointError(f"{source}: tensor type {type_name} is not supported, only {', '.join(FORMATS)}")
+    return name, shape, type_name, cursor.number(U64)
+
+
+def _plain(path: Path, key: str, value: Any) -> Any:
+    """Metadata arrays as lists, but the two long numeric ones as arrays; the tokenizer's arrays have the right type."""
+    if key in NUMPY_ARRAYS:
+        if not isinstance(value, np.ndarray):
+            raise CheckpointError(f"{path}: {key} must be an array of numbers")
+        return value.astype(NUMPY_ARRAYS[key], copy=False)
+    if key in STRING_ARRAYS and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise CheckpointError(f"{path}: {key} must be an array of strings")
+    return _listed(value)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        return [_listed(item) for item in value]
+    return value
+
+
+def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
+    """Opens a GGUF file of one of the supported architectures; `name` defaults to the file's stem.
+
+    Raises UnsupportedArchitecture naming the architecture, CheckpointError for a damaged or incomplete file.
+    """
+    file = read_gguf(path)
+    config = read_config(file.metadata, file.tensors, path)
+    names = tensor_names(config)
+    stored = {
+        ours: RawTensor(ours, found.format, found.shape, found.data, found.source)
+        for ours, theirs in names.items()
+        if (found := file.tensors.get(theirs)) is not None
+    }
+    licence = file.metadata.get("general.license")
+    try:
+        return Checkpoint(
+            name=name or path.stem,
+            files=(path,),
+            config=config,
+            licence=licence if isinstance(licence, str) else None,
+            tokenizer_source=GgufTokenizerSource(path, file.metadata),
+            stored=stored,
+            transforms=tensor_transforms(config),
+        )
+    except TwostrokeError:
+        missing = [theirs for ours, theirs in names.items() if ours not in stored]
+        if missing:  # say it with the file's own name for the tensor
+            raise CheckpointError(f"{path}: the tensor {missing[0]} is missing") from None
+        raise

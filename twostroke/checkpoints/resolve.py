@@ -1,0 +1,58 @@
+"""From what a user types to an open checkpoint: a catalog name, a path, or a hub id."""
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from twostroke.checkpoints.catalog import CATALOG
+from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.checkpoints.fetch import Progress, fetch, hub_snapshot
+from twostroke.checkpoints.gguf import open_gguf
+from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.errors import CheckpointError, UnknownModel
+
+HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+\.gguf))?")
+
+
+def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> Checkpoint:
+    """Opens a model, fetching it first where need be.
+
+    Accepted are a catalog name; a path to a .gguf file or to a directory with config.json and safetensors; a hub id
+    `org/name`, or `org/name:file.gguf`. What exists as a path is taken as a path, catalog names aside.
+    `progress(stage, done, total)` hears of downloads, in bytes. Raises UnknownModel when it is none of these,
+    FetchError when a download fails, other CheckpointErrors when what is there cannot be used.
+    """
+    entry = CATALOG.get(name_or_path)
+    if entry is not None:
+        return open_gguf(fetch(entry, progress=progress), name=entry.name)
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return open_path(path)
+    if "/" not in name_or_path and path.suffix != ".gguf":
+        raise _unknown(name_or_path)
+    hub_id = HUB_ID.fullmatch(name_or_path)
+    if hub_id is None:
+        raise UnknownModel(f"{name_or_path}: there is no such file or directory")
+    return open_path(hub_snapshot(hub_id[1], hub_id[2], progress), name=name_or_path)
+
+
+def open_path(path: Path, name: str | None = None) -> Checkpoint:
+    """Opens a GGUF file, a Hugging Face directory, or a directory without config.json that holds one GGUF file."""
+    if path.is_file():
+        return open_gguf(path, name)
+    if not (path / "config.json").is_file():
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return open_gguf(found[0], name)
+        if found:
+            raise CheckpointError(f"{path}: name one of its files: {', '.join(file.name for file in found)}")
+        raise CheckpointError(f"{path}: holds neither a config.json nor a GGUF file")
+    return open_huggingface(path, name)
+
+
+def _unknown(name: str) -> UnknownModel:
+    close = get_close_matches(name.lower(), CATALOG, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return UnknownModel(
+        f"unknown model {name!r}: {hint}the catalog has {', '.join(CATALOG)}; a path or a hub id (org/name) will do too"
+    )

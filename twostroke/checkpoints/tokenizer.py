@@ -1,0 +1,288 @@
+"""Text to token ids and back, the same for GGUF files and Hugging Face directories."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from twostroke.checkpoints import gguf_tokenizer
+from twostroke.checkpoints.chat import ChatTemplates
+from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
+from twostroke.checkpoints.textstream import TextStream
+from twostroke.errors import CheckpointError, InvalidRequest
+
+# Special tokens that end generation wherever a model has them, whichever one its metadata calls EOS.
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+class Tokenizer:
+    """A model's tokenizer with its chat template. Safe to share between threads."""
+
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: frozenset[int]  # every id that ends generation: EOS and end-of-turn tokens
+    add_bos: bool  # whether `encode` begins with BOS unless told otherwise
+    special_ids: frozenset[int]
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        where: Path,
+        special_tokens: Mapping[str, str],
+        eos_ids: Iterable[int],
+        affixes: tuple[Sequence[int], Sequence[int]],
+        templates: Mapping[str, str],
+    ) -> None:
+        """`special_tokens` has the texts of bos_token, eos_token and their like; `affixes` go around every prompt."""
+        added = backend.get_added_tokens_decoder()
+        names = {token.content: index for index, token in added.items() if token.special}
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._where = where
+        self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
+        self._chat = ChatTemplates(templates, special_tokens)
+        self._read, self._strip = _byte_reader(backend, where)
+        self._bytes: dict[int, bytes] = {}
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self.special_ids = frozenset(names.values())
+        bos = special_tokens.get("bos_token")
+        self.bos_id = None if bos is None else backend.token_to_id(bos)
+        self.add_bos = self.bos_id is not None and self._prefix[:1] == [self.bos_id]
+        self.eos_ids = frozenset(eos_ids) | {names[text] for text in END_TOKENS if text in names}
+        if bad := [index for index in self.eos_ids if not 0 <= index < self.vocab_size]:
+            raise CheckpointError(f"{where}: EOS id {bad[0]} is outside the vocabulary of {self.vocab_size}")
+
+    @classmethod
+    def from_source(cls, source: GgufTokenizerSource | HfTokenizerSource) -> "Tokenizer":
+        """Raises CheckpointError where the tokenizer is missing or of a kind that is not known exactly."""
+        return _from_gguf(source) if isinstance(source, GgufTokenizerSource) else _from_directory(source.directory)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides token ids: model, vocabulary, merges, normalization, cuts, added tokens."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self._backend.model, self._backend.normalizer, self._backend.pre_tokenizer):
+            digest.update(b"\n" if part is None else part.__getstate__() + b"\n")
+        for index, token in sorted(self._backend.get_added_tokens_decoder().items()):
+            digest.update(f"{index} {token!r}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's (default) chat template."""
+        return self._chat.default
+
+    def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
+        """The ids of a text, as transformers' `tokenizer(text)` gives them.
+
+        `add_bos` overrides what the model does by itself. Without `parse_special`, text that looks like a special
+        token stays plain text: for input that one does not trust.
+        """
+        try:
+            with self._lock:  # which kind of token is matched is a setting of the shared backend
+                self._backend.encode_special_tokens = not parse_special
+                ids = self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequest("the prompt is not text that UTF-8 can encode (a lone surrogate?)") from None
+        if add_bos is None:
+            return [*self._prefix, *ids, *self._suffix]
+        if not add_bos:
+            return ids
+        if self.bos_id is None:
+            raise InvalidRequest("the model has no BOS token: leave add_bos out")
+        return [self.bos_id, *ids]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of all ids; bytes that are no UTF-8 become U+FFFD."""
+        data = b"".join([self.token_bytes(index, skip_special=skip_special) for index in ids])
+        return (data.removeprefix(b" ") if self._strip else data).decode("utf-8", errors="replace")
+
+    def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
+        """The exact bytes that a token stands for; a special token stands for none unless `skip_special` is False."""
+        if skip_special and id in self.special_ids:
+            return b""
+        known = self._bytes.get(id)
+        if known is None:
+            if not 0 <= id < self.vocab_size:
+                raise InvalidRequest(f"token id {id} is outside the vocabulary of {self.vocab_size} tokens")
+            known = self._bytes[id] = self._read(id)
+        return known
+
+    def token_text(self, id: int) -> str:
+        r"""One token for people to read: special tokens by name, bytes that are no text as \xNN."""
+        return self.token_bytes(id, skip_special=False).decode("utf-8", errors="backslashreplace")
+
+    def stream(self, *, skip_special: bool = True) -> TextStream:
+        """An incremental `decode` for tokens as they are generated."""
+
+        def bytes_of(id: int) -> bytes:
+            return self.token_bytes(id, skip_special=skip_special)
+
+        return TextStream(bytes_of, strip_leading_space=self._strip)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation. InvalidRequest if there is no template or it refuses the messages."""
+        return self._chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The ids of `chat`. The template alone decides on BOS, as in transformers, so it never comes twice."""
+        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        return self.encode(text, add_bos=False)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"
+
+
+def _byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:
+    """(id to bytes, whether a text loses one leading space), which the backend's decoder implies."""
+    decoder = backend.decoder
+    state: dict[str, Any] = {"type": None} if decoder is None else json.loads(decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    added = backend.get_added_tokens_decoder()
+
+    def byte_level(id: int) -> bytes:
+        text: str = backend.id_to_token(id) or ""  # a gap among the ids of a Hugging Face tokenizer
+        if id in added:
+            return text.encode()  # not spelled in the byte alphabet
+        try:
+            return bytes(map(_BYTE_OF.__getitem__, text))
+        except KeyError:
+            return text.encode()
+
+    def sentencepiece(id: int) -> bytes:
+        text = backend.id_to_token(id) or ""
+        if id in added and added[id].special:
+            return text.encode()
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes.fromhex(text[3:5])
+        return text.replace("▁", " ").encode()
+
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return byte_level, False
+    if steps[:3] == _SENTENCEPIECE_STEPS and steps[3:] in ([], [_STRIP_STEP]):
+        return sentencepiece, steps[3:] == [_STRIP_STEP]
+    raise CheckpointError(f"{where}: a tokenizer with the decoder {json.dumps(state)} is not supported")
+
+
+_SENTENCEPIECE_STEPS = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_STRIP_STEP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, every other byte for U+0100 and onwards."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(itself)]
+    return {chr(byte): byte for byte in itself} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _from_gguf(source: GgufTokenizerSource) -> Tokenizer:
+    meta, backend = source.metadata, gguf_tokenizer.build_backend(source)
+    tokens = meta["tokenizer.ggml.tokens"]
+    ids: dict[str, int] = {}
+    for name in ("bos", "eos", "eot", "eom", "unk", "pad"):
+        key = {"unk": "unknown", "pad": "padding"}.get(name, name)
+        index = meta.get(f"tokenizer.ggml.{key}_token_id")
+        if index is not None and not 0 <= index < len(tokens):
+            raise CheckpointError(f"{source.path}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
+        if index is not None:
+            ids[name] = index
+    prefix = [ids["bos"]] if "bos" in ids and gguf_tokenizer.adds_bos(source) else []
+    suffix = [ids["eos"]] if "eos" in ids and meta.get("tokenizer.ggml.add_eos_token") else []
+    named = "tokenizer.chat_template."
+    templates = {key.removeprefix(named): text for key, text in meta.items() if key.startswith(named)}
+    if "tokenizer.chat_template" in meta:
+        templates["default"] = meta["tokenizer.chat_template"]
+    return Tokenizer(
+        backend,
+        where=source.path,
+        special_tokens={f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "unk", "pad") if name in ids},
+        eos_ids=[ids[name] for name in ("eos", "eot", "eom") if name in ids],
+        affixes=(prefix, suffix),
+        templates=templates,
+    )
+
+
+def _from_directory(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: tokenizer.json is missing; a directory needs it beside the weights")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{path}: not a tokenizer that can be read: {error}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
+    special = {key: _text_of(value) for key in ("bos", "eos", "unk", "pad") if (value := config.get(f"{key}_token"))}
+    special = {f"{key}_token": text for key, text in special.items()}
+    eos = _read_json(directory / "generation_config.json").get("eos_token_id")
+    if eos is None:
+        eos = _read_json(directory / "config.json").get("eos_token_id")
+    eos_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if "eos_token" in special and (index := backend.token_to_id(special["eos_token"])) is not None:
+        eos_ids.add(index)
+    # What goes around a text is tokenizer.json's to say (its post-processor), not the config's add_bos_token.
+    around = backend.encode("", add_special_tokens=True).ids
+    split = next((at for at, index in enumerate(around) if index in eos_ids), len(around))
+    return Tokenizer(
+        backend,
+        where=directory,
+        special_tokens=special,
+        eos_ids=eos_ids,
+        affixes=(around[:split], around[split:]),
+        templates=_templates(directory, config),
+    )
+
+
+def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Files take the place of the config's entry, as in transformers."""
+    files = {file.stem: file for file in (directory / "additional_chat_templates").glob("*.jinja")}
+    if (main := directory / "chat_template.jinja").is_file():
+        files["default"] = main
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    entry = config.get("chat_template")
+    if isinstance(entry, str):
+        return {"default": entry}
+    return {one["name"]: one["template"] for one in entry or []}
+
+
+def _text_of(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An optional file's object; {} where the directory does not have it."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None

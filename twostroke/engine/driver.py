@@ -1,0 +1,126 @@
+"""Drives programs: opens the strokes they ask for and sends them the results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from twostroke.engine.lane import DecodeLane, PrefillLane
+from twostroke.engine.model import Model
+from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
+from twostroke.engine.sampler import Sampled
+from twostroke.engine.strokes import Decode, Emit, Prefill, Run, Stroke
+from twostroke.engine.track import Track
+from twostroke.errors import InvalidRequest
+
+
+class Driver:
+    """Knows strokes and programs, nothing of steps, batches or memory."""
+
+    def __init__(self, models: Mapping[str, Model], default: str) -> None:
+        self.models, self.default = models, default
+
+    def start(self, choice: Choice) -> None:
+        """Begin, or begin again after a preemption."""
+        choice.num_decodes = choice.num_emits = 0
+        choice.program = choice.request.make_program()
+        self._advance(choice, None)
+
+    def resume(self, choice: Choice) -> None:
+        """Collect what finished lanes made and, once all results are there, let the program go on."""
+        self._harvest(choice)
+        if choice.resumable:
+            self._advance(choice, choice.answer())
+
+    def _advance(self, choice: Choice, value: Any) -> None:
+        """Send a program its results and open the strokes it asks for, until one of them takes time."""
+        assert choice.program is not None
+        while True:
+            try:
+                asked = choice.program.send(value)
+            except StopIteration as stop:
+                choice.finish(stop.value)
+                return
+            choice.side_by_side = isinstance(asked, list)
+            strokes = asked if isinstance(asked, list) else [asked]
+            choice.results = [WAITING_FOR] * len(strokes)
+            for slot, stroke in enumerate(strokes):
+                self._open(choice, slot, stroke)
+            self._harvest(choice)
+            if not choice.resumable:
+                return
+            value = choice.answer()
+
+    def _open(self, choice: Choice, slot: int, stroke: Stroke) -> None:
+        if isinstance(stroke, Emit):
+            choice.results[slot] = self._emit(choice, stroke)
+        elif isinstance(stroke, Prefill):
+            self._open_prefill(choice, slot, stroke)
+        elif isinstance(stroke, Decode):
+            self._open_decode(choice, slot, stroke)
+        else:
+            raise InvalidRequest(f"a program yields Prefill, Decode and Emit, not {type(stroke).__name__}")
+
+    def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
+        record, track = choice.next_record(), choice.track
+        if not stroke.emit:
+            track = Track(track.params, choice.request.tokenizer, choice.index)
+            for known in record.sampled:
+                track.push(known)
+        elif track.finish_reason is not None and not record.sampled:
+            choice.results[slot] = Run(stroke.kv, (), track.finish_reason)  # the request has ended before
+            return
+        model = self._model(stroke.model)
+        choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, choice.seed(stroke.stream), record))
+
+    def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
+        request, shared = choice.request, None
+        if len(request.choices) > 1:
+            key = (tuple(stroke.tokens), id(stroke.after), stroke.model, stroke.logits)
+            if (shared := request.shared.get(key)) is not None:
+                choice.results[slot] = shared.value
+                if shared.value is WAITING_FOR:
+                    shared.waiting.append((choice, slot))
+                shared.takers -= 1
+                if not shared.takers:
+                    del request.shared[key]
+                return
+            if not request.preemptions:
+                request.shared[key] = shared = SharedPrefill(len(request.choices) - 1)
+        lane = PrefillLane(choice, slot, self._model(stroke.model), stroke, shared)
+        request.cached_tokens += lane.cached_tokens
+        choice.lanes.append(lane)
+
+    def _emit(self, choice: Choice, stroke: Emit) -> bool:
+        choice.num_emits += 1
+        if choice.num_emits > choice.emits_done:  # not again after a preemption
+            choice.emits_done += 1
+            for sampled in stroke.sampled:
+                if choice.track.finish_reason is None:
+                    self.deliver(choice, choice.track, sampled)
+        return choice.track.finish_reason is not None
+
+    def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
+        """Add a token to a track and, if it is the choice's own, hand it to the caller."""
+        token = track.push(sampled, full)
+        if track is choice.track:
+            if choice.index == 0:
+                choice.request.timings.tokens.append(time.perf_counter())
+            choice.request.events.append(token)
+
+    def _harvest(self, choice: Choice) -> None:
+        for lane in [lane for lane in choice.lanes if lane.result is not None]:
+            choice.lanes.remove(lane)
+            choice.results[lane.slot] = lane.result
+            if lane.model.index is not None and lane.kv is not None:
+                lane.model.index.insert(lane.kv)
+            lane.close()
+            if isinstance(lane, PrefillLane) and lane.shared is not None:
+                lane.shared.arrived(lane.result)
+
+    def _model(self, name: str | None) -> Model:
+        model = self.models.get(name or self.default)
+        if model is None:
+            raise InvalidRequest(f"there is no model {name!r} in this engine; it has {', '.join(self.models)}")
+        return model

@@ -1,0 +1,179 @@
+"""The step loop: serves all requests at once, one forward pass at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from twostroke.engine.driver import Driver
+from twostroke.engine.lane import DecodeLane
+from twostroke.engine.model import Model
+from twostroke.engine.placement import Placement
+from twostroke.engine.queues import Queues
+from twostroke.engine.request import Choice, Request
+from twostroke.engine.runner import Entry, run
+from twostroke.engine.sampler import sample
+from twostroke.engine.scheduler import SchedulerConfig, plan
+from twostroke.engine.track import Token
+from twostroke.errors import TwostrokeError
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests over one or more models.
+
+    Single-threaded: whoever waits for tokens calls `step`, which serves every request.
+    """
+
+    def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
+        self.models, self.default = dict(models), default
+        self.config = config or SchedulerConfig()
+        self._requests: set[Request] = set()  # choices refer to theirs weakly
+        self._queues = Queues()
+        self._driver = Driver(self.models, default)
+        self._placement = Placement(self.models.values(), self._queues)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queues.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._queues.running)
+
+    @property
+    def preemptions(self) -> int:
+        """How many times a choice gave up its pages and started again."""
+        return self._placement.preemptions
+
+    def submit(self, request: Request) -> Request:
+        """Queue a request."""
+        self._requests.add(request)
+        for choice in request.choices:
+            self._queues.wait(choice)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request where it stands and free its pages."""
+        if not request.done:
+            request.cancelled = True
+            self._end(request)
+
+    def tokens(self, request: Request) -> Iterator[Token]:
+        """The request's tokens as they are made, stepping the engine meanwhile. Cancels if the caller stops early.
+
+        Raises what made the request fail, once the tokens made before are taken.
+        """
+        try:
+            while True:
+                while request.events:
+                    yield request.events.popleft()
+                if request.done:
+                    break
+                self.step()
+        finally:
+            self.cancel(request)
+        if request.error is not None:
+            raise request.error
+
+    def finish(self, requests: Iterable[Request]) -> None:
+        """Step until all are done. Raises the first error; the other requests are finished all the same."""
+        requests = list(requests)
+        try:
+            while not all(request.done for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.cancel(request)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+
+    def step(self) -> bool:
+        """Admit, compute, sample, and hand results to programs. False if there was nothing to do."""
+        self._admit()
+        entries, failed = self._placement.place(plan(self._queues.running, self.config))
+        for choice, error in failed:
+            self._fail({choice.request}, error)
+        by_model: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if not entry.lane.choice.done:
+                by_model.setdefault(entry.lane.model.name, []).append(entry)
+        for name, group in by_model.items():
+            self._guarded({entry.lane.choice.request for entry in group}, run, self.models[name], group)
+        self._resume()
+        worked = bool(entries)
+        while ready := self._ready():
+            worked = True
+            self._guarded({lane.choice.request for lane in ready}, self._sample, ready)
+            self._resume()
+        return worked
+
+    def _admit(self) -> None:
+        queues = self._queues
+        while queues.waiting and len(queues.running) < self.config.max_running:
+            choice = queues.waiting[0]
+            # One that was preempted comes back when what it held fits again.
+            if queues.running and not self._placement.has_room(self.models[self.default].pool, choice.needs):
+                return
+            queues.run(choice)
+            timings = choice.request.timings
+            timings.scheduled = timings.scheduled or time.perf_counter()
+            self._guarded({choice.request}, self._driver.start, choice)
+            self._retire(choice)
+
+    def _resume(self) -> None:
+        """Hand results to the programs that wait for them, until none can go on."""
+        while waiting := [c for c in self._queues.running if c.resumable or any(lane.result for lane in c.lanes)]:
+            for choice in waiting:
+                if not choice.done:  # ended by a sibling's failure
+                    self._guarded({choice.request}, self._driver.resume, choice)
+                    self._retire(choice)
+
+    def _ready(self) -> list[DecodeLane]:
+        lanes = (lane for choice in self._queues.running for lane in choice.lanes)
+        return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
+
+    def _sample(self, ready: list[DecodeLane]) -> None:
+        by_model: dict[str, list[DecodeLane]] = {}
+        for lane in ready:
+            by_model.setdefault(lane.model.name, []).append(lane)
+        for lanes in by_model.values():
+            logits = torch.stack([lane.logits for lane in lanes if lane.logits is not None])
+            for lane, sampled in zip(lanes, sample(logits, [lane.draw() for lane in lanes]), strict=True):
+                self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+                lane.sampled(sampled)
+
+    def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
+        """Run something on behalf of requests; what it raises ends them and nobody else."""
+        try:
+            action(*args)
+        except Exception as error:
+            if not isinstance(error, TwostrokeError):
+                log.exception("a program or a kernel failed")
+            self._fail(requests, error)
+
+    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        for request in requests:
+            request.error = error
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.shared.clear()
+        for choice in request.choices:
+            if not choice.done:
+                choice.finish(None)
+            self._retire(choice)
+
+    def _retire(self, choice: Choice) -> None:
+        if choice.done:
+            request = choice.request
+            self._queues.leave(choice)
+            if request.done:
+                request.timings.finished = request.timings.finished or time.perf_counter()
+                self._requests.discard(request)

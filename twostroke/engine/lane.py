@@ -1,0 +1,244 @@
+"""A stroke in flight: which tokens it still has to enter, and what becomes of its logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from twostroke.engine.model import Model
+from twostroke.engine.sampler import Draw, Sampled
+from twostroke.engine.strokes import Decode, Prefill, Run, Scored
+from twostroke.engine.track import Track
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache, Tail
+from twostroke.kv.writer import Places, Writer
+
+if TYPE_CHECKING:
+    from twostroke.engine.request import Choice, SharedPrefill
+
+
+class Lane:
+    """Catches up: every step it may enter some of the tokens it knows, until none is left.
+
+    Attributes:
+        slot: which of its program's side-by-side strokes this is.
+        todo: tokens known and not entered.
+        result: the stroke's result once it is done; kv: the value in it.
+        cached_tokens: how many tokens came from the prefix index.
+    """
+
+    def __init__(self, choice: Choice, slot: int, model: Model, base: KVCache, todo: list[int]) -> None:
+        model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
+        self.choice, self.slot, self.model = choice, slot, model
+        self.writer = Writer(base.copy_to(model.pool), model.id)
+        self.todo = todo
+        self.started = False
+        self.cached_tokens = 0
+        self.kv: KVCache | None = None
+        self.result: KVCache | Scored | Run | None = None
+
+    @property
+    def decoding(self) -> bool:
+        """One token behind, as a decoding lane is at every step."""
+        return False
+
+    def logit_rows(self, count: int) -> int:
+        """How many of the last rows need logits when the next `count` tokens are entered."""
+        raise NotImplementedError
+
+    def enter(self, count: int) -> tuple[list[int], Places]:
+        """Take the next `count` tokens and find them places. Raises OutOfPages with nothing changed."""
+        tokens = self.todo[:count]
+        places = self.writer.append(tokens)
+        del self.todo[:count]
+        self.started = True
+        return tokens, places
+
+    def computed(self, logits: torch.Tensor | None) -> None:
+        """The tokens entered last have been computed; `logits` are those asked for."""
+        raise NotImplementedError
+
+    def waiters(self) -> list[Choice]:
+        """Other choices that wait for this lane's result."""
+        return []
+
+    def forget(self, choice: Choice) -> None:
+        """This choice does not wait any more."""
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class PrefillLane(Lane):
+    """Done when all tokens are entered. `shared` is who else of the request waits for the same prefill."""
+
+    def __init__(
+        self, choice: Choice, slot: int, model: Model, stroke: Prefill, shared: SharedPrefill | None = None
+    ) -> None:
+        base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
+        todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
+        if any(not 0 <= token < model.vocab_size for token in todo):
+            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
+        has_logits = base.tail is not None and base.tail.logits is not None
+        if not todo and not has_logits and stroke.logits != "none":
+            base, todo = _reopened(base)
+        if base.next_position + len(todo) > model.max_position:
+            raise InvalidRequest(
+                f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
+                f"model {model.name}: shorten it"
+            )
+        known = base
+        if model.index is not None and stroke.logits != "all" and todo:
+            known, todo = _reuse(model, base, todo)
+        super().__init__(choice, slot, model, known, todo)
+        self.stroke, self.shared = stroke, shared
+        self.cached_tokens = len(known) - len(base)
+        self._scores: list[torch.Tensor] = []
+        if not todo:
+            self._finish(base.tail)
+
+    def waiters(self) -> list[Choice]:
+        return [] if self.shared is None else [choice for choice, _ in self.shared.waiting]
+
+    def forget(self, choice: Choice) -> None:
+        if self.shared is not None:
+            self.shared.waiting = [waiter for waiter in self.shared.waiting if waiter[0] is not choice]
+
+    def logit_rows(self, count: int) -> int:
+        if self.stroke.logits == "all":
+            return count
+        return int(self.stroke.logits == "last" and count == len(self.todo))
+
+    def computed(self, logits: torch.Tensor | None) -> None:
+        if self.stroke.logits == "all" and logits is not None:
+            self._scores.append(logits)
+        if not self.todo:
+            self._finish(None if logits is None else Tail(self.model.id, logits[-1].clone()))
+
+    def _finish(self, tail: Tail | None) -> None:
+        self.kv = kv = self.writer.freeze(tail)
+        if self.stroke.logits == "all":
+            self.result = Scored(kv, torch.cat(self._scores) if self._scores else torch.zeros(0, self.model.vocab_size))
+        else:
+            self.result = kv
+
+
+class DecodeLane(Lane):
+    """Samples whenever it has caught up.
+
+    `record` is what it sampled, kept by the choice: after a preemption it is entered again rather than sampled.
+    """
+
+    def __init__(
+        self, choice: Choice, slot: int, model: Model, stroke: Decode, track: Track, seed: bytes, record: Record
+    ) -> None:
+        base, tail = stroke.kv, stroke.kv.tail
+        if not len(base):
+            raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
+        todo: list[int] = []
+        self.logits: torch.Tensor | None = None
+        if tail is not None and tail.pending is not None:
+            todo = [tail.pending]
+        elif tail is not None and tail.logits is not None and not stroke.recompute:
+            self.logits = tail.logits
+        else:
+            base, todo = _reopened(base)
+        known = [s.id for s in record.sampled]
+        if known:
+            todo, self.logits = todo + known[: -1 if record.complete else None], None
+        if base.next_position + len(todo) > model.max_position:
+            raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
+        super().__init__(choice, slot, model, base, todo)
+        self.stroke, self.track, self.seed, self.record = stroke, track, seed, record
+        self._prompt = base.token_array
+        if record.complete and not self.todo:
+            self._finish()
+
+    @property
+    def decoding(self) -> bool:
+        return len(self.todo) == 1
+
+    @property
+    def ready(self) -> bool:
+        """Has logits to sample from."""
+        return self.logits is not None and self.result is None
+
+    def logit_rows(self, count: int) -> int:
+        return int(count == len(self.todo) and not self.record.complete)
+
+    def computed(self, logits: torch.Tensor | None) -> None:
+        if not self.todo:
+            if self.record.complete:
+                self._finish()
+            else:
+                assert logits is not None
+                self.logits = logits[-1]
+
+    def draw(self) -> Draw:
+        """How to sample the next token."""
+        stroke, track = self.stroke, self.track
+        banned = track.ending_ids if track.params.min_tokens else ()
+        return Draw(
+            track.params,
+            self.seed,
+            len(track.ids),
+            self._prompt,
+            track.ids,
+            tuple(banned),
+            stroke.stats or stroke.until is not None,
+            stroke.keep_logits,
+        )
+
+    def sampled(self, token: Sampled) -> None:
+        """Take a sampled token, which the track holds already; it is entered in the next step, or stays pending."""
+        self.logits = None
+        sampled, stroke = self.record.sampled, self.stroke
+        sampled.append(token)
+        if (
+            self.track.finish_reason is not None
+            or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
+            or (stroke.until is not None and stroke.until(sampled))
+        ):
+            self.record.complete = True
+            self._finish()
+        else:
+            self.todo.append(token.id)
+
+    @property
+    def full(self) -> bool:
+        """No position is left to enter the token that is sampled next."""
+        return self.writer.next_position >= self.model.max_position
+
+    def _finish(self) -> None:
+        sampled = self.record.sampled
+        self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
+        self.result = Run(self.kv, tuple(sampled), self.track.finish_reason)
+
+
+class Record:
+    """What one decode stroke sampled: enough to enter it again after a preemption."""
+
+    def __init__(self) -> None:
+        self.sampled: list[Sampled] = []
+        self.complete = False
+
+
+def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
+    """Drop the last entry, to be computed again: its logits are not at hand."""
+    if not len(base):
+        raise InvalidRequest("the prompt is empty: give at least one token")
+    return base[:-1], [int(base.token_array[-1])]
+
+
+def _reuse(model: Model, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int]]:
+    """Take from the prefix index what it knows beyond `base`, all but the last token, whose logits are needed."""
+    assert model.index is not None
+    if base.pool is not model.pool or base.canonical_length(model.id) != len(base):
+        return base, todo
+    whole = np.concatenate([base.token_array, np.array(todo, np.int32)])
+    known = model.index.match(whole[:-1])
+    if len(known) <= len(base):
+        return base, todo
+    return known, whole[len(known) :].tolist()

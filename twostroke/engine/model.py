@@ -1,0 +1,35 @@
+"""A model ready to run: its decoder, its tokenizer, and where its KV lives."""
+
+from dataclasses import dataclass
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix import PrefixIndex
+from twostroke.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Model:
+    """One set of weights under one backend.
+
+    Attributes:
+        name: what programs call it.
+        id: names weights and numerics; entries are canonical for an id.
+        pool: where its KV lives; models of one geometry may share it.
+        index: its prefix index, or None.
+    """
+
+    name: str
+    id: str
+    decoder: Decoder
+    tokenizer: Tokenizer
+    pool: PagePool
+    index: PrefixIndex | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.config.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self.decoder.config.max_position

@@ -1,0 +1,90 @@
+"""Pages for a step: who gets them, and who gives them up when they run out.
+
+In this order: free pages; prefix pages that nobody uses (least recently used first); the pages of the youngest
+choice, which is preempted and starts again later. The oldest choice can take everybody's pages, so something always
+moves, and nothing is dropped.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from twostroke.engine.lane import Lane
+from twostroke.engine.model import Model
+from twostroke.engine.queues import Queues
+from twostroke.engine.request import Choice
+from twostroke.engine.runner import Entry
+from twostroke.errors import OutOfPages
+from twostroke.kv.pool import PagePool
+
+log = logging.getLogger(__name__)
+
+
+class Placement:
+    """Finds places for the tokens of a step.
+
+    Attributes:
+        preemptions: how many times a choice gave up its pages.
+    """
+
+    def __init__(self, models: Iterable[Model], queues: Queues) -> None:
+        self._models, self._queues = list(models), queues
+        self.preemptions = 0
+        for model in self._models:
+            model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
+
+    def has_room(self, pool: PagePool, pages: int) -> bool:
+        """Whether so many pages are free, evicting unused prefix pages if need be."""
+        if pages > pool.num_free:
+            self._evict(pool, pages - pool.num_free)
+        return pages <= pool.num_free
+
+    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Entry], list[tuple[Choice, OutOfPages]]]:
+        """Enter the planned tokens. Returns what is to be computed, and who failed, having the pool to itself."""
+        entries: list[Entry] = []
+        failed: list[tuple[Choice, OutOfPages]] = []
+        blocked = False
+        for lane, count in planned:
+            if not lane.started and not lane.decoding:
+                # A prefill starts when all of it fits. While one waits for that, none behind it starts either:
+                # small prompts that slip past would keep a large one waiting for ever.
+                blocked = blocked or not self._may_start(lane)
+                if blocked:
+                    continue
+            while lane in lane.choice.lanes:  # until it is preempted, here or by one before it
+                rows = lane.logit_rows(count)
+                try:
+                    tokens, places = lane.enter(count)
+                except OutOfPages as error:
+                    if len(self._queues.running) == 1:
+                        failed.append((lane.choice, error))
+                        break
+                    self._preempt(self._queues.running[-1])
+                    continue
+                entries.append(Entry(lane, tokens, places, rows))
+                break
+        return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
+
+    def _may_start(self, lane: Lane) -> bool:
+        pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
+        return lane.choice is self._queues.running[0] or self.has_room(lane.model.pool, pages)
+
+    def _preempt(self, choice: Choice) -> None:
+        log.info("preempting choice %d of request %d", choice.index, choice.request.arrival_order)
+        self.preemptions += 1
+        request = choice.request
+        request.preemptions += 1
+        choice.needs = sum(len(lane.writer.table) for lane in choice.lanes) + 1
+        request.shared.clear()
+        # Whoever waits for a prefill that this choice was computing starts again as well.
+        waiters = {waiter for lane in choice.lanes for waiter in lane.waiters()}
+        for other in request.choices:
+            for lane in other.lanes:
+                lane.forget(choice)
+        for one in {choice, *waiters}:
+            one.release()
+            self._queues.wait(one)
+
+    def _evict(self, pool: PagePool, count: int) -> None:
+        for model in self._models:
+            if model.index is not None and model.pool is pool and count > 0:
+                count -= model.index.evict(count)

@@ -1,0 +1,27 @@
+"""Who waits and who runs, both in order of arrival."""
+
+import bisect
+
+from twostroke.engine.request import Choice
+
+
+class Queues:
+    """First come, first served, also after a preemption: a choice goes back to where it was."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Choice] = []
+        self.running: list[Choice] = []
+
+    def wait(self, choice: Choice) -> None:
+        """Queue a choice that is new, or that runs and shall start again."""
+        self.leave(choice)
+        bisect.insort(self.waiting, choice, key=lambda c: c.order)
+
+    def run(self, choice: Choice) -> None:
+        self.leave(choice)
+        bisect.insort(self.running, choice, key=lambda c: c.order)
+
+    def leave(self, choice: Choice) -> None:
+        for queue in (self.waiting, self.running):
+            if choice in queue:
+                queue.remove(choice)

@@ -1,0 +1,52 @@
+"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from twostroke.engine.lane import Lane
+from twostroke.engine.model import Model
+from twostroke.kernels.interface import RaggedBatch
+from twostroke.kv.writer import Places
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one lane enters in a step: tokens that have places already."""
+
+    lane: Lane
+    tokens: list[int]
+    places: Places
+    logit_rows: int
+
+
+@torch.inference_mode()
+def run(model: Model, entries: Sequence[Entry]) -> None:
+    """Compute the entries of one model together and hand each lane the logits it asked for."""
+    device = model.pool.storage.device
+
+    def joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)
+
+    starts = np.cumsum([0, *(len(entry.tokens) for entry in entries)]).tolist()
+    batch = RaggedBatch(
+        token_ids=joined([np.array(entry.tokens) for entry in entries]),
+        positions=joined([entry.places.positions for entry in entries]),
+        pages=joined([entry.places.pages for entry in entries]),
+        slots=joined([entry.places.slots for entry in entries]),
+        row_starts=starts,
+        tables=[entry.lane.writer.table for entry in entries],
+    )
+    hidden = model.decoder.forward(batch, model.pool.storage)
+    ends = starts[1:]
+    wanted = [np.arange(end - entry.logit_rows, end) for entry, end in zip(entries, ends, strict=True)]
+    logits = model.decoder.logits(hidden[joined(wanted)]) if any(entry.logit_rows for entry in entries) else None
+    taken = 0
+    for entry in entries:
+        mine = None
+        if logits is not None and entry.logit_rows:
+            mine = logits[taken : taken + entry.logit_rows]
+            taken += entry.logit_rows
+        entry.lane.computed(mine)

@@ -1,0 +1,49 @@
+"""Who enters how many tokens in the next step.
+
+One rule: every lane has tokens it knows and has not entered, and a step lets lanes catch up within a token
+budget. Lanes that are one token behind (decoding) come first, one token each; what is left of the budget goes to
+the others in order of arrival, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking,
+prefix hits and replays after a preemption are all just lanes with more or fewer tokens to go.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twostroke.engine.lane import Lane
+from twostroke.engine.request import Choice
+from twostroke.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Attributes:
+        max_step_tokens: token budget of a step, decode rows and prefill chunks together.
+        max_running: most choices that run at once.
+    """
+
+    max_step_tokens: int = 512
+    max_running: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_step_tokens", "max_running"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+def plan(running: Iterable[Choice], config: SchedulerConfig) -> list[tuple[Lane, int]]:
+    """(lane, how many of its tokens to enter), decoding lanes first, then by arrival."""
+    lanes = [lane for choice in running for lane in choice.lanes if lane.todo]
+    chosen = [(lane, 1) for lane in lanes if lane.decoding]
+    # More decoding lanes than budget: they all go. Leaving some out would stall streams to save a little time.
+    budget = config.max_step_tokens - len(chosen)
+    for lane in lanes:
+        if lane.decoding:
+            continue
+        if budget <= 0:
+            break
+        count = min(budget, len(lane.todo))
+        chosen.append((lane, count))
+        budget -= count
+    return chosen

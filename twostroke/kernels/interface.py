@@ -1,0 +1,105 @@
+"""What a backend must offer: the operations one step of a decoder is made of.
+
+A step works on a *ragged batch*: N rows, each one token of one of S sequences, decode rows and prefill
+chunks side by side. Keys and values live in pages; each sequence brings a table of spans. Operations are
+coarse and their epilogues fused (bias, residual, gate), so that a backend can run each as one kernel over
+weights it packed itself, or record the calls of one forward pass and replay them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from twostroke.kernels.formats import RawTensor
+from twostroke.models.config import Rope
+
+# Columns of a span table, one row per page that a sequence reads, in the order of its entries.
+PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
+
+
+@dataclass
+class RaggedBatch:
+    """The rows of one step.
+
+    Sequence s owns rows row_starts[s] to row_starts[s + 1]; they are the last entries of its table.
+
+    Attributes:
+        token_ids: [N] int64.
+        positions: [N] int64, what RoPE turns by.
+        pages, slots: [N] int64, where each row's K and V go.
+        row_starts: S + 1 ints.
+        tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
+        scratch: room for what a backend derives once per step (RoPE tables, masks).
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    pages: torch.Tensor
+    slots: torch.Tensor
+    row_starts: list[int]
+    tables: list[np.ndarray]
+    scratch: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+class Kernels(Protocol):
+    """One backend. Weights are opaque: whatever `pack` returned is what the other operations take.
+
+    `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count.
+    """
+
+    name: str
+    exact: bool
+    device: torch.device
+    dtype: torch.dtype  # of activations
+    kv_dtype: torch.dtype
+
+    def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Any:
+        """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
+        ...
+
+    def embed(self, weight: Any, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        """[N] ids -> [N, hidden], times `scale`."""
+        ...
+
+    def norm(self, x: torch.Tensor, weight: Any, eps: float) -> torch.Tensor:
+        """RMSNorm over the last dimension, computed in float32."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, in] -> [N, out], plus bias if packed with one, plus `residual`."""
+        ...
+
+    def gated_linear(self, x: torch.Tensor, weight: Any, activation: str) -> torch.Tensor:
+        """`weight` packs (gate, up): [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
+        ...
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor,
+        batch: RaggedBatch,
+        rope: Rope,
+        norms: tuple[Any, Any, float] | None,
+    ) -> torch.Tensor:
+        """Split [N, (Hq + 2 Hkv) * D], norm q and k if asked, turn them, write K and V to their pages.
+
+        `kv` is one layer of the pool, [2, pages, Hkv, page_size, D]. Returns q, [N, Hq, D].
+        """
+        ...
+
+    def attention(
+        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Each row over its sequence's entries up to its own (at positions > own - window): [N, Hq * D]."""
+        ...
+
+    def head(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        """[R, hidden] -> logits [R, vocab], float32."""
+        ...

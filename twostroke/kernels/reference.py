@@ -1,0 +1,218 @@
+"""The PyTorch reference: readable, on any torch device, what every other backend is tested against.
+
+Weights are dequantized on load to the compute dtype. Attention walks each sequence's pages in tiles of fixed
+size with an online softmax (FlashAttention, Dao et al. 2022): a tile of K and V is gathered, used and dropped,
+so the KV cache is never copied whole, and all decode rows of a batch go through one tile together. Matrix
+products are PyTorch's, whose rounding depends on the number of rows: equal schedules give equal bits, different
+schedules agree within tolerance only (`exact` is False).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
+from twostroke.models.config import Rope
+
+TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass
+class Group:
+    """Sequences that bring the same number of rows, longest first, so that a tile needs only the leading ones."""
+
+    rows: torch.Tensor  # [G * T] indices into the batch
+    num_rows: int  # T
+    tables: list[np.ndarray]
+    tiles: dict[int | None, list["Tile"]] = field(default_factory=dict)  # by window
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A run of pages of the first `count` sequences of a group, and who may see what in it."""
+
+    count: int
+    pages: torch.Tensor  # [count, P]
+    mask: torch.Tensor | None  # [count, T, P * page_size], None where every row sees every key
+
+
+class ReferenceKernels:
+    name = "reference"
+    exact = False
+
+    def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.device = torch.device(device)
+        self.dtype = self.kv_dtype = dtype
+
+    def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
+        # Filled part by part: a concatenation would hold two copies of the largest matrix.
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        matrix = torch.empty(shape, dtype=self.dtype, device=self.device)
+        start = 0
+        for part in parts:
+            matrix[start : start + part.shape[0]] = part.dequantize(self.dtype).to(self.device)
+            start += part.shape[0]
+        joined = torch.cat([b.dequantize(self.dtype) for b in bias]).to(self.device) if bias else None
+        return DenseWeight(matrix, joined)
+
+    def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        rows = F.embedding(token_ids, weight.matrix)
+        return rows if scale == 1.0 else rows * scale
+
+    def norm(self, x: torch.Tensor, weight: DenseWeight, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * weight.matrix).to(x.dtype)
+
+    def linear(self, x: torch.Tensor, weight: DenseWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = F.linear(x, weight.matrix, weight.bias)
+        return y if residual is None else y + residual
+
+    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+        gate, up = self.linear(x, weight).chunk(2, dim=-1)
+        gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return gate * up
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor,
+        batch: RaggedBatch,
+        rope: Rope,
+        norms: tuple[DenseWeight, DenseWeight, float] | None,
+    ) -> torch.Tensor:
+        num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
+        heads = qkv.view(len(qkv), -1, head_dim)
+        q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            q, k = self.norm(q, norms[0], norms[2]), self.norm(k, norms[1], norms[2])
+        cos, sin = self._angles(batch, rope, head_dim)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
+        kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
+        return q
+
+    def _angles(self, batch: RaggedBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""
+        if (cached := batch.scratch.get(rope)) is not None:
+            return cached
+        frequencies = 1.0 / rope.base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        if rope.factors is not None:
+            frequencies = frequencies / torch.tensor(rope.factors)
+        angles = batch.positions[:, None, None].float() * frequencies.to(self.device)
+        batch.scratch[rope] = angles.cos(), angles.sin()
+        return batch.scratch[rope]
+
+    def attention(
+        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        groups = batch.scratch.get("groups")
+        if groups is None:
+            groups = batch.scratch["groups"] = list(_groups(batch, self.device))
+        for group in groups:
+            out[group.rows] = self._attend(q[group.rows], kv, group, scale, window).to(q.dtype)
+        return out.flatten(1)
+
+    def _attend(
+        self, q: torch.Tensor, kv: torch.Tensor, group: Group, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """[G * T, Hq, D] of one group over its tiles, float32 inside."""
+        _, num_pages, num_kv_heads, page_size, head_dim = kv.shape
+        count, rows = len(group.tables), group.num_rows
+        repeat = q.shape[1] // num_kv_heads
+        # Rows of the query heads that share a KV head stand together: one product per sequence and KV head.
+        q = (q.float() * scale).view(count, rows, num_kv_heads, repeat, head_dim)
+        q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
+        top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
+        total, out = torch.zeros_like(top), torch.zeros_like(q)
+        keys, values = (side.view(num_pages * num_kv_heads, page_size, head_dim) for side in kv)
+        head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
+        if window not in group.tiles:
+            group.tiles[window] = list(_tiles(group, page_size, window, self.device))
+        for tile in group.tiles[window]:
+            n = tile.count
+            index = tile.pages[:, None, :] * num_kv_heads + head
+            k, v = (side[index].view(n, num_kv_heads, -1, head_dim).float() for side in (keys, values))
+            scores = q[:n] @ k.transpose(-1, -2)
+            if tile.mask is not None:
+                mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
+                scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)
+            new_top = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
+            # A row that has seen no key yet keeps -inf; its weights must be 0, not nan.
+            base = new_top.clamp_min(torch.finfo(torch.float32).min)
+            weights, decay = torch.exp(scores - base), torch.exp(top[:n] - base)
+            total[:n] = total[:n] * decay + weights.sum(-1, keepdim=True)
+            out[:n] = out[:n] * decay + weights @ v
+            top[:n] = new_top
+        out = (out / total).view(count, num_kv_heads, rows, repeat, head_dim)
+        return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
+
+    def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
+        return F.linear(x, weight.matrix).float()
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _groups(batch: RaggedBatch, device: torch.device) -> Iterator[Group]:
+    by_rows: dict[int, list[int]] = {}
+    for s, table in enumerate(batch.tables):
+        rows = batch.row_starts[s + 1] - batch.row_starts[s]
+        # Decode rows go together; a chunk has work enough of its own, and padding it would waste more.
+        by_rows.setdefault(1 if rows == 1 else -s - 1, []).append(s)
+        assert len(table)
+    for members in by_rows.values():
+        members.sort(key=lambda s: len(batch.tables[s]), reverse=True)
+        rows = [torch.arange(batch.row_starts[s], batch.row_starts[s + 1]) for s in members]
+        yield Group(torch.cat(rows).to(device), len(rows[0]), [batch.tables[s] for s in members])
+
+
+def _tiles(group: Group, page_size: int, window: int | None, device: torch.device) -> Iterator[Tile]:
+    """Cut the tables into tiles and say which key each row may see; tiles that no row sees are left out."""
+    per_tile = max(1, TILE_KEYS // page_size)
+    for first in range(0, len(group.tables[0]), per_tile):
+        tables = [table for table in group.tables if len(table) > first]
+        width = max(min(len(table) - first, per_tile) for table in tables)
+        pages = np.zeros((len(tables), width), np.int64)
+        mask = np.zeros((len(tables), group.num_rows, width, page_size), bool)
+        for g, table in enumerate(tables):
+            part = table[first : first + width]
+            pages[g, : len(part)] = part[:, PAGE]
+            mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
+        if not mask.any():
+            continue
+        mask = mask.reshape(len(tables), group.num_rows, -1)
+        yield Tile(
+            len(tables),
+            torch.from_numpy(pages).to(device),
+            None if mask.all() else torch.from_numpy(mask).to(device),
+        )
+
+
+def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
+    """[rows, count, page_size]: may the table's last `rows` entries see each slot of these pages?"""
+    ends = np.cumsum(table[:, STOP] - table[:, START])
+    part, slot = table[first : first + count, :, None], np.arange(page_size)
+    order = (ends - table[:, STOP])[first : first + count, None] + slot  # how many entries stand before the slot
+    row_order = ends[-1] - rows + np.arange(rows)
+    filled = (slot >= part[:, START]) & (slot < part[:, STOP])
+    visible = filled & (order <= row_order[:, None, None])
+    if window is not None:
+        row_ends = np.searchsorted(ends, row_order, side="right")
+        row_position = table[row_ends, POSITION] + row_order - (ends - table[:, STOP] + table[:, START])[row_ends]
+        visible &= part[:, POSITION] - part[:, START] + slot > (row_position - window)[:, None, None]
+    return visible

@@ -1,0 +1,273 @@
+"""The KV cache as a value: an immutable sequence of entries that shares its pages with other values.
+
+An entry is a token, its position, and its K (after RoPE) and V in every layer. Slicing keeps positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from twostroke.errors import KVError
+from twostroke.kernels.interface import PAGE, POSITION, START, STOP
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import Stretch, canonical_length, cut
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What the next stroke starts from: the logits after the last entry, or one token that is not entered yet.
+
+    Attributes:
+        logits: [vocab] float32, after the last entry.
+        model: id of the weights that computed the logits or sampled the token.
+        pending: the token sampled last.
+    """
+
+    model: str
+    logits: torch.Tensor | None = None
+    pending: int | None = None
+
+
+class PoolHolder(Protocol):
+    """Whatever has a pool to put entries into: an `LLM`."""
+
+    @property
+    def pool(self) -> PagePool: ...
+
+
+class KVCache:
+    """An immutable sequence of KV entries.
+
+    Values come from `LLM.prefill` and from operations on other values; all share pages by reference count and
+    none is ever altered. Pages are freed when the last value that holds them is dropped.
+    """
+
+    __slots__ = ("_next", "_table", "_tokens", "pool", "stretches", "tail")
+
+    def __init__(
+        self,
+        pool: PagePool,
+        table: np.ndarray,
+        tokens: np.ndarray,
+        stretches: tuple[Stretch, ...],
+        next_position: int,
+        tail: Tail | None = None,
+    ) -> None:
+        """Take one reference to every page of `table` ([P, 4] int32 spans). Use `LLM.prefill` or `empty` instead."""
+        self.pool, self.stretches, self.tail = pool, stretches, tail
+        self._table, self._tokens, self._next = table, tokens, next_position
+        pool.retain(table[:, PAGE])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_next"):  # not when __init__ was interrupted
+            self.pool.release(self._table[:, PAGE])
+
+    @classmethod
+    def empty(cls, pool: PagePool) -> KVCache:
+        """The value of no entries, from which every prefill starts."""
+        return cls(pool, np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0)
+
+    # Facts -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token of each entry."""
+        return self._tokens.tolist()
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each entry, strictly increasing."""
+        return _positions(self._table).tolist()
+
+    @property
+    def next_position(self) -> int:
+        """The position the next entry will take."""
+        return self._next
+
+    @property
+    def pending(self) -> int | None:
+        """The token sampled last and not entered yet; the next stroke enters it first."""
+        return self.tail.pending if self.tail else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V of the entries, exactly: layers x 2 x KV heads x head_dim x element size x len."""
+        return len(self) * self.pool.entry_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """Pages held, shared ones included."""
+        return len(np.unique(self._table[:, PAGE]))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names layers, KV heads, head_dim, RoPE, KV dtype and tokenizer: what must agree for values to meet."""
+        return self.pool.geometry.fingerprint
+
+    @property
+    def table(self) -> np.ndarray:
+        """[P, 4] int32 spans, columns PAGE, START, STOP, POSITION; not to be written to."""
+        return self._table
+
+    @property
+    def token_array(self) -> np.ndarray:
+        """The tokens as int32; not to be written to."""
+        return self._tokens
+
+    def canonical_length(self, model: str) -> int:
+        """How many leading entries the weights `model` computed over exactly the tokens before each."""
+        return canonical_length(self.stretches, self._tokens, model)
+
+    def entries(self) -> torch.Tensor:
+        """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests."""
+        return self.pool.read(*_pages_and_slots(self._table))
+
+    def __repr__(self) -> str:
+        positions = self.positions
+        where = f"positions {positions[0]} to {positions[-1]}, " if positions else ""
+        return f"KVCache({len(self)} entries, {where}{self.nbytes:,} bytes in {self.num_pages} pages)"
+
+    # Operations ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, which: slice) -> KVCache:
+        """`kv[a:b]`: these entries, at the positions they have. Steps other than 1 are not possible."""
+        if not isinstance(which, slice):
+            raise KVError(f"a KV cache is cut by slices: kv[{which}:{which} + 1] rather than kv[{which}]")
+        start, stop, step = which.indices(len(self))
+        if step != 1:
+            raise KVError(f"a KV cache is cut into contiguous slices; step {step} is not possible")
+        stop = max(start, stop)
+        table = _cut(self._table, start, stop)
+        if stop == len(self):
+            next_position = self._next
+        elif stop > start:
+            next_position = int(_positions(table)[-1]) + 1
+        else:
+            next_position = int(_positions(self._table)[stop])
+        keeps_last = stop == len(self) and stop > start
+        stretches = cut(self.stretches, self._tokens, start, stop)
+        return KVCache(
+            self.pool, table, self._tokens[start:stop], stretches, next_position, self.tail if keeps_last else None
+        )
+
+    def __add__(self, other: KVCache) -> KVCache:
+        """Concatenation. Positions must be strictly increasing; a value of another pool is copied into this one's.
+
+        Raises:
+            KVError: positions overlap. GeometryMismatch: the fingerprints differ. OutOfPages: no room for a copy.
+        """
+        if not isinstance(other, KVCache):
+            return NotImplemented
+        self.pool.geometry.require(other.pool.geometry, "these values cannot be joined")
+        if not len(other):
+            return self
+        if not len(self):
+            return other.copy_to(self.pool)
+        last, first = self.positions[-1], int(other._table[0, POSITION])
+        if first <= last:
+            raise KVError(f"positions must increase: the left value ends at {last} and the right one begins at {first}")
+        other = other.copy_to(self.pool)
+        return KVCache(
+            self.pool,
+            np.concatenate([self._table, other._table]),
+            np.concatenate([self._tokens, other._tokens]),
+            self.stretches + other.stretches,
+            other._next,
+            other.tail,
+        )
+
+    def with_tail(self, tail: Tail | None) -> KVCache:
+        """The same entries, with another start for the next stroke."""
+        return KVCache(self.pool, self._table, self._tokens, self.stretches, self._next, tail)
+
+    def copy_to(self, pool: PagePool) -> KVCache:
+        """The same value in another pool of the same geometry; itself if it is there already.
+
+        Slots stay the same, page by page, so attention walks the copy exactly as it walks the original.
+        """
+        if pool is self.pool:
+            return self
+        pool.geometry.require(self.pool.geometry, "this value cannot be moved")
+        return _placed(pool, self._table, self.entries(), self._tokens, self.stretches, self._next, self.tail)
+
+    def save(self, path: str | Path) -> None:
+        """Write the value to a file, with fingerprint and checksum. See `kv.storage`."""
+        from twostroke.kv.storage import save
+
+        save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, llm: PoolHolder) -> Self:
+        """Read a value back into `llm`'s pool.
+
+        Raises:
+            CorruptFile: not such a file, truncated or altered. GeometryMismatch: saved under another geometry.
+            OutOfPages: no room.
+        """
+        from twostroke.kv.storage import load
+
+        return load(Path(path), llm.pool)  # pyright: ignore[reportReturnType]
+
+
+def _placed(
+    pool: PagePool,
+    spans: np.ndarray,
+    entries: torch.Tensor,
+    tokens: np.ndarray,
+    stretches: tuple[Stretch, ...],
+    next_position: int,
+    tail: Tail | None,
+) -> KVCache:
+    """A value in fresh pages of `pool` whose spans have the slots and positions of `spans`."""
+    table = spans.copy()
+    table[:, PAGE] = pool.allocate(len(spans))
+    pool.write(*_pages_and_slots(table), entries)
+    for page, _, stop, _ in table.tolist():
+        pool.claim(page, 0, stop)
+    try:
+        return KVCache(pool, table, tokens, stretches, next_position, tail)
+    finally:
+        pool.release(table[:, PAGE])  # the value holds its own references
+
+
+def _counts(table: np.ndarray) -> np.ndarray:
+    return table[:, STOP] - table[:, START]
+
+
+def _positions(table: np.ndarray) -> np.ndarray:
+    """The position of each entry: spans are contiguous runs."""
+    counts = _counts(table)
+    starts = np.cumsum(counts) - counts
+    return np.repeat(table[:, POSITION] - starts, counts) + np.arange(counts.sum())
+
+
+def _pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    counts = _counts(table)
+    starts = np.cumsum(counts) - counts
+    slots = np.repeat(table[:, START] - starts, counts) + np.arange(counts.sum())
+    return np.repeat(table[:, PAGE], counts), slots
+
+
+def _cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The spans of entries [start, stop): whole pages shared, the first and the last perhaps in part."""
+    ends = np.cumsum(_counts(table))
+    if start >= stop:
+        return table[:0]
+    first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+    part = table[first : last + 1].copy()
+    part[-1, STOP] -= ends[last] - stop
+    dropped = start - (ends[first] - _counts(table)[first])
+    part[0, START] += dropped
+    part[0, POSITION] += dropped
+    return part

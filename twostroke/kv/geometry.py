@@ -1,0 +1,45 @@
+"""What must agree before two KV values, or a value and a model, may meet."""
+
+import hashlib
+from dataclasses import dataclass, fields
+
+from twostroke.errors import GeometryMismatch
+from twostroke.models.config import ModelConfig, Rope
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape and meaning of an entry. It does not name the weights: models of one geometry may share values."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    ropes: tuple[Rope, ...]
+    kv_dtype: str  # "float32", "bfloat16", ...
+    tokenizer: str  # the tokenizer's fingerprint
+
+    @classmethod
+    def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
+        return cls(config.num_layers, config.num_kv_heads, config.head_dim, config.ropes, kv_dtype, tokenizer)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
+
+    def require(self, other: "Geometry", what: str) -> None:
+        """Raise GeometryMismatch naming every field in which `other` differs."""
+        if self == other:
+            return
+        differing = [
+            f"{f.name} {_short(getattr(other, f.name))} is not {_short(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+        raise GeometryMismatch(f"{what}: the KV geometry differs: {'; '.join(differing)}")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        kinds = sorted({f"base {rope.base:g}{' scaled' if rope.factors else ''}" for rope in value})
+        return f"[{len(value)} layers: {', '.join(kinds)}]"
+    return str(value)[:16]

@@ -1,0 +1,123 @@
+"""Pages of KV entries, shared by reference count."""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from twostroke.errors import OutOfPages
+from twostroke.kv.geometry import Geometry
+
+
+class PagePool:
+    """All pages of one geometry on one device.
+
+    Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
+    handed out one after another lie side by side. On a CPU it is reserved as zeroed virtual memory, which costs
+    nothing until a page is written, so a large pool is free.
+
+    Attributes:
+        reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).
+    """
+
+    def __init__(
+        self, geometry: Geometry, num_pages: int, page_size: int = 16, device: torch.device | str = "cpu"
+    ) -> None:
+        self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
+        shape = (geometry.num_layers, 2, num_pages, geometry.num_kv_heads, page_size, geometry.head_dim)
+        self.storage = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
+        self.entry_bytes = self.storage[:, :, 0, :, 0].numel() * self.storage.element_size()
+        self.reclaim: Callable[[int], None] | None = None
+        self._refs = np.zeros(num_pages, np.int64)
+        self._filled = np.zeros(num_pages, np.int64)  # slots of each page that some value has claimed
+        self._free = list(range(num_pages - 1, -1, -1))
+        # Values are released by whichever thread drops them, garbage collection included: hence reentrant.
+        self._lock = threading.RLock()
+
+    @property
+    def page_bytes(self) -> int:
+        return self.entry_bytes * self.page_size
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with one reference each. Raises OutOfPages, having taken none."""
+        if count > len(self._free) and self.reclaim is not None:
+            self.reclaim(count - len(self._free))
+        with self._lock:
+            if count > len(self._free):
+                raise OutOfPages(
+                    f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
+                    f"values that are no longer used, or give the pool more memory (kv_bytes)"
+                )
+            pages = [self._free.pop() for _ in range(count)]
+            self._refs[pages] = 1
+            self._filled[pages] = 0
+            return pages
+
+    def retain(self, pages: np.ndarray) -> None:
+        """One more reference for every occurrence of a page."""
+        with self._lock:
+            np.add.at(self._refs, pages, 1)
+
+    def release(self, pages: np.ndarray) -> None:
+        """One reference less for every occurrence; a page without any is free."""
+        with self._lock:
+            np.subtract.at(self._refs, pages, 1)
+            freed = np.unique(pages[self._refs[pages] == 0])
+            self._free.extend(freed[::-1].tolist())
+
+    def references(self, page: int) -> int:
+        return int(self._refs[page])
+
+    def claim(self, page: int, start: int, stop: int) -> bool:
+        """Take slots [start, stop) of a page for writing; False where another value wrote at `start` already."""
+        with self._lock:
+            if self._filled[page] != start:
+                return False
+            self._filled[page] = stop
+            return True
+
+    def unclaim(self, page: int, start: int) -> None:
+        """Give back the slots from `start` on, claimed last and not written."""
+        self._filled[page] = start
+
+    def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
+        self.storage[:, :, target, :, start:stop] = self.storage[:, :, source, :, start:stop]
+        self._filled[target] = stop
+
+    def read(self, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:
+        """Gather entries: [layers, 2, n, Hkv, D], a copy."""
+        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
+        return self.storage.transpose(3, 4)[:, :, index[0], index[1]]
+
+    def write(self, pages: np.ndarray, slots: np.ndarray, entries: torch.Tensor) -> None:
+        """Scatter entries, the inverse of `read`."""
+        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
+        self.storage.transpose(3, 4)[:, :, index[0], index[1]] = entries.to(self.storage)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeroed storage. Zeros matter: a masked slot still meets a weight of 0, and 0 times a stray nan is nan."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the operating system for zero pages, which take memory only when touched; torch would write them.
+    return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:
+    """Raise AssertionError unless the pool's reference counts are exactly those of `holders`' pages (for tests)."""
+    expected = np.zeros(pool.num_pages, np.int64)
+    for pages in holders:
+        np.add.at(expected, pages, 1)
+    held = np.array([pool.references(page) for page in range(pool.num_pages)])
+    assert (held == expected).all(), f"pages {np.flatnonzero(held != expected).tolist()} are miscounted"
+    assert pool.num_used == np.count_nonzero(expected)

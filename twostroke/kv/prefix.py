@@ -1,0 +1,98 @@
+"""Prefix reuse: what every index of canonical pages has in common.
+
+An index holds one reference to each whole page it knows, for one set of weights. Only canonical entries enter
+(`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix tree
+(`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
+vLLM's automatic prefix caching).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from twostroke.kernels.interface import PAGE
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import NOTHING, Stretch
+
+
+class PrefixIndex(ABC):
+    """Finds the longest known prefix of a prompt, page by page.
+
+    Attributes:
+        queried_tokens, hit_tokens: totals over all matches, for hit rates by token.
+    """
+
+    def __init__(self, pool: PagePool, model: str) -> None:
+        self.pool, self.model = pool, model
+        self.queried_tokens = self.hit_tokens = 0
+        self._clock = 0
+
+    def match(self, tokens: Sequence[int]) -> KVCache:
+        """The longest indexed prefix of `tokens`, in whole pages, as a value (which keeps its pages alive)."""
+        self._clock += 1
+        array, size = np.array(tokens, np.int32), self.pool.page_size
+        pages = self._find(self._keys(array))
+        self.queried_tokens += len(array)
+        self.hit_tokens += len(pages) * size
+        table = np.zeros((len(pages), 4), np.int32)
+        if pages:
+            first = np.arange(len(pages)) * size
+            table[:] = np.stack([np.array(pages), np.zeros_like(first), np.full_like(first, size), first], axis=1)
+        count = len(pages) * size
+        stretches = (Stretch(count, self.model, NOTHING),) if count else ()
+        return KVCache(self.pool, table, array[:count], stretches, count)
+
+    def insert(self, kv: KVCache) -> None:
+        """Index the whole pages of the value's canonical prefix; pages known already stay as they are."""
+        self._clock += 1
+        size = self.pool.page_size
+        count = kv.canonical_length(self.model) // size
+        # A value joined from pieces may be canonical and yet not fill its pages from slot 0: stop there.
+        table = kv.table[:count]
+        whole = (table[:, 1] == 0) & (table[:, 2] == size) & (table[:, 3] == np.arange(len(table)) * size)
+        count = int(np.argmin(whole)) if not whole.all() else len(table)
+        if count:
+            self._add(self._keys(kv.token_array[: count * size]), table[:count, PAGE].tolist())
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` pages that nobody else holds, least recently used and deepest first.
+
+        Returns how many became free. Where pages in use keep an unused prefix from going (a slice holds a tail
+        alone), they leave the index too.
+        """
+        freed = self._evict(count, in_use=False)
+        return freed if freed >= count else freed + self._evict(count - freed, in_use=True)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._evict(self.num_pages + 1, in_use=True)
+
+    @property
+    @abstractmethod
+    def num_pages(self) -> int:
+        """Pages indexed."""
+
+    @abstractmethod
+    def _find(self, keys: list[bytes]) -> list[int]: ...
+
+    @abstractmethod
+    def _add(self, keys: list[bytes], pages: list[int]) -> None: ...
+
+    @abstractmethod
+    def _evict(self, count: int, in_use: bool) -> int:
+        """Drop leaves until `count` pages are free; pages in use are dropped (freeing nothing) only if `in_use`."""
+
+    def _keys(self, tokens: np.ndarray) -> list[bytes]:
+        size = self.pool.page_size
+        return [tokens[i : i + size].tobytes() for i in range(0, len(tokens) - size + 1, size)]
+
+    def _hold(self, pages: Iterable[int]) -> None:
+        self.pool.retain(np.array(list(pages), np.int64))
+
+    def _drop(self, page: int) -> bool:
+        """Give up a page; True if it is free now."""
+        free = self.pool.references(page) == 1
+        self.pool.release(np.array([page]))
+        return free

@@ -1,0 +1,63 @@
+"""Who computed an entry, and over which prefix: what a prefix index may trust.
+
+An entry is canonical for a model when that model computed it over exactly the tokens at positions 0 to its own.
+A value is a list of stretches; a canonical stretch remembers the tokens before it, so that a slice that is
+later joined to its own prefix again is known to be whole, and one joined to any other prefix is not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """`count` consecutive entries of one origin.
+
+    Attributes:
+        model: id of the weights that computed them canonically; None where they are not canonical.
+        before: int32, the tokens at positions 0 up to the stretch's first; empty where not canonical.
+    """
+
+    count: int
+    model: str | None
+    before: np.ndarray
+
+
+NOTHING = np.zeros(0, np.int32)
+
+
+def cut(stretches: Sequence[Stretch], tokens: np.ndarray, start: int, stop: int) -> tuple[Stretch, ...]:
+    """The stretches of entries [start, stop) of a value that holds `tokens`."""
+    kept, index = [], 0
+    for s in stretches:
+        first, last = max(start, index), min(stop, index + s.count)
+        if first < last:
+            before = np.concatenate([s.before, tokens[index:first]]) if s.model and first > index else s.before
+            kept.append(Stretch(last - first, s.model, before))
+        index += s.count
+    return tuple(kept)
+
+
+def canonical_length(stretches: Sequence[Stretch], tokens: np.ndarray, model: str) -> int:
+    """How many leading entries are canonical for `model`, each over exactly the entries before it."""
+    index = 0
+    for s in stretches:
+        if s.model != model or len(s.before) != index or not np.array_equal(s.before, tokens[:index]):
+            break
+        index += s.count
+    return index
+
+
+def extend(
+    stretches: Sequence[Stretch], tokens: np.ndarray, next_position: int, model: str, count: int
+) -> tuple[Stretch, ...]:
+    """The stretches after `model` computed `count` entries over a value that holds `tokens`."""
+    if not count:
+        return tuple(stretches)
+    whole = next_position == len(tokens) == canonical_length(stretches, tokens, model)
+    origin = model if whole else None
+    if stretches and stretches[-1].model == origin:
+        return (*stretches[:-1], replace(stretches[-1], count=stretches[-1].count + count))
+    return (*stretches, Stretch(count, origin, NOTHING))

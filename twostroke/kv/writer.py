@@ -1,0 +1,113 @@
+"""The growing end of a value: where a stroke enters tokens before the result is frozen into a new value."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.kernels.interface import PAGE, POSITION, START, STOP
+from twostroke.kv.cache import KVCache, Tail
+from twostroke.kv.provenance import extend
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where newly entered tokens go, [n] each."""
+
+    pages: np.ndarray
+    slots: np.ndarray
+    positions: np.ndarray
+
+
+class Writer:
+    """Extends one value, which stays as it is.
+
+    The value's last page is written in place where nobody wrote behind its last entry yet, and copied otherwise
+    (copy on write): two continuations of one value share everything but what differs.
+    """
+
+    def __init__(self, base: KVCache, model: str) -> None:
+        """`model` is the id of the weights that will compute the entries."""
+        self.base, self.model = base, model
+        self.next_position = base.next_position
+        self._table = np.concatenate([base.table, np.zeros((8, 4), np.int32)])
+        self._num_spans = len(base.table)
+        self._tokens: list[int] = []
+        self._own: list[int] = []  # pages allocated here: one reference each, given back by close
+
+    def __len__(self) -> int:
+        return len(self.base) + len(self._tokens)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def table(self) -> np.ndarray:
+        """[P, 4] spans of all entries so far."""
+        return self._table[: self._num_spans]
+
+    def append(self, tokens: list[int]) -> Places:
+        """Make room for `tokens` at the next positions.
+
+        Raises OutOfPages with nothing changed. K and V at the returned places are the caller's to write.
+        """
+        pool, size = self.base.pool, self.base.pool.page_size
+        last = self._table[self._num_spans - 1] if self._num_spans else None
+        in_place = 0
+        if last is not None and last[POSITION] + last[STOP] - last[START] == self.next_position:
+            in_place = min(len(tokens), size - int(last[STOP]))
+        claimed = in_place > 0 and pool.claim(int(last[PAGE]), int(last[STOP]), int(last[STOP]) + in_place)  # pyright: ignore[reportOptionalSubscript]
+        copy = in_place > 0 and not claimed
+        fresh = -(-(len(tokens) - in_place) // size)
+        try:
+            pages = pool.allocate(fresh + copy)
+        except Exception:
+            if claimed and last is not None:
+                pool.unclaim(int(last[PAGE]), int(last[STOP]))
+            raise
+        self._own += pages
+        if copy and last is not None:
+            page = pages.pop(0)
+            pool.copy_slots(int(last[PAGE]), page, int(last[START]), int(last[STOP]))
+            pool.claim(page, int(last[STOP]), int(last[STOP]) + in_place)
+            last[PAGE] = page
+        slots = np.arange(len(tokens)) - in_place
+        if in_place and last is not None:
+            slots[:in_place] += last[STOP] + in_place
+            last[STOP] += in_place
+        slots[in_place:] %= size
+        where = np.repeat(pages, size)[: len(tokens) - in_place]
+        if in_place and last is not None:
+            where = np.concatenate([np.full(in_place, last[PAGE]), where])
+        self._add_spans(pages, len(tokens) - in_place, self.next_position + in_place)
+        positions = self.next_position + np.arange(len(tokens))
+        self.next_position += len(tokens)
+        self._tokens += tokens
+        return Places(where.astype(np.int64), slots, positions)
+
+    def _add_spans(self, pages: list[int], count: int, position: int) -> None:
+        size = self.base.pool.page_size
+        while self._num_spans + len(pages) > len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        for i, page in enumerate(pages):
+            stop = min(size, count - i * size)
+            self.base.pool.claim(page, 0, stop)
+            self._table[self._num_spans + i] = page, 0, stop, position + i * size
+        self._num_spans += len(pages)
+
+    def freeze(self, tail: Tail | None = None) -> KVCache:
+        """The value of all entries so far."""
+        base = self.base
+        return KVCache(
+            base.pool,
+            self.table.copy(),
+            np.concatenate([base.token_array, np.array(self._tokens, np.int32)]),
+            extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens)),
+            self.next_position,
+            tail,
+        )
+
+    def close(self) -> None:
+        """Give back what no frozen value holds."""
+        if getattr(self, "_own", None):
+            self.base.pool.release(np.array(self._own))
+            self._own = []

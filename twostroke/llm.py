@@ -1,0 +1,311 @@
+"""The public face: a model that prefills, decodes, generates and chats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from twostroke.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.checkpoints.fetch import Progress
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.engine import Engine
+from twostroke.engine.model import Model
+from twostroke.engine.request import Request, Timings
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.engine.track import Token
+from twostroke.errors import InvalidRequest
+from twostroke.kernels import create_kernels
+from twostroke.kv.cache import KVCache
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.hashed import HashIndex
+from twostroke.kv.pool import PagePool
+from twostroke.kv.radix import RadixIndex
+from twostroke.methods import Method, Plain
+from twostroke.models.config import ModelConfig
+from twostroke.models.decoder import Decoder
+
+INDEXES = {"radix": RadixIndex, "hash": HashIndex, "off": None}
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model, its engine and its KV pool.
+
+    Attributes:
+        tokenizer: text to ids and back.
+        config: the model's geometry.
+        pool: where its KV values live.
+        engine: what runs its requests.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str = DEFAULT_MODEL,
+        *,
+        backend: str = "auto",
+        device: str = "cpu",
+        dtype: str = "auto",
+        threads: int | None = None,
+        kv_bytes: int | None = None,
+        page_size: int = 16,
+        prefix_index: str = "radix",
+        max_step_tokens: int = 512,
+        max_running: int = 256,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open a model, fetching it first if it is not there.
+
+        Args:
+            name_or_path: a catalog name, a GGUF file, a Hugging Face directory, or a hub id.
+            backend: "auto" or "reference".
+            device: any torch device.
+            dtype: of activations, weights and KV: "float32", "bfloat16", or "auto".
+            threads: CPU threads; None for the cores this process may use.
+            kv_bytes: memory for KV pages; None for a quarter of what is free now, 4 GiB at most.
+            page_size: entries per page.
+            prefix_index: "radix", "hash", or "off".
+            max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
+            max_running: most choices that run at once.
+            progress: hears of downloads, (stage, bytes done, bytes in all).
+
+        Raises:
+            CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
+        """
+        if prefix_index not in INDEXES:
+            raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
+        kernels = create_kernels(backend, device, dtype, threads)
+        checkpoint = open_checkpoint(name_or_path, progress=progress)
+        self.name, self.config = checkpoint.name, checkpoint.config
+        self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+        kv_dtype = str(kernels.kv_dtype).removeprefix("torch.")
+        geometry = Geometry.of(self.config, kv_dtype, self.tokenizer.fingerprint)
+        self.pool = PagePool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels.device)
+        self.decoder = Decoder(self.config, kernels, checkpoint.tensor)
+        identity = f"{checkpoint.weights_id}-{kernels.name}-{kv_dtype}"
+        index = INDEXES[prefix_index]
+        self.model = Model(
+            self.name,
+            identity,
+            self.decoder,
+            self.tokenizer,
+            self.pool,
+            None if index is None else index(self.pool, identity),
+        )
+        self.engine = Engine({self.name: self.model}, self.name, SchedulerConfig(max_step_tokens, max_running))
+
+    # The two strokes ------------------------------------------------------------------------------------------
+
+    def prefill(self, prompt: Prompt, after: KVCache | None = None) -> KVCache:
+        """Stroke one: enter a text or token ids, after the entries of another value if one is given.
+
+        The result is a new value; `after` stays as it is and shares its pages. A token that `after` has pending is
+        entered first.
+
+        Raises:
+            InvalidRequest: nothing to enter, ids outside the vocabulary, or past the model's context.
+            GeometryMismatch: `after` belongs to another geometry. OutOfPages: no room.
+        """
+        tokens = self.encode(prompt, add_bos=None if after is None else False)
+
+        def program() -> Program:
+            return (yield Prefill(tokens, after))
+
+        request = Request(program, SamplingParams(), self.tokenizer, len(tokens))
+        self.engine.finish([self.engine.submit(request)])
+        return request.result
+
+    def decode(self, kv: KVCache, params: SamplingParams | None = None, **sampling: Any) -> Decoding:
+        """Stroke two: continue a value token by token.
+
+        Args:
+            kv: what to continue; it stays as it is.
+            params, sampling: `SamplingParams`, or its fields (max_tokens=, temperature=, ...).
+
+        Returns:
+            An iterator of `Token`; its `kv` is the value with all tokens but the last, which it has pending.
+        """
+
+        def program() -> Program:
+            return (yield Decode(kv))
+
+        request = Request(program, sampling_params(params, sampling), self.tokenizer)
+        if request.params.n != 1:
+            raise InvalidRequest("decode continues one value: fork it by decoding it several times")
+        return Decoding(self.engine, self.engine.submit(request))
+
+    # Whole requests -------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self, prompts: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompts: Any, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
+    ) -> Completion | list[Completion]:
+        """Answer prompts (texts or token ids), all of them in one batch.
+
+        Args:
+            prompts: one prompt, or a list of them.
+            params, sampling: `SamplingParams`, or its fields.
+            method: the technique; None is the plain request.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        params = sampling_params(params, sampling)
+        requests = [self.request(prompt, params, method) for prompt in ([prompts] if single else prompts)]
+        for request in requests:
+            self.engine.submit(request)
+        self.engine.finish(requests)
+        completions = [Completion.of(request) for request in requests]
+        return completions[0] if single else completions
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
+    ) -> Decoding:
+        """As `generate` of one prompt, token by token."""
+        request = self.request(prompt, sampling_params(params, sampling), method)
+        return Decoding(self.engine, self.engine.submit(request))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
+    ) -> Completion:
+        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template."""
+        return self.generate(self.tokenizer.encode_chat(list(messages)), params, method=method, **sampling)
+
+    def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
+        """A request, not submitted yet."""
+        tokens, chosen = self.encode(prompt), method or Plain()
+        return Request(lambda: chosen.program(tokens), params, self.tokenizer, len(tokens))
+
+    def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a prompt; ids are taken as they are."""
+        return self.tokenizer.encode(prompt, add_bos=add_bos) if isinstance(prompt, str) else list(prompt)
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, {self.decoder.kernels.name})"
+
+
+class Decoding(Iterator[Token]):
+    """Tokens as they are made.
+
+    Attributes:
+        request: what is being served, with its timings.
+        tokens: those taken so far.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.request = request
+        self.tokens: list[Token] = []
+        self._iterator = engine.tokens(request)
+
+    def __next__(self) -> Token:
+        token = next(self._iterator)
+        self.tokens.append(token)
+        return token
+
+    def close(self) -> None:
+        """Stop early and free the pages."""
+        self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text so far."""
+        return "".join(token.text for token in self.tokens if token.choice == 0)
+
+    @property
+    def kv(self) -> KVCache:
+        """After the last token of `LLM.decode`: the continued value."""
+        if (run := self.request.result) is None:
+            raise InvalidRequest("the value is there once all tokens are taken, and only of LLM.decode")
+        return run.kv
+
+
+@dataclass(frozen=True)
+class Output:
+    """One choice of a completion. `text` excludes stop strings; `tokens` includes an ending token."""
+
+    text: str
+    tokens: list[Token]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A request's answer. `cached_tokens` of `prompt_tokens` came from the prefix index."""
+
+    outputs: list[Output]
+    prompt_tokens: int
+    cached_tokens: int
+    timings: Timings
+
+    @classmethod
+    def of(cls, request: Request) -> Completion:
+        by_choice: list[list[Token]] = [[] for _ in request.choices]
+        for token in request.events:
+            by_choice[token.choice].append(token)
+        outputs = [
+            Output("".join(token.text for token in tokens), tokens, tokens[-1].finish_reason if tokens else None)
+            for tokens in by_choice
+        ]
+        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings)
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def tokens(self) -> list[Token]:
+        return self.outputs[0].tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[0].finish_reason
+
+
+def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """`params`, or one made of fields. Raises InvalidRequest for an unknown field, or for both."""
+    if params is not None:
+        if fields:
+            raise InvalidRequest(f"give SamplingParams or its fields, not both ({', '.join(fields)})")
+        return params
+    try:
+        return SamplingParams(**fields)
+    except TypeError as error:
+        raise InvalidRequest(str(error).removeprefix("SamplingParams.__init__() ")) from None
+
+
+def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
+    """Pages that fit into `kv_bytes`. Raises InvalidRequest if that is not even one."""
+    if page_size < 1:
+        raise InvalidRequest(f"page_size must be at least 1, not {page_size}")
+    if kv_bytes is None:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        kv_bytes = min(free // 4, 4 << 30)
+    itemsize = 2 if geometry.kv_dtype in ("bfloat16", "float16") else 4
+    page_bytes = geometry.num_layers * 2 * geometry.num_kv_heads * geometry.head_dim * itemsize * page_size
+    if kv_bytes < page_bytes:
+        raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
+    return kv_bytes // page_bytes
+
+
+__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "Prompt", "SamplingParams", "Token"]

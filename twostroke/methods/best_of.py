@@ -1,0 +1,28 @@
+"""Best-of-n: decode several candidates from one prefill, keep the likeliest (Stiennon et al. 2020, section 3)."""
+
+from dataclasses import dataclass
+
+from twostroke.engine.strokes import Decode, Emit, Prefill, Program
+from twostroke.methods.method import Method, require_int
+
+
+@dataclass(frozen=True)
+class BestOf(Method, name="best-of"):
+    """Decode `candidates` answers side by side; the one of highest mean log-probability is emitted.
+
+    The candidates share the prompt's pages and differ by their random streams, so a temperature of 0 makes them
+    all alike.
+
+    Attributes:
+        candidates: how many to decode.
+    """
+
+    candidates: int = 4
+
+    def __post_init__(self) -> None:
+        require_int(self, "candidates", 1)
+
+    def program(self, prompt: list[int]) -> Program:
+        kv = yield Prefill(prompt)
+        runs = yield [Decode(kv, emit=False, stream=i) for i in range(self.candidates)]
+        yield Emit(max(runs, key=lambda run: run.mean_logprob).sampled)

@@ -1,0 +1,54 @@
+"""What a technique is: parameters, a citation, and a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from twostroke.engine.strokes import Program
+from twostroke.errors import InvalidRequest
+
+METHODS: dict[str, type[Method]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(ABC):
+    """A technique. Subclasses are frozen dataclasses whose fields are its parameters.
+
+    `class Repeat(Method, name="repeat")` enrols it: the engine, the CLI and the shared tests know it by that name.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+        METHODS[name] = cls
+
+    @abstractmethod
+    def program(self, prompt: list[int]) -> Program:
+        """The strokes for one prompt. It must be deterministic: a preempted request runs it again."""
+
+
+def method(name: str, **parameters: Any) -> Method:
+    """A method by name. Raises InvalidRequest naming an unknown method or parameter."""
+    if name not in METHODS:
+        raise InvalidRequest(f"there is no method {name!r}; there are {', '.join(sorted(METHODS))}")
+    known = {field.name: field for field in dataclasses.fields(METHODS[name])}
+    for parameter in parameters:
+        if parameter not in known:
+            raise InvalidRequest(f"method {name} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
+    return METHODS[name](**parameters)
+
+
+def require_int(owner: Method, field: str, least: int) -> None:
+    """Raise InvalidRequest unless the field is an int of at least `least`."""
+    value = getattr(owner, field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidRequest(f"{owner.name}: {field} must be an integer of at least {least}, not {value!r}")
+
+
+def require_choice(owner: Method, field: str, choices: tuple[str, ...]) -> None:
+    """Raise InvalidRequest unless the field is one of `choices`."""
+    if (value := getattr(owner, field)) not in choices:
+        raise InvalidRequest(f"{owner.name}: {field} must be one of {', '.join(choices)}, not {value!r}")

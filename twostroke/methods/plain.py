@@ -1,0 +1,15 @@
+"""The plain request, the shortest program."""
+
+from dataclasses import dataclass
+
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.methods.method import Method
+
+
+@dataclass(frozen=True)
+class Plain(Method, name="plain"):
+    """Prefill the prompt, decode the answer."""
+
+    def program(self, prompt: list[int]) -> Program:
+        kv = yield Prefill(prompt)
+        yield Decode(kv)

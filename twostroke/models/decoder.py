@@ -1,0 +1,72 @@
+"""The decoder-only transformer, every family in one description of its blocks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.interface import Kernels, RaggedBatch
+from twostroke.models.config import ModelConfig
+
+
+class Layer:
+    """One block: attention and gated MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int, kernels: Kernels, tensor: Callable[[str], RawTensor]) -> None:
+        def pack(*names: str, bias: tuple[str, ...] = ()) -> Any:
+            prefix = f"layers.{index}."
+            return kernels.pack([tensor(prefix + n) for n in names], [tensor(prefix + n) for n in bias])
+
+        self.config, self.kernels = config, kernels
+        self.rope, self.window = config.ropes[index], config.windows[index]
+        self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
+        self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if config.attention_bias else ())
+        self.o, self.gate_up, self.down = pack("o"), pack("gate", "up"), pack("down")
+        self.qk_norms = (pack("q_norm"), pack("k_norm"), config.norm_eps) if config.qk_norm else None
+        self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if config.post_norms else None
+
+    def __call__(self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        k, config = self.kernels, self.config
+        h = k.norm(x, self.attn_norm, config.norm_eps)
+        q = k.rope_store(k.linear(h, self.qkv), kv, batch, self.rope, self.qk_norms)
+        attended = k.attention(q, kv, batch, config.attention_scale, self.window)
+        if self.post_norms is None:
+            x = k.linear(attended, self.o, residual=x)
+            h = k.norm(x, self.mlp_norm, config.norm_eps)
+            return k.linear(k.gated_linear(h, self.gate_up, config.activation), self.down, residual=x)
+        x = x + k.norm(k.linear(attended, self.o), self.post_norms[0], config.norm_eps)
+        h = k.norm(x, self.mlp_norm, config.norm_eps)
+        h = k.linear(k.gated_linear(h, self.gate_up, config.activation), self.down)
+        return x + k.norm(h, self.post_norms[1], config.norm_eps)
+
+
+class Decoder:
+    """A model's weights and its forward pass over a ragged batch."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, tensor: Callable[[str], RawTensor]) -> None:
+        """`tensor` gives a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)."""
+        self.config, self.kernels = config, kernels
+        self.embed = kernels.pack([tensor("embed")])
+        self.layers = [Layer(config, i, kernels, tensor) for i in range(config.num_layers)]
+        self.norm = kernels.pack([tensor("norm")])
+        self.head = self.embed if config.tied else kernels.pack([tensor("head")])
+
+    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
+        """Run the rows through every layer, writing their K and V.
+
+        Args:
+            batch: N rows.
+            kv: the pool's storage, [layers, 2, pages, Hkv, page_size, D].
+
+        Returns:
+            [N, hidden], before the last norm.
+        """
+        x = self.kernels.embed(self.embed, batch.token_ids, self.config.embedding_scale)
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            x = layer(x, layer_kv, batch)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab] float32."""
+        return self.kernels.head(self.kernels.norm(hidden, self.norm, self.config.norm_eps), self.head)

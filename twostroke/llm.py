@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.checkpoints.fetch import Progress
@@ -39,6 +39,7 @@ class LLM:
     Attributes:
         tokenizer: text to ids and back.
         config: the model's geometry.
+        path: the checkpoint's (first) file.
         pool: where its KV values live.
         engine: what runs its requests.
     """
@@ -80,7 +81,7 @@ class LLM:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
         kernels = create_kernels(backend, device, dtype, threads)
         checkpoint = open_checkpoint(name_or_path, progress=progress)
-        self.name, self.config = checkpoint.name, checkpoint.config
+        self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         kv_dtype = str(kernels.kv_dtype).removeprefix("torch.")
         geometry = Geometry.of(self.config, kv_dtype, self.tokenizer.fingerprint)
@@ -140,39 +141,29 @@ class LLM:
 
     # Whole requests -------------------------------------------------------------------------------------------
 
-    @overload
-    def generate(
-        self, prompts: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
-    ) -> Completion: ...
-
-    @overload
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
         method: Method | None = None,
         **sampling: Any,
-    ) -> list[Completion]: ...
-
-    def generate(
-        self, prompts: Any, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
-    ) -> Completion | list[Completion]:
-        """Answer prompts (texts or token ids), all of them in one batch.
+    ) -> list[Completion]:
+        """Answer a list of prompts (texts or token ids), all of them in one batch.
 
         Args:
-            prompts: one prompt, or a list of them.
+            prompts: what to answer.
             params, sampling: `SamplingParams`, or its fields.
             method: the technique; None is the plain request.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+            raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
         params = sampling_params(params, sampling)
-        requests = [self.request(prompt, params, method) for prompt in ([prompts] if single else prompts)]
+        requests = [self.request(prompt, params, method) for prompt in prompts]
         for request in requests:
             self.engine.submit(request)
         self.engine.finish(requests)
-        completions = [Completion.of(request) for request in requests]
-        return completions[0] if single else completions
+        return [Completion.of(request) for request in requests]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
@@ -190,7 +181,8 @@ class LLM:
         **sampling: Any,
     ) -> Completion:
         """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template."""
-        return self.generate(self.tokenizer.encode_chat(list(messages)), params, method=method, **sampling)
+        prompt = self.tokenizer.encode_chat(messages)
+        return self.generate([prompt], params, method=method, **sampling)[0]
 
     def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
         """A request, not submitted yet."""

@@ -165,6 +165,8 @@ def _describe(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], str, i
     """One tensor's name, shape (row-major), format and offset into the data."""
     name, dims = cursor.string(), cursor.number(U32)
     source = f"{path}: {name!r}"
+    if not name.isprintable():  # it will stand in messages, which are one line
+        raise CheckpointError(f"{source}: the name of a tensor cannot be that")
     if not 1 <= dims <= MAX_DIMS:
         raise CheckpointError(f"{source}: {dims} dimensions, where there are 1 to {MAX_DIMS}")
     shape = tuple(cursor.number(U64) for _ in range(dims))[::-1]

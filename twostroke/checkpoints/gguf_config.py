@@ -90,8 +90,8 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedArchitecture(f"{path}: architecture {str(architecture)[:40]!r} is not supported, only {known}")
     meta = _Metadata(metadata, architecture, path)
-    if meta.get("expert_count"):
-        raise meta.unsupported(f"with {meta.get('expert_count')} experts (a mixture)")
+    if experts := meta.get("expert_count"):
+        raise meta.unsupported(f"with {experts!r:.20} experts (a mixture)")
     embedding = tensors.get(OUTER_NAMES["embed"])
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{path}: there is no matrix {OUTER_NAMES['embed']}")

@@ -129,7 +129,7 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
     gemma = family == "gemma3_text"
     activation = str(config.get("hidden_activation" if gemma else "hidden_act"))
     if ACTIVATIONS.get(activation) != ("gelu_tanh" if gemma else "silu"):
-        raise config.unsupported(f"activation {activation}")
+        raise config.unsupported(f"activation {activation!r}")
     hidden, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
     num_layers = config.integer("num_hidden_layers", limit=num_tensors + 1)
@@ -262,6 +262,8 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
         if name == "__metadata__":
             continue
         source = f"{path}: {name}"
+        if not name.isprintable():  # it stands in messages, which are one line
+            raise CheckpointError(f"{path}: {name!r}: the name of a tensor cannot be that")
         try:
             dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         except (KeyError, TypeError, ValueError):

@@ -1,5 +1,6 @@
 """From what a user types to an open checkpoint: a catalog name, a path, or a hub id."""
 
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,7 +27,7 @@ def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> C
     if entry is not None:
         return open_gguf(fetch(entry, progress=progress), name=entry.name)
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if name_or_path and os.path.exists(path):  # Path.exists would raise on names too long for a file
         return open_path(path)
     if "/" not in name_or_path and path.suffix != ".gguf":
         raise _unknown(name_or_path)

@@ -109,9 +109,10 @@ class Tokenizer:
             return b""
         known = self._bytes.get(id)
         if known is None:
-            if not 0 <= id < self.vocab_size:
-                raise InvalidRequest(f"token id {id} is outside the vocabulary of {self.vocab_size} tokens")
-            known = self._bytes[id] = self._read(id)
+            if id < 0:
+                raise InvalidRequest(f"token ids are not negative: {id}")
+            # Embeddings are often padded past the vocabulary; such an id stands for no text, as in transformers.
+            known = self._bytes[id] = self._read(id) if id < self.vocab_size else b""
         return known
 
     def token_text(self, id: int) -> str:

@@ -29,7 +29,7 @@ class PrefixIndex(ABC):
         self.queried_tokens = self.hit_tokens = 0
         self._clock = 0
 
-    def match(self, tokens: Sequence[int]) -> KVCache:
+    def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value (which keeps its pages alive)."""
         self._clock += 1
         array, size = np.array(tokens, np.int32), self.pool.page_size

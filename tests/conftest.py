@@ -1,0 +1,50 @@
+"""Shared fixtures: tiny random models of every family, and the default model where a test needs a real one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import FAMILIES, write_model
+from twostroke.llm import LLM
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a family's name to the directory of its tiny model."""
+    written: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in written:
+            written[family] = write_model(family, tmp_path_factory.mktemp(family))
+        return written[family]
+
+    return get
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
+    """A function that opens a tiny model; at the end, no model may have lost a page."""
+    opened: list[LLM] = []
+
+    def open_tiny(family: str = "llama", **options: Any) -> LLM:
+        llm = LLM(str(tiny_directory(family)), **({"kv_bytes": 16 << 20} | options))
+        opened.append(llm)
+        return llm
+
+    yield open_tiny
+    for llm in opened:
+        if llm.model.index is not None:
+            llm.model.index.clear()
+
+
+@pytest.fixture(scope="session")
+def smollm() -> LLM:
+    """The default model, a real one."""
+    return LLM("smollm2-135m", kv_bytes=1 << 30)

@@ -1,0 +1,75 @@
+"""Logits agree with transformers in float32 on the same weights, whole, chunked, and token by token."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Prefill, Program
+from twostroke.llm import LLM
+
+TOLERANCE = 1e-3
+
+
+def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
+    """[len(ids), vocab] through the engine."""
+
+    def program() -> Program:
+        return (yield Prefill(ids, logits="all"))
+
+    request = Request(program, SamplingParams(), llm.tokenizer)
+    llm.engine.finish([llm.engine.submit(request)])
+    return request.result.logits
+
+
+def tokens(count: int, vocab: int, seed: int) -> list[int]:
+    return torch.randint(2, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def assert_close(mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert mine.shape == theirs.shape
+    assert (mine - theirs).abs().max() < TOLERANCE
+    assert (mine.argmax(-1) == theirs.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("count", [1, 17, 600])
+@pytest.mark.parametrize("max_step_tokens", [1024, 37])
+def test_prefill(
+    family: str, count: int, max_step_tokens: int, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
+) -> None:
+    """600 is past every window of the tiny models; 37 tokens a step cut pages and windows anywhere."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_directory(family), dtype=torch.float32)
+    llm = tiny_llm(family, max_step_tokens=max_step_tokens)
+    ids = tokens(count, llm.config.vocab_size, seed=count)
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0]
+    assert_close(all_logits(llm, ids), expected)
+
+
+def test_greedy_decode(family: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]) -> None:
+    """Decoding 40 tokens past the window takes the tokens that transformers takes, with their log-probabilities."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_directory(family), dtype=torch.float32)
+    llm = tiny_llm(family)
+    ids = tokens(20, llm.config.vocab_size, seed=3)
+    made = list(llm.decode(llm.prefill(ids), max_tokens=40, ignore_eos=True))
+    whole = ids + [token.id for token in made]
+    with torch.no_grad():
+        logits = reference(torch.tensor([whole[:-1]])).logits[0, len(ids) - 1 :]
+    assert logits.argmax(-1).tolist() == [token.id for token in made]
+    expected = logits.log_softmax(-1).max(-1).values
+    torch.testing.assert_close(torch.tensor([token.logprob for token in made]), expected, atol=1e-3, rtol=0)
+
+
+def test_bfloat16(tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]) -> None:
+    """bfloat16 is as close to float32 as transformers' own bfloat16 is, within a factor."""
+    directory, llm = tiny_directory("qwen2"), tiny_llm("qwen2", dtype="bfloat16")
+    ids = tokens(50, llm.config.vocab_size, seed=1)
+    exact, rounded = (
+        transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)(torch.tensor([ids])).logits[0].float()
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert (all_logits(llm, ids) - exact).norm() < 1.5 * (rounded - exact).norm()

@@ -115,9 +115,9 @@ class Driver:
             choice.results[lane.slot] = lane.result
             if lane.model.index is not None and lane.kv is not None:
                 lane.model.index.insert(lane.kv)
-            lane.close()
             if isinstance(lane, PrefillLane) and lane.shared is not None:
                 lane.shared.arrived(lane.result)
+            lane.close()
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -159,6 +160,8 @@ class Engine:
             self._fail(requests, error)
 
     def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        # The traceback stays readable, but must not keep the values that a program's frame held.
+        traceback.clear_frames(error.__traceback__)
         for request in requests:
             request.error = error
             self._end(request)

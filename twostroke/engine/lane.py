@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from twostroke.engine.request import Choice, SharedPrefill
 
 
-class Lane:
+StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
+
+
+class Lane(Generic[StrokeKind]):
     """Catches up: every step it may enter some of the tokens it knows, until none is left.
 
     Attributes:
@@ -29,9 +32,11 @@ class Lane:
         cached_tokens: how many tokens came from the prefix index.
     """
 
-    def __init__(self, choice: Choice, slot: int, model: Model, base: KVCache, todo: list[int]) -> None:
+    def __init__(
+        self, choice: Choice, slot: int, model: Model, stroke: StrokeKind, base: KVCache, todo: list[int]
+    ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
-        self.choice, self.slot, self.model = choice, slot, model
+        self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
         self.writer = Writer(base.copy_to(model.pool), model.id)
         self.todo = todo
         self.started = False
@@ -68,10 +73,13 @@ class Lane:
         """This choice does not wait any more."""
 
     def close(self) -> None:
+        """Give up all pages. A plan or a traceback may still name the lane, which must not keep any value alive."""
         self.writer.close()
+        del self.writer, self.stroke
+        self.kv = self.result = None
 
 
-class PrefillLane(Lane):
+class PrefillLane(Lane[Prefill]):
     """Done when all tokens are entered. `shared` is who else of the request waits for the same prefill."""
 
     def __init__(
@@ -92,8 +100,8 @@ class PrefillLane(Lane):
         known = base
         if model.index is not None and stroke.logits != "all" and todo:
             known, todo = _reuse(model, base, todo)
-        super().__init__(choice, slot, model, known, todo)
-        self.stroke, self.shared = stroke, shared
+        super().__init__(choice, slot, model, stroke, known, todo)
+        self.shared = shared
         self.cached_tokens = len(known) - len(base)
         self._scores: list[torch.Tensor] = []
         if not todo:
@@ -125,7 +133,7 @@ class PrefillLane(Lane):
             self.result = kv
 
 
-class DecodeLane(Lane):
+class DecodeLane(Lane[Decode]):
     """Samples whenever it has caught up.
 
     `record` is what it sampled, kept by the choice: after a preemption it is entered again rather than sampled.
@@ -150,8 +158,8 @@ class DecodeLane(Lane):
             todo, self.logits = todo + known[: -1 if record.complete else None], None
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
-        super().__init__(choice, slot, model, base, todo)
-        self.stroke, self.track, self.seed, self.record = stroke, track, seed, record
+        super().__init__(choice, slot, model, stroke, base, todo)
+        self.track, self.seed, self.record = track, seed, record
         self._prompt = base.token_array
         if record.complete and not self.todo:
             self._finish()

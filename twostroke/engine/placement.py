@@ -1,7 +1,7 @@
 """Pages for a step: who gets them, and who gives them up when they run out.
 
-In this order: free pages; prefix pages that nobody uses (least recently used first); the pages of the youngest
-choice, which is preempted and starts again later. The oldest choice can take everybody's pages, so something always
+In this order: free pages; prefix pages that nobody uses (least recently used first); prompts kept for choices that
+have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice can take everybody's pages, so something always
 moves, and nothing is dropped.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
-from twostroke.engine.request import Choice
+from twostroke.engine.request import WAITING_FOR, Choice
 from twostroke.engine.runner import Entry
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
@@ -55,6 +55,8 @@ class Placement:
                 try:
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
+                    if self._unshare():
+                        continue
                     if len(self._queues.running) == 1:
                         failed.append((lane.choice, error))
                         break
@@ -67,6 +69,15 @@ class Placement:
     def _may_start(self, lane: Lane) -> bool:
         pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
         return lane.choice is self._queues.running[0] or self.has_room(lane.model.pool, pages)
+
+    def _unshare(self) -> bool:
+        """Let go of prefills kept for choices that have not asked for them yet; they will compute them again."""
+        dropped = False
+        for request in {choice.request for choice in [*self._queues.running, *self._queues.waiting]}:
+            for key in [key for key, shared in request.shared.items() if shared.value is not WAITING_FOR]:
+                del request.shared[key]
+                dropped = True
+        return dropped
 
     def _preempt(self, choice: Choice) -> None:
         log.info("preempting choice %d of request %d", choice.index, choice.request.arrival_order)

@@ -1,0 +1,255 @@
+"""The engine: batching, chunking, preemption, cancellation and errors change nothing but the time it takes."""
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Decode, Emit, Prefill, Program
+from twostroke.errors import GeometryMismatch, InvalidRequest, OutOfPages
+from twostroke.llm import LLM
+from twostroke.methods import METHODS, method
+
+TinyLLM = Callable[..., LLM]
+PROMPTS = [[7, 9, 11] * n for n in (1, 4, 9, 30)]
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collector() -> Iterator[None]:
+    """Pages must come back the moment the last holder drops a value, not when a collector finds a circle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def ids(llm: LLM, prompts: list[list[int]], **options: object) -> list[list[list[int]]]:
+    completions = llm.generate(prompts, **({"max_tokens": 24, "ignore_eos": True} | options))
+    return [[[token.id for token in output.tokens] for output in c.outputs] for c in completions]
+
+
+def run(llm: LLM, program: Callable[[], Program], **fields: object) -> Request:
+    request = Request(program, SamplingParams(**fields), llm.tokenizer)
+    llm.engine.finish([llm.engine.submit(request)])
+    return request
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3, "n": 3}], ids=["greedy", "sampled"])
+def test_every_method_under_every_schedule(name: str, sampling: dict[str, object], tiny_llm: TinyLLM) -> None:
+    """Alone, batched, chunked, prefix-hit, preempted and streamed give the same tokens."""
+    chosen = method(name)
+    plain = tiny_llm(prefix_index="off")
+    expected = [ids(plain, [prompt], method=chosen, **sampling)[0] for prompt in PROMPTS]
+    assert ids(plain, PROMPTS, method=chosen, **sampling) == expected, "batched"
+    assert plain.pool.num_used == 0
+    assert ids(tiny_llm(max_step_tokens=5), PROMPTS, method=chosen, **sampling) == expected, "chunked"
+    for index in ("radix", "hash"):
+        warm = tiny_llm(prefix_index=index)
+        for state in ("cold", "warm"):
+            assert ids(warm, PROMPTS, method=chosen, **sampling) == expected, f"{index}, {state}"
+        assert warm.model.index is not None
+        assert warm.model.index.hit_tokens > 0
+    streamed: dict[int, list[int]] = {}
+    for token in plain.stream(PROMPTS[2], method=chosen, max_tokens=24, ignore_eos=True, **sampling):
+        streamed.setdefault(token.choice, []).append(token.id)
+    assert [streamed[choice] for choice in sorted(streamed)] == expected[2], "streamed"
+    # Room for little more than the largest request's choices.
+    pages = (2 * len(PROMPTS[-1]) + 24 * 4 * 3) // 16 + 6
+    tight = tiny_llm(kv_bytes=pages * plain.pool.page_bytes)
+    assert ids(tight, PROMPTS * 2, method=chosen, **sampling) == expected * 2, "short of pages"
+    if sampling or name == "best-of":
+        assert tight.engine.preemptions > 0
+    assert tight.model.index is not None
+    tight.model.index.clear()
+    assert tight.pool.num_used == 0
+
+
+def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
+    """Ten requests in room for two and a half finish with the tokens they make alone."""
+    prompts = [[k + 2] * 20 for k in range(10)]
+    plain = tiny_llm(prefix_index="off")
+    expected = [ids(plain, [prompt], max_tokens=60)[0] for prompt in prompts]
+    tight = tiny_llm(kv_bytes=13 * plain.pool.page_bytes, prefix_index="off")
+    assert ids(tight, prompts, max_tokens=60) == expected
+    assert tight.engine.preemptions > 3
+    assert tight.pool.num_used == 0
+
+
+def test_choices_share_the_prompts_pages(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(prefix_index="off")
+    prompt = [5] * 160  # ten whole pages
+    peak = 0
+    for _ in llm.stream(prompt, n=8, temperature=1.0, max_tokens=10, ignore_eos=True):
+        peak = max(peak, llm.pool.num_used)
+    assert peak == 10 + 8
+    assert llm.pool.num_used == 0
+
+
+def test_prefill_and_decode_share_pages_with_what_they_extend(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(prefix_index="off")
+    kv = llm.prefill([5] * 40)
+    assert llm.pool.num_used == 3
+    decoding = llm.decode(kv, max_tokens=3, ignore_eos=True)
+    made = [token.id for token in decoding]
+    assert decoding.kv.tokens == kv.tokens + made[:-1]
+    assert decoding.kv.pending == made[-1]
+    assert llm.pool.num_used == 3  # written behind the last entry, in the page that kv holds as well
+    again = [token.id for token in llm.decode(kv, max_tokens=3, ignore_eos=True)]
+    assert again == made
+    longer = llm.prefill([9, 9], after=decoding.kv)
+    assert longer.tokens == [*kv.tokens, *made, 9, 9]
+    del kv, decoding, longer
+    assert llm.pool.num_used == 0
+
+
+def test_pending_and_recomputed_starts_agree(tiny_llm: TinyLLM) -> None:
+    """Continuing with a pending token, or from a value whose tail was cut off, is continuing the same text."""
+    llm = tiny_llm()
+    kv = llm.prefill([5, 6, 7, 8])
+    whole = [token.id for token in llm.decode(kv, max_tokens=12, ignore_eos=True)]
+    first = llm.decode(kv, max_tokens=5, ignore_eos=True)
+    head = [token.id for token in first]
+    assert head + [token.id for token in llm.decode(first.kv, max_tokens=7, ignore_eos=True)] == whole
+    cut = llm.prefill([5, 6, 7, 8, 9, 10])[:4]
+    assert cut.tail is None
+    assert [token.id for token in llm.decode(cut, max_tokens=12, ignore_eos=True)] == whole
+
+
+def test_stopping_early_frees_the_pages(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(prefix_index="off")
+    stream = llm.stream([5] * 50, max_tokens=100, ignore_eos=True)
+    next(stream)
+    assert llm.pool.num_used > 0
+    stream.close()
+    assert llm.pool.num_used == 0
+    assert (llm.engine.num_running, llm.engine.num_waiting) == (0, 0)
+
+
+def test_a_failing_program_ends_alone(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(prefix_index="off")
+
+    def failing() -> Program:
+        kv = yield Prefill([5, 6])
+        yield Decode(kv, max_tokens=2)
+        raise RuntimeError("a mistake in a technique")
+
+    good = llm.engine.submit(llm.request([7, 8], SamplingParams(max_tokens=9, ignore_eos=True)))
+    bad = llm.engine.submit(Request(failing, SamplingParams(ignore_eos=True), llm.tokenizer))
+    with pytest.raises(RuntimeError, match="a mistake"):
+        llm.engine.finish([bad, good])
+    assert good.error is None
+    assert len(good.events) == 9
+    assert bad.error is not None
+    bad.error = None  # its traceback holds the frame of the program
+    assert llm.pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda llm: llm.prefill([]), InvalidRequest, "empty"),
+        (lambda llm: llm.prefill([5, 100_000]), InvalidRequest, "token ids must be from 0 to 383"),
+        (lambda llm: llm.prefill([5, -1]), InvalidRequest, "token ids must be"),
+        (lambda llm: llm.prefill([5] * 3000), InvalidRequest, "2048"),
+        (lambda llm: llm.generate("text"), InvalidRequest, "list of prompts"),
+        (lambda llm: llm.generate([[5]], max_token=3), InvalidRequest, "max_token"),
+        (lambda llm: llm.generate([[5]], temperature=-1), InvalidRequest, "temperature"),
+        (lambda llm: list(llm.decode(llm.prefill([5])[1:])), InvalidRequest, "no entries"),
+        (lambda llm: run(llm, lambda: iter_of(Prefill([5], model="other"))), InvalidRequest, "no model 'other'"),
+        (lambda llm: run(llm, lambda: iter_of("stroke")), InvalidRequest, "not str"),
+    ],
+)
+def test_bad_requests(ask: Callable[[LLM], object], error: type[Exception], message: str, tiny_llm: TinyLLM) -> None:
+    """Each is refused in one line, and the engine goes on."""
+    llm = tiny_llm(prefix_index="off")
+    with pytest.raises(error, match=message) as caught:
+        ask(llm)
+    assert "\n" not in str(caught.value)
+    del caught
+    assert len(llm.generate([[5, 6]], max_tokens=3, ignore_eos=True)[0].tokens) == 3
+
+
+def iter_of(*strokes: object) -> Program:
+    yield from strokes  # pyright: ignore[reportReturnType]
+
+
+def test_values_of_other_geometry_are_refused(tiny_llm: TinyLLM) -> None:
+    llama, qwen = tiny_llm("llama"), tiny_llm("qwen3")
+    with pytest.raises(GeometryMismatch, match="head_dim 16 is not 32"):
+        qwen.prefill([5], after=llama.prefill([6]))
+
+
+def test_a_request_larger_than_the_pool_fails_and_the_rest_goes_on(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(kv_bytes=5 * tiny_llm().pool.page_bytes)
+    small = llm.engine.submit(llm.request([7, 8], SamplingParams(max_tokens=30, ignore_eos=True)))
+    with pytest.raises(OutOfPages, match="kv_bytes"):
+        llm.generate([[5] * 100])
+    llm.engine.finish([small])
+    assert len(small.events) == 30
+
+
+def test_values_held_by_the_caller_are_never_taken(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(kv_bytes=6 * tiny_llm().pool.page_bytes)
+    held = llm.prefill([5] * 64)
+    before = held.entries()
+    with pytest.raises(OutOfPages):
+        llm.generate([[6] * 64])
+    assert (held.entries() == before).all()
+    assert len(list(llm.decode(held, max_tokens=20, ignore_eos=True))) == 20
+
+
+def test_the_context_fills_up(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(kv_bytes=64 << 20)
+    completion = llm.generate([[5] * 2040], max_tokens=None, ignore_eos=True)[0]
+    assert len(completion.tokens) == 9  # positions 2040 to 2047 are entered, and one token more is sampled
+    assert completion.finish_reason == "length"
+
+
+def test_emit_after_candidates(tiny_llm: TinyLLM) -> None:
+    """Candidates stay private; what is emitted goes to the caller, once, up to the request's own end."""
+    llm = tiny_llm()
+
+    def program() -> Program:
+        kv = yield Prefill([5, 6, 7])
+        runs = yield [Decode(kv, emit=False, stream=i, max_tokens=4) for i in range(3)]
+        assert [len(r.tokens) for r in runs] == [4, 4, 4]
+        ended = yield Emit(runs[1].sampled)
+        assert not ended
+        ended = yield Emit(runs[2].sampled)
+        assert ended
+        run = yield Decode(runs[2].kv)
+        assert run.tokens == []
+        return runs
+
+    request = run(llm, program, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+    runs = request.result
+    assert [token.id for token in request.events] == [*runs[1].tokens, *runs[2].tokens[:2]]
+    assert request.events[-1].finish_reason == "length"
+
+
+def test_until_sees_statistics(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm()
+
+    def program() -> Program:
+        kv = yield Prefill([5, 6, 7])
+        return (yield Decode(kv, until=lambda sampled: len(sampled) == 4, keep_logits=True))
+
+    request = run(llm, program, ignore_eos=True)
+    assert len(request.result.tokens) == 4
+    for sampled in request.result.sampled:
+        probabilities = sampled.logits.softmax(-1).double()
+        assert sampled.top_probability == pytest.approx(float(probabilities.max()), rel=1e-4)
+        assert sampled.entropy == pytest.approx(float(-(probabilities * probabilities.log2()).sum()), rel=1e-3)
+
+
+def test_timings(tiny_llm: TinyLLM) -> None:
+    completion = tiny_llm().generate([[5, 6, 7]], max_tokens=5, ignore_eos=True)[0]
+    timings = completion.timings
+    assert timings.scheduled is not None
+    assert timings.finished is not None
+    assert timings.arrival <= timings.scheduled <= timings.tokens[0] <= timings.finished
+    assert len(timings.itls) == 4
+    assert timings.tpot == pytest.approx(sum(timings.itls) / 4)

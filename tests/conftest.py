@@ -34,7 +34,7 @@ def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LL
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
-        llm = LLM(str(tiny_directory(family)), **({"kv_bytes": 16 << 20} | options))
+        llm = LLM(str(tiny_directory(family)), **({"kv_bytes": 16 << 20, "threads": 1} | options))
         opened.append(llm)
         return llm
 

@@ -19,7 +19,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import create_kernels
+from twostroke.kernels.backends import create_kernels
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
@@ -208,7 +208,7 @@ class Decoding(Iterator[Token]):
     def __init__(self, engine: Engine, request: Request) -> None:
         self.request = request
         self.tokens: list[Token] = []
-        self._iterator = engine.tokens(request)
+        self._engine, self._iterator = engine, engine.tokens(request)
 
     def __next__(self) -> Token:
         token = next(self._iterator)
@@ -217,7 +217,7 @@ class Decoding(Iterator[Token]):
 
     def close(self) -> None:
         """Stop early and free the pages."""
-        self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+        self._engine.cancel(self.request)  # closing an iterator that never began would not
 
     @property
     def text(self) -> str:

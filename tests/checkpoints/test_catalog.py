@@ -11,9 +11,10 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from twostroke.checkpoints import CATALOG, DEFAULT_MODEL, open_checkpoint
 from twostroke.checkpoints import fetch as fetch_module
+from twostroke.checkpoints.catalog import CATALOG, DEFAULT_MODEL
 from twostroke.checkpoints.fetch import model_path
+from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.errors import CheckpointError, FetchError, TwostrokeError, UnknownModel
 
 

@@ -27,7 +27,8 @@ from transformers import (
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.checkpoints.huggingface import open_huggingface, read_safetensors, tensor_names
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.config import Rope, tensor_shapes
+from twostroke.kernels.rope import Rope
+from twostroke.models.config import tensor_shapes
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,

@@ -13,7 +13,8 @@ import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kernels.formats import RawTensor
-from twostroke.models.config import ModelConfig, Rope, tensor_shapes
+from twostroke.kernels.rope import Rope
+from twostroke.models.config import ModelConfig, tensor_shapes
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN = 6  # five sliding layers, then a global one

@@ -19,7 +19,8 @@ import numpy as np
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kernels.formats import RawTensor
-from twostroke.models.config import ModelConfig, Rope, tensor_shapes
+from twostroke.kernels.rope import Rope
+from twostroke.models.config import ModelConfig, tensor_shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100 << 20  # the safetensors format's own limit

@@ -115,6 +115,8 @@ class Driver:
             choice.results[lane.slot] = lane.result
             if lane.model.index is not None and lane.kv is not None:
                 lane.model.index.insert(lane.kv)
+            if lane.kv is not None and choice.index == 0:
+                choice.request.kv_bytes = lane.kv.nbytes
             if isinstance(lane, PrefillLane) and lane.shared is not None:
                 lane.shared.arrived(lane.result)
             lane.close()

@@ -79,8 +79,7 @@ class Engine:
                 self.step()
         finally:
             self.cancel(request)
-        if request.error is not None:
-            raise request.error
+        request.raise_error()
 
     def finish(self, requests: Iterable[Request]) -> None:
         """Step until all are done. Raises the first error; the other requests are finished all the same."""
@@ -92,8 +91,7 @@ class Engine:
             for request in requests:
                 self.cancel(request)
         for request in requests:
-            if request.error is not None:
-                raise request.error
+            request.raise_error()
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. False if there was nothing to do."""
@@ -160,7 +158,10 @@ class Engine:
             self._fail(requests, error)
 
     def _fail(self, requests: Iterable[Request], error: Exception) -> None:
-        # The traceback stays readable, but must not keep the values that a program's frame held.
+        # A traceback must not keep the values that its frames held. A typed error needs none: its message says it
+        # all. That of a mistake in a program stays readable, its frames emptied.
+        if isinstance(error, TwostrokeError):
+            error.__traceback__ = None
         traceback.clear_frames(error.__traceback__)
         for request in requests:
             request.error = error

@@ -12,7 +12,8 @@ from twostroke.engine.sampler import Draw, Sampled
 from twostroke.engine.strokes import Decode, Prefill, Run, Scored
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
-from twostroke.kv.cache import KVCache, Tail
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
 
 if TYPE_CHECKING:

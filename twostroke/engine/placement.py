@@ -1,8 +1,8 @@
 """Pages for a step: who gets them, and who gives them up when they run out.
 
 In this order: free pages; prefix pages that nobody uses (least recently used first); prompts kept for choices that
-have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice can take everybody's pages, so something always
-moves, and nothing is dropped.
+have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice can
+take everybody's pages, so something always moves, and nothing is dropped.
 """
 
 import logging

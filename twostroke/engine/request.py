@@ -127,6 +127,7 @@ class Request:
         error: why the request failed, if it did.
         result: what the first choice's program returned.
         cached_tokens: prompt tokens that came from the prefix index.
+        kv_bytes: K and V of the value that the first choice's last stroke ended with.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Request:
         self.events: deque[Token] = deque()
         self.error: Exception | None = None
         self.cancelled = False
-        self.cached_tokens = 0
+        self.cached_tokens = self.kv_bytes = 0
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}
@@ -156,6 +157,15 @@ class Request:
     @property
     def result(self) -> Any:
         return self.choices[0].result
+
+    def raise_error(self) -> None:
+        """Raise what made the request fail, if anything did; once."""
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # a traceback must hold neither its own error nor a request that does: pages would wait for gc
 
 
 @dataclass

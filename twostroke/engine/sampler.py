@@ -1,6 +1,7 @@
 """From logits to tokens: each row by itself, so that what else is in the batch changes nothing."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ import numpy as np
 import torch
 
 from twostroke.engine.sampling import SamplingParams
+
+# How many candidates top_p looks at before it sorts all, which takes long.
+FEW = (256, 4096)
 
 
 @dataclass(frozen=True)
@@ -59,48 +63,92 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         shaped = logits.clone()
         for row, draw in zip(shaped, draws, strict=True):
             _shape(row, draw)
-    ids = shaped.argmax(-1).tolist()
+    rows = list(range(len(draws)))
+    ids = _argmax(shaped)
+    best = shaped[rows, ids].tolist()
     for i, draw in enumerate(draws):
-        if draw.params.temperature > 0:
+        # Where even the largest logit is not finite there is nothing to draw from.
+        if draw.params.temperature > 0 and math.isfinite(best[i]):
             ids[i] = _draw(shaped[i], draw)
-    norms = torch.logsumexp(logits, -1)
-    chosen = (logits[torch.arange(len(ids)), ids] - norms).tolist()
-    return [_report(*row) for row in zip(draws, ids, chosen, logits, norms, strict=True)]
+    # Not logsumexp, which may sum a row in another order when there are others.
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs[rows, ids].tolist()
+    return [_report(draws[i], ids[i], chosen[i], logits, logprobs, i) for i in rows]
+
+
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """The most likely id of each row; the lowest of several."""
+    # On a CPU, numpy's is many times as fast as torch's.
+    return (logits.detach().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:
-    """Bias, penalties and bans, in place."""
+    """Bias, penalties and bans, in place. Ids that this model does not have are passed over."""
     params = draw.params
     if params.logit_bias:
-        row[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=row.device)
+        known = {id: bias for id, bias in params.logit_bias.items() if id < len(row)}
+        row[list(known)] += torch.tensor(list(known.values())).to(row)
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(np.concatenate([draw.prompt, np.array(draw.output, np.int64)]))).long()
+        seen = _ids(np.concatenate([draw.prompt, np.array(draw.output, np.int64)]), row)
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and draw.output:
-        ids, counts = (torch.from_numpy(a) for a in np.unique(np.array(draw.output, np.int64), return_counts=True))
-        row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row)
+        counts = torch.bincount(_ids(np.array(draw.output, np.int64), row), minlength=len(row)).to(row)
+        row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
     if draw.index < params.min_tokens and draw.banned:
-        row[list(draw.banned)] = -torch.inf
+        row[_ids(np.array(draw.banned, np.int64), row)] = -torch.inf
+
+
+def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(ids[(ids >= 0) & (ids < len(row))]).long().to(row.device)
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    """One token by inverse transform: order the candidates, walk their cumulated probability up to one number."""
-    params = draw.params
-    scores, ids = row.double() / params.temperature, None
-    if params.top_k or params.top_p < 1:
-        scores, ids = scores.topk(min(params.top_k, len(row))) if params.top_k else scores.sort(descending=True)
-    probabilities = scores.softmax(-1)
-    if params.top_p < 1:
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.where(before < params.top_p, 0)
-    if params.min_p:
-        probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0)
+    """One token by inverse transform: walk the candidates' cumulated probability up to one number."""
+    probabilities, ids = distribution(row, draw.params)
     ends = probabilities.cumsum(-1)
     # right=True steps over candidates of no probability, also where the number drawn is exactly 0.
-    place = int(torch.searchsorted(ends, ends[-1:] * uniform(draw.seed, draw.index), right=True))
-    place = min(place, int(probabilities.nonzero()[-1]))
+    place = torch.searchsorted(ends, ends[-1:] * uniform(draw.seed, draw.index), right=True)
+    # Rounding must not lead past the last candidate that has any.
+    place = int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
     return place if ids is None else int(ids[place])
+
+
+def distribution(row: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a token is drawn from: (float64 probabilities, their ids or None for all ids in order).
+
+    `row` is [vocab] logits, of which the largest must be finite; temperature must be above 0.
+    """
+    ids = _likeliest(row, params.top_k) if params.top_k else None
+    scores = (row if ids is None else row[ids]).double()
+    weights = ((scores - scores.max()) / params.temperature).exp()
+    if params.top_p < 1:
+        goal = params.top_p * weights.sum()
+        if ids is None:
+            ids, weights = _enough(row, weights, goal)
+        weights = weights[: 1 + int((weights.cumsum(-1) < goal).sum())]
+        ids = ids[: len(weights)]
+    if params.min_p:
+        weights = weights.where(weights >= params.min_p, 0)  # the largest is 1
+    return weights / weights.sum(), ids
+
+
+def _enough(row: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest ids and their weights: as many as reach the goal, or all."""
+    for count in FEW:
+        ids = _likeliest(row, count)
+        if weights[ids].cumsum(-1)[-1] >= goal:
+            return ids, weights[ids]
+    ids = _likeliest(row, len(row))
+    return ids, weights[ids]
+
+
+def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
+    """The ids of so many largest values and of all equal to the last of them, falling, equal ones by id."""
+    if count >= len(row):
+        return row.sort(descending=True, stable=True).indices
+    ids = (row >= row.topk(count).values[-1]).nonzero()[:, 0]
+    return ids[row[ids].sort(descending=True, stable=True).indices]
 
 
 def uniform(seed: bytes, index: int) -> float:
@@ -109,15 +157,17 @@ def uniform(seed: bytes, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def _report(draw: Draw, token: int, logprob: float, row: torch.Tensor, norm: torch.Tensor) -> Sampled:
+def _report(
+    draw: Draw, token: int, logprob: float, logits: torch.Tensor, logprobs: torch.Tensor, place: int
+) -> Sampled:
     entropy = top_probability = top = None
     if draw.stats:
-        logprobs = row - norm
+        row = logprobs[place]
         # xlogy-like: a probability of 0 contributes 0, not nan.
-        terms = torch.where(logprobs > -torch.inf, logprobs.exp() * logprobs, 0)
+        terms = torch.where(row > -torch.inf, row.exp() * row, 0)
         entropy = max(0.0, float(-terms.sum() / np.log(2)))
-        top_probability = float(logprobs.max().exp())
-    if draw.params.logprobs is not None:
-        values, ids = (row - norm).topk(min(draw.params.logprobs, len(row)))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sampled(token, logprob, entropy, top_probability, top, row.clone() if draw.keep_logits else None)
+        top_probability = float(row.max().exp())
+    if (count := draw.params.logprobs) is not None:
+        ids = _likeliest(logits[place], max(1, count))[:count]
+        top = tuple(zip(ids.tolist(), logprobs[place][ids].tolist(), strict=True))
+    return Sampled(token, logprob, entropy, top_probability, top, logits[place].clone() if draw.keep_logits else None)

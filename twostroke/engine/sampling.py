@@ -1,8 +1,11 @@
 """How a request wants its tokens chosen."""
 
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from twostroke.errors import InvalidRequest
 
@@ -14,7 +17,7 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; None for as many as the context allows.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all.
+        top_k: keep the k most likely tokens, and those as likely as the last of them; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probability reaches p (Holtzman et al. 2020).
         min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
         repetition_penalty: divides (where positive) or multiplies logits of tokens in prompt and output
@@ -24,7 +27,8 @@ class SamplingParams:
         seed: the random stream is a function of seed, choice and token index alone; None draws a seed.
         stop: strings that end the text, which excludes them; they may straddle tokens.
         stop_token_ids: ids that end generation besides the model's own.
-        min_tokens: before so many tokens nothing ends generation, and ending tokens are not sampled.
+        min_tokens: nothing that comes with the first so many tokens ends generation: ending tokens are not sampled,
+            and a stop string that is complete by then is text like any other.
         ignore_eos: the model's own end tokens do not end generation.
         logprobs: also return this many most likely alternatives of each token.
         n: how many choices to generate for a prompt; they share its pages.
@@ -50,26 +54,43 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        checks = {
-            "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None"),
-            "temperature": (math.isfinite(self.temperature) and self.temperature >= 0, "0 or more"),
-            "top_k": (self.top_k >= 0, "0 (all) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"),
-            "presence_penalty": (math.isfinite(self.presence_penalty), "a finite number"),
-            "frequency_penalty": (math.isfinite(self.frequency_penalty), "a finite number"),
-            "logit_bias": (not any(math.isnan(bias) for bias in self.logit_bias.values()), "numbers"),
-            "stop": (all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
-            "min_tokens": (0 <= self.min_tokens <= (self.max_tokens or self.min_tokens), "from 0 to max_tokens"),
-            "logprobs": (self.logprobs is None or 0 <= self.logprobs <= 1000, "from 0 to 1000, or None"),
-            "n": (1 <= self.n <= 1024, "from 1 to 1024"),
-        }
-        for name, (fine, wanted) in checks.items():
-            if not fine:
-                raise InvalidRequest(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        self._require("max_tokens", self.max_tokens is None or _is_int(self.max_tokens, 1), "at least 1, or None")
+        self._require("temperature", _is_real(self.temperature, 0), "0 or more")
+        self._require("top_k", _is_int(self.top_k, 0), "0 (all) or more")
+        self._require("top_p", _is_real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
+        self._require("min_p", _is_real(self.min_p, 0, 1), "from 0 to 1")
+        self._require("repetition_penalty", _is_real(self.repetition_penalty, 1 / _LARGE), "above 0, and finite")
+        self._require("presence_penalty", _is_real(self.presence_penalty), "a finite number")
+        self._require("frequency_penalty", _is_real(self.frequency_penalty), "a finite number")
+        fine = isinstance(self.logit_bias, Mapping) and all(
+            _is_int(id, 0) and (_is_real(bias) or bias == -math.inf) for id, bias in self.logit_bias.items()
+        )
+        self._require("logit_bias", fine, "a mapping of token ids to numbers (which may be -inf)")
+        self._require("seed", self.seed is None or _is_int(self.seed, -(1 << 63), 1 << 64), "a 64-bit integer, or None")
+        fine = _is_collection(self.stop) and all(isinstance(stop, str) and stop for stop in self.stop)
+        self._require("stop", fine, "strings that are not empty")
+        fine = _is_collection(self.stop_token_ids) and all(_is_int(id, 0) for id in self.stop_token_ids)
+        self._require("stop_token_ids", fine, "token ids")
+        fine = _is_int(self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
+        self._require("min_tokens", fine, "from 0 to max_tokens")
+        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        fine = self.logprobs is None or _is_int(self.logprobs, 0, 1000)
+        self._require("logprobs", fine, "from 0 to 1000, or None")
+        self._require("n", _is_int(self.n, 1, 1024), "from 1 to 1024")
+        # What the caller passed may be changed later, or be of numpy's types.
+        for name, kind in _KINDS.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(value))
+
+    def _require(self, name: str, fine: bool, wanted: str) -> None:
+        if not fine:
+            raise InvalidRequest(f"{name} must be {wanted}, not {_shown(getattr(self, name))}")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequest if a token id in it is none of a model's."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            if (id := max(ids, default=-1)) >= vocab_size:
+                raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
     @property
     def shapes_logits(self) -> bool:
@@ -81,3 +102,37 @@ class SamplingParams:
             or self.presence_penalty
             or self.frequency_penalty
         )
+
+
+# Beyond it, sums and products of float32 logits might overflow.
+_LARGE = 1e30
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("max_tokens", "top_k", "seed", "min_tokens", "logprobs", "n"), int),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
+    **dict.fromkeys(("stop", "stop_token_ids"), tuple),
+    "logit_bias": lambda biases: {int(id): float(bias) for id, bias in biases.items()},
+}
+
+
+def _is_int(value: object, low: float, high: float = math.inf) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high
+
+
+def _is_real(value: Any, low: float = -_LARGE, high: float = _LARGE) -> bool:
+    """A number in the range, so neither nan nor infinite."""
+    if isinstance(value, bool) or not issubclass(type(value), Real):
+        return False
+    return bool(low <= value <= high)
+
+
+def _is_collection(value: object) -> bool:
+    return isinstance(value, Sequence | Set)
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # thousands of digits
+        return "so huge a number"

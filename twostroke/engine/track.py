@@ -48,24 +48,38 @@ class Track:
         """Add a token. Sets `finish_reason` if it is the last, as it is when the context is `full`."""
         self.sampled.append(sampled)
         self.ids.append(sampled.id)
-        armed = len(self.ids) >= self.params.min_tokens
+        armed = len(self.ids) > self.params.min_tokens
         if armed and sampled.id in self.ending_ids:
             # Its own text, if it has any, is not part of the answer.
             return self._token(sampled, self._end("stop"))
-        text, stop = self._text.push(sampled.id), None
-        if armed and self.params.stop:
-            text, stop = self._stops.push(text)
-        if stop is not None:
+        text, stopped = self._scan(self._text.push(sampled.id), armed)
+        if stopped:
             self.finish_reason = "stop"
         elif full or (self.params.max_tokens is not None and len(self.ids) >= self.params.max_tokens):
-            text += self._end("length")
+            text += self._end("length", armed)
         return self._token(sampled, text)
 
-    def _end(self, reason: str) -> str:
+    def _end(self, reason: str, armed: bool = True) -> str:
         """Finish, and return the text that was held back."""
         self.finish_reason = reason
-        rest, stop = self._stops.push(self._text.flush())
-        return rest if stop is not None else rest + self._stops.flush()
+        rest, stopped = self._scan(self._text.flush(), armed)
+        return rest if stopped else rest + self._stops.flush()
+
+    def _scan(self, text: str, armed: bool) -> tuple[str, bool]:
+        """(text that is certain, whether a stop string ends it). One that is complete while not `armed` is text."""
+        if armed:
+            certain, stop = self._stops.push(text)
+            return certain, stop is not None
+        certain = ""
+        while text and self.params.stop:
+            char, text = text[0], text[1:]
+            piece, stop = self._stops.push(char)
+            certain += piece
+            if stop is not None:
+                # All but its first character may yet begin another.
+                self._stops = StopStrings(self.params.stop)
+                certain, text = certain + stop[0], stop[1:] + text
+        return certain + text, False
 
     def _token(self, s: Sampled, text: str) -> Token:
         return Token(s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason)

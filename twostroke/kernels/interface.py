@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from twostroke.kernels.formats import RawTensor
-from twostroke.models.config import Rope
+from twostroke.kernels.rope import Rope
 
 # Columns of a span table, one row per page that a sequence reads, in the order of its entries.
 PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
-from twostroke.models.config import Rope
+from twostroke.kernels.rope import Rope
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
 

@@ -5,35 +5,18 @@ An entry is a token, its position, and its K (after RoPE) and V in every layer. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from twostroke.errors import KVError
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP
+from twostroke.kv import storage
+from twostroke.kv.contents import Contents, Tail
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import Stretch, canonical_length, cut
-
-if TYPE_CHECKING:
-    from typing import Self
-
-
-@dataclass(frozen=True)
-class Tail:
-    """What the next stroke starts from: the logits after the last entry, or one token that is not entered yet.
-
-    Attributes:
-        logits: [vocab] float32, after the last entry.
-        model: id of the weights that computed the logits or sampled the token.
-        pending: the token sampled last.
-    """
-
-    model: str
-    logits: torch.Tensor | None = None
-    pending: int | None = None
 
 
 class PoolHolder(Protocol):
@@ -63,12 +46,19 @@ class KVCache:
     ) -> None:
         """Take one reference to every page of `table` ([P, 4] int32 spans). Use `LLM.prefill` or `empty` instead."""
         self.pool, self.stretches, self.tail = pool, stretches, tail
-        self._table, self._tokens, self._next = table, tokens, next_position
+        self._table, self._tokens = table, tokens
         pool.retain(table[:, PAGE])
+        self._next = next_position
 
     def __del__(self) -> None:
-        if hasattr(self, "_next"):  # not when __init__ was interrupted
+        if hasattr(self, "_next"):  # not when __init__ failed before it had its references
             self.pool.release(self._table[:, PAGE])
+
+    def __copy__(self) -> KVCache:
+        return self  # never altered, so nobody needs another; a field by field copy would not count its references
+
+    def __deepcopy__(self, memo: dict[int, object]) -> KVCache:
+        return self
 
     @classmethod
     def empty(cls, pool: PagePool) -> KVCache:
@@ -152,7 +142,7 @@ class KVCache:
         if stop == len(self):
             next_position = self._next
         elif stop > start:
-            next_position = int(_positions(table)[-1]) + 1
+            next_position = _end(table)
         else:
             next_position = int(_positions(self._table)[stop])
         keeps_last = stop == len(self) and stop > start
@@ -174,7 +164,7 @@ class KVCache:
             return self
         if not len(self):
             return other.copy_to(self.pool)
-        last, first = self.positions[-1], int(other._table[0, POSITION])
+        last, first = _end(self._table) - 1, int(other._table[0, POSITION])
         if first <= last:
             raise KVError(f"positions must increase: the left value ends at {last} and the right one begins at {first}")
         other = other.copy_to(self.pool)
@@ -196,53 +186,70 @@ class KVCache:
 
         Slots stay the same, page by page, so attention walks the copy exactly as it walks the original.
         """
-        if pool is self.pool:
-            return self
-        pool.geometry.require(self.pool.geometry, "this value cannot be moved")
-        return _placed(pool, self._table, self.entries(), self._tokens, self.stretches, self._next, self.tail)
+        return self if pool is self.pool else KVCache.placed(pool, self.contents(), "this value")
 
-    def save(self, path: str | Path) -> None:
-        """Write the value to a file, with fingerprint and checksum. See `kv.storage`."""
-        from twostroke.kv.storage import save
-
-        save(self, Path(path))
+    def contents(self) -> Contents:
+        """All there is to the value, K and V copied out of its pages."""
+        spans = self._table.copy()
+        spans[:, PAGE] = 0
+        return Contents(
+            self.pool.geometry,
+            self.pool.page_size,
+            spans,
+            self._tokens,
+            self.stretches,
+            self._next,
+            self.tail,
+            self.entries(),
+        )
 
     @classmethod
-    def load(cls, path: str | Path, llm: PoolHolder) -> Self:
+    def placed(cls, pool: PagePool, contents: Contents, what: str) -> KVCache:
+        """Put contents into fresh pages of a pool; `what` names them in errors.
+
+        Raises:
+            GeometryMismatch, or KVError for another page size. OutOfPages: no room. Nothing is changed then.
+        """
+        pool.geometry.require(contents.geometry, f"{what} cannot be placed here")
+        if contents.page_size != pool.page_size:
+            raise KVError(f"{what} has pages of {contents.page_size} entries, and the pool has {pool.page_size}")
+        table = contents.spans.copy()
+        table[:, PAGE] = pool.allocate(len(table))
+        try:
+            pool.write(*_pages_and_slots(table), contents.entries)
+            for page, _, stop, _ in table.tolist():
+                pool.claim(page, 0, stop)
+            return cls(pool, table, contents.tokens, contents.stretches, contents.next_position, contents.tail)
+        finally:
+            pool.release(table[:, PAGE])  # the value, if it came to be, holds its own references
+
+    def save(self, path: str | Path) -> None:
+        """Write the value to a file, with fingerprint and checksum; what was there before stays until all is written.
+
+        Raises KVError if it cannot be written.
+        """
+        storage.write(storage.encode(self.contents()), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path, llm: PoolHolder) -> KVCache:
         """Read a value back into `llm`'s pool.
 
         Raises:
             CorruptFile: not such a file, truncated or altered. GeometryMismatch: saved under another geometry.
-            OutOfPages: no room.
+            OutOfPages: no room. KVError: it cannot be read.
         """
-        from twostroke.kv.storage import load
-
-        return load(Path(path), llm.pool)  # pyright: ignore[reportReturnType]
-
-
-def _placed(
-    pool: PagePool,
-    spans: np.ndarray,
-    entries: torch.Tensor,
-    tokens: np.ndarray,
-    stretches: tuple[Stretch, ...],
-    next_position: int,
-    tail: Tail | None,
-) -> KVCache:
-    """A value in fresh pages of `pool` whose spans have the slots and positions of `spans`."""
-    table = spans.copy()
-    table[:, PAGE] = pool.allocate(len(spans))
-    pool.write(*_pages_and_slots(table), entries)
-    for page, _, stop, _ in table.tolist():
-        pool.claim(page, 0, stop)
-    try:
-        return KVCache(pool, table, tokens, stretches, next_position, tail)
-    finally:
-        pool.release(table[:, PAGE])  # the value holds its own references
+        path = Path(path)
+        return cls.placed(llm.pool, storage.decode(storage.read(path), path), f"{path}: this value")
 
 
 def _counts(table: np.ndarray) -> np.ndarray:
     return table[:, STOP] - table[:, START]
+
+
+def _end(table: np.ndarray) -> int:
+    """The position after the last entry."""
+    _, start, stop, position = table[-1].tolist()
+    return position + stop - start
 
 
 def _positions(table: np.ndarray) -> np.ndarray:

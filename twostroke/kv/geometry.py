@@ -4,7 +4,8 @@ import hashlib
 from dataclasses import dataclass, fields
 
 from twostroke.errors import GeometryMismatch
-from twostroke.models.config import ModelConfig, Rope
+from twostroke.kernels.rope import Rope
+from twostroke.models.config import ModelConfig
 
 
 @dataclass(frozen=True)

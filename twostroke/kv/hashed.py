@@ -24,10 +24,6 @@ class HashIndex(PrefixIndex):
         self._blocks: dict[bytes, Block] = {}
         self._seed = model.encode()
 
-    @property
-    def num_pages(self) -> int:
-        return len(self._blocks)
-
     def _chain(self, keys: list[bytes]) -> list[bytes]:
         digests, digest = [], self._seed
         for key in keys:

@@ -9,6 +9,8 @@ import torch
 from twostroke.errors import OutOfPages
 from twostroke.kv.geometry import Geometry
 
+FREE = -1  # how far a page on the free list is filled
+
 
 class PagePool:
     """All pages of one geometry on one device.
@@ -30,7 +32,7 @@ class PagePool:
         self.entry_bytes = self.storage[:, :, 0, :, 0].numel() * self.storage.element_size()
         self.reclaim: Callable[[int], None] | None = None
         self._refs = np.zeros(num_pages, np.int64)
-        self._filled = np.zeros(num_pages, np.int64)  # slots of each page that some value has claimed
+        self._filled = np.full(num_pages, FREE, np.int64)  # slots of each page that some value has claimed
         self._free = list(range(num_pages - 1, -1, -1))
         # Values are released by whichever thread drops them, garbage collection included: hence reentrant.
         self._lock = threading.RLock()
@@ -71,7 +73,9 @@ class PagePool:
         """One reference less for every occurrence; a page without any is free."""
         with self._lock:
             np.subtract.at(self._refs, pages, 1)
-            freed = np.unique(pages[self._refs[pages] == 0])
+            # The garbage collector may drop another value right here and free some of these pages: not twice.
+            freed = np.unique(pages[(self._refs[pages] == 0) & (self._filled[pages] != FREE)])
+            self._filled[freed] = FREE
             self._free.extend(freed[::-1].tolist())
 
     def references(self, page: int) -> int:
@@ -87,7 +91,8 @@ class PagePool:
 
     def unclaim(self, page: int, start: int) -> None:
         """Give back the slots from `start` on, claimed last and not written."""
-        self._filled[page] = start
+        with self._lock:
+            self._filled[page] = start
 
     def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""

@@ -7,11 +7,12 @@ vLLM's automatic prefix caching).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.kernels.interface import PAGE
+from twostroke.errors import KVError
+from twostroke.kernels.interface import PAGE, START, STOP
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
@@ -28,6 +29,7 @@ class PrefixIndex(ABC):
         self.pool, self.model = pool, model
         self.queried_tokens = self.hit_tokens = 0
         self._clock = 0
+        self._indexed: set[int] = set()
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value (which keeps its pages alive)."""
@@ -46,12 +48,14 @@ class PrefixIndex(ABC):
 
     def insert(self, kv: KVCache) -> None:
         """Index the whole pages of the value's canonical prefix; pages known already stay as they are."""
+        if kv.pool is not self.pool:
+            raise KVError("a prefix index takes values of its own pool only: use copy_to")
         self._clock += 1
         size = self.pool.page_size
         count = kv.canonical_length(self.model) // size
-        # A value joined from pieces may be canonical and yet not fill its pages from slot 0: stop there.
+        # A value joined from pieces may be canonical and yet not fill its pages: stop there.
         table = kv.table[:count]
-        whole = (table[:, 1] == 0) & (table[:, 2] == size) & (table[:, 3] == np.arange(len(table)) * size)
+        whole = table[:, STOP] - table[:, START] == size
         count = int(np.argmin(whole)) if not whole.all() else len(table)
         if count:
             self._add(self._keys(kv.token_array[: count * size]), table[:count, PAGE].tolist())
@@ -60,19 +64,20 @@ class PrefixIndex(ABC):
         """Free up to `count` pages that nobody else holds, least recently used and deepest first.
 
         Returns how many became free. Where pages in use keep an unused prefix from going (a slice holds a tail
-        alone), they leave the index too.
+        alone), pages in use leave the index too, but never more than that takes: they are worth keeping.
         """
         freed = self._evict(count, in_use=False)
-        return freed if freed >= count else freed + self._evict(count - freed, in_use=True)
+        unused = sum(self.pool.references(page) == 1 for page in self._indexed) if freed < count else 0
+        return freed + self._evict(min(count - freed, unused), in_use=True)
 
     def clear(self) -> None:
         """Forget everything."""
         self._evict(self.num_pages + 1, in_use=True)
 
     @property
-    @abstractmethod
     def num_pages(self) -> int:
         """Pages indexed."""
+        return len(self._indexed)
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]: ...
@@ -88,11 +93,13 @@ class PrefixIndex(ABC):
         size = self.pool.page_size
         return [tokens[i : i + size].tobytes() for i in range(0, len(tokens) - size + 1, size)]
 
-    def _hold(self, pages: Iterable[int]) -> None:
-        self.pool.retain(np.array(list(pages), np.int64))
+    def _hold(self, pages: list[int]) -> None:
+        self.pool.retain(np.array(pages, np.int64))
+        self._indexed.update(pages)
 
     def _drop(self, page: int) -> bool:
         """Give up a page; True if it is free now."""
         free = self.pool.references(page) == 1
+        self._indexed.remove(page)
         self.pool.release(np.array([page]))
         return free

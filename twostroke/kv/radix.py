@@ -42,39 +42,27 @@ class RadixIndex(PrefixIndex):
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)
         self._root = Node(None, [], [], 0)
-        self._num_pages = 0
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     def _find(self, keys: list[bytes]) -> list[int]:
-        pages: list[int] = []
-        for node, count in self._walk(keys):
-            pages += node.pages[:count]
-        return pages
+        return [page for node in self._walk(keys) for page in node.pages]
 
-    def _walk(self, keys: list[bytes]) -> Iterator[tuple[Node, int]]:
-        """The nodes along `keys`, each with how many of its pages agree."""
+    def _walk(self, keys: list[bytes]) -> Iterator[Node]:
+        """The nodes along `keys`. One that agrees only at first is split, lest its rest pass for recently used."""
         node, done = self._root, 0
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
             count = child.common(keys, done)
-            child.last_used = self._clock
-            yield child, count
-            done += count
             if count < len(child.keys):
-                return
-            node = child
+                child.split(count)
+            child.last_used = self._clock
+            yield child
+            node, done = child, done + count
 
     def _add(self, keys: list[bytes], pages: list[int]) -> None:
         node, done = self._root, 0
-        for child, count in self._walk(keys):
-            node, done = child, done + count
-            if count < len(child.keys) and done < len(keys):
-                child.split(count)
+        for child in self._walk(keys):
+            node, done = child, done + len(child.keys)
         if done < len(keys):
             self._hold(pages[done:])
-            self._num_pages += len(keys) - done
             node.children[keys[done]] = Node(node, keys[done:], pages[done:], self._clock)
 
     def _evict(self, count: int, in_use: bool) -> int:
@@ -90,10 +78,9 @@ class RadixIndex(PrefixIndex):
             while freed < count and leaf.pages and goes(leaf):
                 freed += self._drop(leaf.pages.pop())
                 leaf.keys.pop()
-                self._num_pages -= 1
             if not leaf.pages and (parent := leaf.parent) is not None:
                 del parent.children[first]
-                if parent is not self._root and not parent.children and goes(parent):
+                if parent is not self._root and not parent.children:
                     heapq.heappush(leaves, (parent.last_used, id(parent), parent))
         return freed
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twostroke.errors import KVError
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP
-from twostroke.kv.cache import KVCache, Tail
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
 from twostroke.kv.provenance import extend
 
 
@@ -32,6 +34,7 @@ class Writer:
         self._table = np.concatenate([base.table, np.zeros((8, 4), np.int32)])
         self._num_spans = len(base.table)
         self._tokens: list[int] = []
+        self._closed = False
         self._own: list[int] = []  # pages allocated here: one reference each, given back by close
 
     def __len__(self) -> int:
@@ -50,6 +53,7 @@ class Writer:
 
         Raises OutOfPages with nothing changed. K and V at the returned places are the caller's to write.
         """
+        self._require_open()
         pool, size = self.base.pool, self.base.pool.page_size
         last = self._table[self._num_spans - 1] if self._num_spans else None
         in_place = 0
@@ -96,6 +100,7 @@ class Writer:
 
     def freeze(self, tail: Tail | None = None) -> KVCache:
         """The value of all entries so far."""
+        self._require_open()
         base = self.base
         return KVCache(
             base.pool,
@@ -107,7 +112,12 @@ class Writer:
         )
 
     def close(self) -> None:
-        """Give back what no frozen value holds."""
+        """Give back what no frozen value holds. Nothing can be entered or frozen after this."""
+        self._closed = True
         if getattr(self, "_own", None):
             self.base.pool.release(np.array(self._own))
             self._own = []
+
+    def _require_open(self) -> None:
+        if self._closed:  # its pages may be somebody else's by now
+            raise KVError("this writer is closed: open another one on the value it began with")

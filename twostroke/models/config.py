@@ -6,17 +6,7 @@ loaders translate their own metadata into it; `tensor_shapes` names every tensor
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding: pair i of a head turns by position * base**(-2i / head_dim) / factors[i].
-
-    `factors` (length head_dim / 2) holds what Llama 3 or linear scaling makes of each frequency; None is all ones.
-    Pairs are (i, i + head_dim / 2), the layout of Hugging Face checkpoints; loaders permute the others.
-    """
-
-    base: float
-    factors: tuple[float, ...] | None = None
+from twostroke.kernels.rope import Rope
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+# The README's commands. PYTHON is the interpreter that makes the environment.
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+PROMPT ?= Explain how a CPU works to a 5-year-old.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run chat test test-models check clean
+
+run: $(VENV)/installed
+	@$(BIN)/twostroke generate --model "$(MODEL)" --prompt "$(PROMPT)"
+
+chat: $(VENV)/installed
+	@$(BIN)/twostroke chat --model "$(MODEL)"
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
+	$(BIN)/python -m pytest -m models
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,89 @@
+"""The command itself: quick help, clean exits, shared options."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+from twostroke.cli import options
+
+TWOSTROKE = [sys.executable, "-m", "twostroke"]
+
+
+def test_help_is_quick_because_torch_stays_out() -> None:
+    code = "import sys; from twostroke.cli.app import app; print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([*TWOSTROKE, "--help"], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - began)
+        assert "generate" in done.stdout
+    assert min(times) < 0.8  # 0.25 s on an idle machine
+
+
+def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
+    command = [
+        *TWOSTROKE,
+        "generate",
+        "-m",
+        tiny,
+        "-p",
+        "the fox",
+        "--max-tokens",
+        "1900",
+        "--ignore-eos",
+        "--threads",
+        "1",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_a_closed_pipe_is_no_error(tiny: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [*TWOSTROKE, "generate", "-m", tiny, "-p", "the fox", "--max-tokens", "5", "--threads", "1"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("4096", 4096), ("64kib", 65536)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert options.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 TiB", "1,5GiB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        options.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("times=2", ("times", 2)),
+        ("p=0.5", ("p", 0.5)),
+        ("keep=all", ("keep", "all")),
+        ("hand-over=true", ("hand_over", True)),
+        ("a=b=c", ("a", "b=c")),
+        ("empty=", ("empty", "")),
+    ],
+)
+def test_method_options(text: str, pair: tuple[str, object]) -> None:
+    assert options.parse_pair(text) == pair

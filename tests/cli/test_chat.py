@@ -1,0 +1,110 @@
+"""`twostroke chat` with lines piped in."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from twostroke.conversation import Conversation
+from twostroke.llm import LLM
+
+OPTIONS = ("--max-tokens", 8)
+
+
+def test_json_of_a_run(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    facts = run_json("chat", "-m", tiny, *OPTIONS, "--system", "be brief", stdin="the fox\n\njumps over\n")
+    conversation = Conversation(LLM(tiny, threads=1), "be brief", max_tokens=8)
+    for text in ("the fox", "jumps over"):
+        list(conversation.say(text))
+    assert facts["messages"] == conversation.messages
+    assert facts["kv_entries"] == len(conversation.kv)
+    assert facts["kv_bytes"] == conversation.kv.nbytes
+    first, second = facts["turns"]
+    assert second["reused_tokens"] == first["entered_tokens"] + first["output_tokens"] - 1
+    assert second["recomputed_tokens"] == 0
+    assert all(turn["ttft_s"] > 0 and turn["decode_tokens_per_second"] > 0 for turn in facts["turns"])
+
+
+def test_commands(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None:
+    talk = tmp_path / "talk"
+    lines = ["the fox", "/kv", f"/save {talk}", "jumps", "/reset", "/kv", "/system be bold", "jumps", "/help"]
+    lines += [f"/load {talk}", "jumps", "/magic", "/save", "/load", "/system", "/quit", "not said"]
+    result = run("chat", "-m", tiny, *OPTIONS, stdin="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    replies = result.stdout.splitlines()
+    assert any("fingerprint" in line and "pending" in line for line in replies)
+    assert "0 entries, no positions" in result.stdout
+    assert "/save PATH" in result.stdout
+    assert "there is no command /magic" in result.stderr
+    assert "/save needs a path" in result.stderr
+    assert "user: the fox" in result.stderr
+    assert result.stderr.count("TTFT") == 4
+
+
+def test_a_saved_conversation_goes_on(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:
+    talk = tmp_path / "talk"
+    whole = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\njumps\n")
+    run_json("chat", "-m", tiny, *OPTIONS, stdin=f"the fox\n/save {talk}\n")
+    rest = run_json("chat", "-m", tiny, *OPTIONS, "--load", talk, stdin="jumps\n")
+    assert rest["messages"] == whole["messages"]
+    assert rest["turns"][0]["reused_tokens"] == whole["turns"][1]["reused_tokens"] > 0
+
+
+def test_seeds_differ_by_turn_and_repeat_by_run(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    options = ("chat", "-m", tiny, *OPTIONS, "--temperature", 1, "--seed", 7)
+    one, two = (run_json(*options, stdin="the\n/reset\nthe\n")["turns"] for _ in range(2))
+    assert [turn["text"] for turn in one] == [turn["text"] for turn in two]
+    assert one[0]["text"] != one[1]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("--load", "{bad}"), "hi\n", "no conversation saved"),
+        ((), "/load {bad}\n", "no conversation saved"),
+        ((), "/load /no/such/file\n", "/no/such/file"),
+        ((), "hi\n/save /proc/no/place\n", "cannot be saved"),
+        (("--temperature", "-1"), "hi\n", "temperature"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(
+    run: Callable[..., Result], tiny: str, tmp_path: Path, arguments: tuple[str, ...], stdin: str, message: str
+) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("something else")
+    arguments = tuple(argument.format(bad=bad) for argument in arguments)
+    result = run("chat", "-m", tiny, *OPTIONS, *arguments, stdin=stdin.format(bad=bad))
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_ctrl_c_stops_a_reply_and_the_conversation_goes_on(tiny: str) -> None:
+    command = [sys.executable, "-m", "twostroke", "chat", "-m", tiny, "--max-tokens", "1900", "--json", "--ignore-eos"]
+    command += ["--threads", "1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"the quick brown fox\n/kv\n")
+        process.stdin.flush()
+        process.stderr.read(1)  # the reply has begun (--json sends it to stderr)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(b"/quit\n", timeout=60)
+    assert process.returncode == 0, err.decode()
+    facts = json.loads(out.splitlines()[-1])
+    turn = facts["turns"][0]
+    assert turn["finish_reason"] == "interrupted"
+    assert 1 <= turn["output_tokens"] < 1900
+    assert facts["kv_entries"] == turn["entered_tokens"] + turn["output_tokens"]
+    assert "stopped | " in err.decode()

@@ -1,0 +1,152 @@
+"""`twostroke generate`: the API's answer, its facts, and what it says to bad input."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from twostroke.llm import LLM
+
+PROMPT = ("--prompt", "the quick brown fox")
+PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
+FIELDS = {"model", "prompt", "method", "text", "token_ids", "finish_reason", "outputs", "prompt_tokens",
+          "cached_tokens", "output_tokens", "kv_bytes", "definitions", *PACE}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_directory: Callable[[str], Path]) -> LLM:
+    return LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)
+
+
+def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
+    facts = run_json("generate", "-m", tiny, *PROMPT, "--raw", "--max-tokens", 9, "--ignore-eos")
+    answer = llm.generate([PROMPT[1]], max_tokens=9, ignore_eos=True)[0]
+    assert set(facts) == FIELDS
+    assert facts["text"] == answer.text == facts["outputs"][0]["text"]
+    assert facts["token_ids"] == [token.id for token in answer.tokens]
+    assert facts["prompt_tokens"] == len(llm.tokenizer.encode(PROMPT[1]))
+    assert (facts["output_tokens"], facts["finish_reason"], facts["cached_tokens"]) == (9, "length", 0)
+    assert facts["kv_bytes"] == (facts["prompt_tokens"] + 8) * llm.pool.entry_bytes
+    assert all(facts[name] > 0 for name in PACE)
+    assert facts["tpot_s"] == pytest.approx(facts["itl_mean_s"]) == pytest.approx(1 / facts["decode_tokens_per_second"])
+    assert facts["prefill_tokens_per_second"] == pytest.approx(facts["prompt_tokens"] / facts["ttft_s"])
+
+
+def test_text_is_streamed_and_facts_go_to_stderr(run: Callable[..., Result], tiny: str, llm: LLM) -> None:
+    result = run("generate", "-m", tiny, *PROMPT, "--max-tokens", 9)
+    answer = llm.chat([{"role": "user", "content": PROMPT[1]}], max_tokens=9)
+    assert result.stdout == answer.text + "\n"
+    assert f"{answer.prompt_tokens} prompt + {len(answer.tokens)} output tokens" in result.stderr
+    for fact in ("prefill", "decode", "TTFT", "ITL", "p99", "KV"):
+        assert fact in result.stderr
+
+
+def test_the_template_and_the_system_message(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the fox"}]
+    facts = run_json("generate", "-m", tiny, "-p", "the fox", "--system", "be brief", "--max-tokens", 5)
+    assert facts["text"] == llm.chat(messages, max_tokens=5).text
+
+
+def test_prompts_from_a_file_and_from_stdin(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("the lazy\ndog\n")
+    one = run_json("generate", "-m", tiny, "--prompt-file", path, "--max-tokens", 4)
+    two = run_json("generate", "-m", tiny, "--prompt", "-", "--max-tokens", 4, stdin="the lazy\ndog\n")
+    three = run_json("generate", "-m", tiny, "--prompt-file", "-", "--max-tokens", 4, stdin="the lazy\ndog")
+    assert one["prompt"] == two["prompt"] == three["prompt"] == "the lazy\ndog"
+    assert one["token_ids"] == two["token_ids"] == three["token_ids"]
+
+
+def test_several_answers_with_logprobs(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
+    sampling = {"max_tokens": 6, "temperature": 0.9, "top_k": 40, "top_p": 0.9, "seed": 3, "n": 3, "logprobs": 2}
+    options = [part for name, value in sampling.items() for part in (f"--{name.replace('_', '-')}", value)]
+    facts = run_json("generate", "-m", tiny, *PROMPT, "--raw", *options)
+    answer = llm.generate([PROMPT[1]], **sampling)[0]
+    assert [output["text"] for output in facts["outputs"]] == [output.text for output in answer.outputs]
+    for output, expected in zip(facts["outputs"], answer.outputs, strict=True):
+        assert [t["logprob"] for t in output["logprobs"]] == pytest.approx([t.logprob for t in expected.tokens])
+        assert all(len(token["top"]) == 2 for token in output["logprobs"])
+
+
+def test_several_answers_and_logprobs_for_people(run: Callable[..., Result], tiny: str) -> None:
+    result = run("generate", "-m", tiny, *PROMPT, "--n", 2, "--max-tokens", 3, "--logprobs", 1)
+    assert result.stdout.startswith("[1] ")
+    assert "\n[2] " in result.stdout
+    assert result.stderr.count(" of ") == 6
+
+
+def test_methods_and_their_options(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
+    from twostroke.methods import method
+
+    options = ("--method", "repeat", "--method-option", "times=3", "--method-option", "sinks=2")
+    facts = run_json("generate", "-m", tiny, *PROMPT, "--raw", "--max-tokens", 6, *options)
+    expected = llm.generate([PROMPT[1]], max_tokens=6, method=method("repeat", times=3, sinks=2))[0]
+    assert (facts["method"], facts["text"]) == ("repeat", expected.text)
+
+
+def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    whole = run_json("generate", "-m", tiny, *PROMPT, "--max-tokens", 30)["text"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
+    facts = run_json("generate", "-m", tiny, *PROMPT, "--max-tokens", 30, "--stop", stop, "--stop", "never this")
+    assert facts["text"] == whole[: whole.index(stop)]
+    assert facts["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-m", "smollm2-135x", *PROMPT), 1, "unknown model"),
+        (("-m", "/no/such/model.gguf", *PROMPT), 1, "/no/such/model.gguf"),
+        (("-p", ""), 1, "prompt is empty"),
+        (("--prompt-file", "/no/such/file"), 1, "/no/such/file"),
+        (("--prompt-file", "/bin/true"), 1, "not UTF-8"),
+        ((), 2, "--prompt"),
+        ((*PROMPT, "--prompt-file", "-"), 2, "--prompt"),
+        ((*PROMPT, "--temperature", "-1"), 1, "temperature"),
+        ((*PROMPT, "--temperature", "nan"), 1, "temperature"),
+        ((*PROMPT, "--temperature", "warm"), 2, "--temperature"),
+        ((*PROMPT, "--top-p", "0"), 1, "top_p"),
+        ((*PROMPT, "--max-tokens", "0"), 1, "max_tokens"),
+        ((*PROMPT, "--n", "0"), 1, "n must be"),
+        ((*PROMPT, "--method", "magic"), 1, "magic"),
+        ((*PROMPT, "--method-option", "times"), 2, "key=value"),
+        ((*PROMPT, "--method", "repeat", "--method-option", "times=lots"), 1, "times"),
+        ((*PROMPT, "--method", "repeat", "--method-option", "size=2"), 1, "size"),
+        ((*PROMPT, "--system", "x", "--raw"), 2, "--system"),
+        ((*PROMPT, "--kv-bytes", "much"), 2, "is no size"),
+        ((*PROMPT, "--backend", "magic"), 1, "backend"),
+        ((*PROMPT, "--dtype", "int3"), 1, "dtype"),
+        ((*PROMPT, "--device", "nowhere"), 1, "device"),
+        ((*PROMPT, "--prefix-index", "magic"), 1, "prefix_index"),
+        ((*PROMPT, "--threads", "0"), 1, "threads"),
+        ((*PROMPT, "--unknown"), 2, "--unknown"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(
+    run: Callable[..., Result], tiny: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    model = () if "-m" in arguments else ("-m", tiny)
+    result = run("generate", *model, *arguments)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    if code == 1:
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_prompt_past_the_context(run: Callable[..., Result], tiny: str) -> None:
+    result = run("generate", "-m", tiny, "-p", "the fox " * 3000, "--raw")
+    assert result.exit_code == 1
+    assert "2048" in result.stderr
+
+
+def test_the_default_model_is_the_catalogs(run_json: Callable[..., dict[str, Any]]) -> None:
+    from twostroke.checkpoints.catalog import DEFAULT_MODEL
+
+    facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 12)
+    assert facts["model"] == DEFAULT_MODEL
+    assert "Paris" in facts["text"]

@@ -1,0 +1,100 @@
+"""`twostroke models`: the catalog, and what a model is made of."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from twostroke.checkpoints.catalog import CATALOG
+from twostroke.kernels.formats import RawTensor
+from twostroke.llm import LLM
+
+
+def test_list(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
+    models = {model["name"]: model for model in run_json("models", "list")["models"]}
+    assert list(models) == list(CATALOG)
+    assert models["smollm2-135m"]["size"] == 98_362_432
+    assert {"licence", "fetched", "chat", "sources", "path"} <= set(models["smollm2-135m"])
+    text = run("models", "list").stdout
+    assert all(name in text for name in CATALOG)
+
+
+def test_pull_of_a_path_is_already_there(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    facts = run_json("models", "pull", tiny)
+    assert facts["bytes"] == sum(file["bytes"] for file in facts["files"]) > 0
+
+
+def test_show(
+    run: Callable[..., Result],
+    run_json: Callable[..., dict[str, Any]],
+    tiny_directory: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = str(tiny_directory("gemma3"))
+    llm = LLM(directory)
+    monkeypatch.setattr(RawTensor, "dequantize", lambda *_: pytest.fail("the weights were loaded"))
+    facts = run_json("models", "show", directory)
+    assert (facts["layers"], facts["hidden_size"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (
+        7,
+        64,
+        4,
+        2,
+        32,
+    )
+    assert facts["kv_bytes_per_token"] == {"float32": llm.pool.entry_bytes, "bfloat16": llm.pool.entry_bytes // 2}
+    assert {one["window"]: one["layers"] for one in facts["windows"]} == {24: 6, None: 1}
+    assert facts["parameters"] == sum(t.numel() for t in parameters(directory))
+    assert facts["weights"]["F32"]["bytes"] == 4 * facts["parameters"]
+    assert facts["tokenizer"]["kind"] == "BPE"
+    assert facts["tokenizer"]["eos_tokens"] == ["</s>"]
+    assert facts["tokenizer"]["chat_template"].startswith("{% for")
+    assert facts["files"][0]["bytes"] > 0
+    assert len(facts["weights_id"]) == 32
+    text = run("models", "show", directory).stdout
+    for word in (
+        "architecture",
+        "KV per token",
+        "weights id",
+        "weights in F32",
+        "parameters",
+        "window 24 in 6 layers",
+        "</s> (1)",
+    ):
+        assert word in text
+
+
+def parameters(directory: str) -> list[Any]:
+    from safetensors.torch import load_file
+
+    return list(load_file(Path(directory) / "model.safetensors").values())
+
+
+def test_show_of_a_catalog_model(run_json: Callable[..., dict[str, Any]]) -> None:
+    facts = run_json("models", "show", "smollm2-135m")
+    assert facts["layers"] == 30
+    assert facts["tokenizer"]["kind"] == "gpt2"
+    assert facts["catalog"]["fetched"] is True
+    assert facts["parameters"] == 134_515_008
+
+
+def test_show_of_a_model_not_fetched(
+    run: Callable[..., Result],
+    run_json: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
+    facts = run_json("models", "show", "smollm2-135m")
+    assert facts["catalog"]["fetched"] is False
+    assert "layers" not in facts
+    assert "models pull smollm2-135m" in run("models", "show", "smollm2-135m").stdout
+
+
+@pytest.mark.parametrize("command", ["pull", "show"])
+def test_unknown_models(run: Callable[..., Result], command: str) -> None:
+    result = run("models", command, "smollm")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: unknown model")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,239 @@
+"""Random sequences of every operation on KV values, against plain lists of entries."""
+
+import gc
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.kv.values import computed, make_pool, same_tail, tensor
+from twostroke.errors import KVError, OutOfPages
+from twostroke.kernels.interface import PAGE
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
+from twostroke.kv.pool import PagePool, check_counts
+from twostroke.kv.writer import Writer
+
+MODELS = ("student", "teacher")
+MAX_VALUES = 8
+
+indices = st.integers(0, MAX_VALUES - 1)
+bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
+token_lists = st.lists(st.integers(0, 2), max_size=9)
+tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
+tails = tails | st.builds(lambda x: Tail("m", torch.tensor([x, -0.0])), st.floats(width=32, allow_nan=False))
+
+
+class Entry:
+    """One entry and its history, told without stretches: what it attended to when it was computed."""
+
+    def __init__(self, model: str, context: "list[Entry]", token: int, position: int) -> None:
+        self.token, self.position = token, position
+        self.data = computed(model, [entry.data for entry in context], token, position)
+        self.before = [entry.token for entry in context]
+        whole = all(entry.model == model and entry.position == i for i, entry in enumerate(context))
+        self.model = model if whole and position == len(context) else None
+
+
+@dataclass
+class Expected:
+    """What a value should be."""
+
+    entries: list[Entry]
+    next_position: int
+    tail: Tail | None = None
+
+    def canonical_length(self, model: str) -> int:
+        tokens = [entry.token for entry in self.entries]
+        for i, entry in enumerate(self.entries):
+            if entry.model != model or entry.before != tokens[:i]:
+                return i
+        return len(tokens)
+
+    def __getitem__(self, which: slice) -> "Expected":
+        entries, (start, stop, _) = self.entries[which], which.indices(len(self.entries))
+        positions = [*(entry.position for entry in self.entries), self.next_position]
+        if not entries:
+            return Expected([], positions[start])
+        at_end = stop == len(self.entries)
+        return Expected(
+            entries, self.next_position if at_end else entries[-1].position + 1, self.tail if at_end else None
+        )
+
+    def __add__(self, other: "Expected") -> "Expected":
+        if not self.entries or not other.entries:
+            return self if self.entries or not other.entries else other
+        return Expected(self.entries + other.entries, other.next_position, other.tail)
+
+    def joins(self, other: "Expected") -> bool:
+        return not self.entries or not other.entries or self.entries[-1].position < other.entries[0].position
+
+
+class Values(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        gc.disable()  # pages must come back by reference counts alone
+        self.pools = [make_pool(40), make_pool(14)]  # the second one runs out now and then
+        self.values: list[tuple[KVCache, Expected]] = []
+        self.writers: list[tuple[Writer, Expected]] = []
+
+    def pick(self, i: int) -> tuple[KVCache, Expected]:
+        return self.values[i % len(self.values)]
+
+    def keep(self, kv: KVCache, expected: Expected) -> None:
+        self.values.append((kv, expected))
+        del self.values[:-MAX_VALUES]
+
+    @rule(i=st.integers(0, 1))
+    def empty(self, i: int) -> None:
+        self.keep(KVCache.empty(self.pools[i]), Expected([], 0))
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, model=st.sampled_from(MODELS))
+    def open(self, i: int, model: str) -> None:
+        kv, expected = self.pick(i)
+        self.writers.append((Writer(kv, model), Expected(list(expected.entries), expected.next_position)))
+        del self.writers[:-3]  # abandoned, whatever was entered
+
+    @precondition(lambda self: self.writers)
+    @rule(i=indices, tokens=token_lists)
+    def append(self, i: int, tokens: list[int]) -> None:
+        writer, expected = self.writers[i % len(self.writers)]
+        pool, table, position = writer.base.pool, writer.table.copy(), writer.next_position
+        used = pool.num_used
+        try:
+            places = writer.append(tokens)
+        except OutOfPages:
+            assert pool.num_used == used
+            assert (writer.table == table).all()
+            assert writer.next_position == position
+            return
+        assert pool.num_used <= used + -(-len(tokens) // pool.page_size) + 1
+        assert places.positions.tolist() == list(range(position, position + len(tokens)))
+        for token in tokens:
+            expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
+            expected.next_position += 1
+        new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
+        pool.write(places.pages, places.slots, tensor(new))
+
+    @precondition(lambda self: self.writers)
+    @rule(i=indices, tail=tails, close=st.booleans())
+    def freeze(self, i: int, tail: Tail | None, close: bool) -> None:
+        writer, expected = self.writers[i % len(self.writers)]
+        self.keep(writer.freeze(tail), Expected(list(expected.entries), expected.next_position, tail))
+        if close:
+            del self.writers[i % len(self.writers)]
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, tokens=token_lists, model=st.sampled_from(MODELS), tail=tails)
+    def extend(self, i: int, tokens: list[int], model: str, tail: Tail | None) -> None:
+        self.open(i, model)
+        self.append(-1, tokens)
+        self.freeze(-1, tail, close=True)
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, start=bounds, stop=bounds)
+    def cut(self, i: int, start: Any, stop: Any) -> None:
+        kv, expected = self.pick(i)
+        used = kv.pool.num_used
+        self.keep(kv[start:stop], expected[start:stop])
+        assert kv.pool.num_used <= used
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, j=indices)
+    def add(self, i: int, j: int) -> None:
+        self._join(*self.pick(i), *self.pick(j))
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, j=indices, at=st.integers(0, 12), skip=st.integers(0, 3))
+    def splice(self, i: int, j: int, at: int, skip: int) -> None:
+        (left, left_expected), (right, right_expected) = self.pick(i), self.pick(j)
+        self._join(left[:at], left_expected[:at], right[at + skip :], right_expected[at + skip :])
+
+    def _join(self, left: KVCache, left_expected: Expected, right: KVCache, right_expected: Expected) -> None:
+        used = left.pool.num_used
+        if not left_expected.joins(right_expected):
+            with pytest.raises(KVError, match="positions must increase"):
+                left + right
+        else:
+            try:
+                self.keep(left + right, left_expected + right_expected)
+            except OutOfPages:
+                assert left.pool is not right.pool
+        assert left.pool is not right.pool or left.pool.num_used <= used
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, j=st.integers(0, 1))
+    def copy(self, i: int, j: int) -> None:
+        kv, expected = self.pick(i)
+        try:
+            self.keep(kv.copy_to(self.pools[j]), expected)
+        except OutOfPages:
+            assert self.pools[j].num_free < len(kv.table)
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, j=st.integers(0, 1))
+    def save_and_load(self, i: int, j: int) -> None:
+        kv, expected = self.pick(i)
+        with tempfile.TemporaryDirectory() as directory:
+            kv.save(Path(directory) / "value")
+            try:
+                self.keep(KVCache.load(Path(directory) / "value", self.Holder(self.pools[j])), expected)
+            except OutOfPages:
+                assert self.pools[j].num_free < len(kv.table)
+
+    @dataclass
+    class Holder:
+        pool: PagePool
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices)
+    def drop(self, i: int) -> None:
+        del self.values[i % len(self.values)]
+
+    @precondition(lambda self: self.writers)
+    @rule(i=indices)
+    def abandon(self, i: int) -> None:
+        del self.writers[i % len(self.writers)]
+
+    @invariant()
+    def values_are_as_expected(self) -> None:
+        for kv, expected in self.values:
+            entries = expected.entries
+            assert len(kv) == len(entries)
+            assert kv.tokens == [entry.token for entry in entries]
+            assert kv.positions == [entry.position for entry in entries]
+            assert kv.next_position == expected.next_position
+            assert kv.nbytes == len(entries) * 2 * 2 * 2 * 4 * 4
+            assert torch.equal(kv.entries(), tensor([entry.data for entry in entries]))
+            assert same_tail(kv.tail, expected.tail)
+            for model in MODELS:
+                assert kv.canonical_length(model) == expected.canonical_length(model)
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        holders = {id(kv): kv for kv, _ in self.values} | {id(w.base): w.base for w, _ in self.writers}
+        for pool in self.pools:
+            tables = [kv.table[:, PAGE] for kv in holders.values() if kv.pool is pool]
+            own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
+            check_counts(pool, tables + own)
+
+    def teardown(self) -> None:
+        self.values.clear()
+        self.writers.clear()
+        used = [pool.num_used for pool in self.pools]
+        gc.enable()
+        assert used == [0, 0]
+
+
+TestValues = Values.TestCase
+TestValues.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,153 @@
+"""Pages: handed out, counted, claimed, and given back once."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kv.values import GEOMETRY, prefill
+from twostroke.errors import OutOfPages
+from twostroke.kernels.interface import PAGE
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pool import PagePool, check_counts
+
+NewPool = Callable[..., PagePool]
+
+
+def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
+    for dtype, size in [("float32", 4), ("bfloat16", 2)]:
+        pool = new_pool(num_pages=10, page_size=4, geometry=replace(GEOMETRY, kv_dtype=dtype))
+        assert pool.storage.shape == (2, 2, 10, 2, 4, 4)
+        assert not pool.storage.any()
+        assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
+        assert pool.page_bytes * pool.num_pages == pool.storage.nbytes
+
+
+def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=6)
+    assert pool.allocate(4) == [0, 1, 2, 3]
+    assert (pool.num_used, pool.num_free) == (4, 2)
+    pool.release(np.array([1, 2]))
+    assert pool.num_used == 2
+    assert sorted(pool.allocate(4)) == [1, 2, 4, 5]
+    assert pool.allocate(0) == []
+    pool.release(np.arange(6))
+
+
+def test_references_are_counted_for_every_occurrence(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=3)
+    (page,) = pool.allocate(1)
+    pool.retain(np.array([page, page]))
+    assert pool.references(page) == 3
+    pool.release(np.array([page, page]))
+    assert pool.num_used == 1
+    pool.retain(np.array([page]))
+    pool.release(np.array([page, page]))
+    assert (pool.num_used, pool.num_free) == (0, 3)
+    assert sorted(pool.allocate(3)) == [0, 1, 2]  # it is on the free list once
+    pool.release(np.arange(3))
+
+
+def test_slots_are_claimed_once(new_pool: NewPool) -> None:
+    pool = new_pool()
+    (page,) = pool.allocate(1)
+    assert pool.claim(page, 0, 2)
+    assert not pool.claim(page, 0, 1)
+    assert not pool.claim(page, 1, 3)
+    assert pool.claim(page, 2, 3)
+    pool.unclaim(page, 2)
+    assert pool.claim(page, 2, 4)
+    pool.release(np.array([page]))
+    assert pool.allocate(1) == [page]
+    assert pool.claim(page, 0, 1)  # a page is fresh again
+    pool.release(np.array([page]))
+
+
+def test_running_out_takes_nothing_and_asks_for_reclaim_first(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=4)
+    pages, asked = pool.allocate(3), []
+    with pytest.raises(OutOfPages, match="2 more KV pages are needed and 1 of 4 are free"):
+        pool.allocate(2)
+    assert pool.num_free == 1
+
+    def reclaim(count: int) -> None:
+        asked.append(count)
+        pool.release(np.array([pages.pop() for _ in range(min(count, len(pages)))]))
+
+    pool.reclaim = reclaim
+    assert len(pool.allocate(1)) == 1
+    assert asked == []  # not while there are free pages
+    assert len(pool.allocate(2)) == 2
+    assert asked == [2]
+    with pytest.raises(OutOfPages):
+        pool.allocate(3)
+    assert asked == [2, 3]
+    pool.release(np.array([page for page in range(4) if pool.references(page)]))
+
+
+def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=5)
+    pages, slots = np.array([4, 0, 0, 2]), np.array([3, 0, 2, 1])
+    entries = torch.randn(2, 2, 4, 2, 4)
+    pool.write(pages, slots, entries)
+    assert torch.equal(pool.read(pages, slots), entries)
+    assert torch.equal(pool.storage[1, 0, 4, :, 3], entries[1, 0, 0])
+    assert int(pool.storage.count_nonzero()) == entries.numel()
+
+
+def test_copy_slots_copies_these_slots_of_every_layer_and_no_others(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=3)
+    pool.storage[:, :, 0] = torch.randn(2, 2, 2, 4, 4)
+    pool.copy_slots(0, 2, 1, 3)
+    assert torch.equal(pool.storage[:, :, 2, :, 1:3], pool.storage[:, :, 0, :, 1:3])
+    assert not pool.storage[:, :, 2, :, [0, 3]].any()
+    assert not pool.storage[:, :, 1].any()
+
+
+def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:
+    kv = prefill(pool, range(9))
+    pages = kv.table[:, PAGE]
+    check_counts(pool, [pages])
+    for wrong in ([], [pages, pages], [pages[:-1]]):
+        with pytest.raises(AssertionError):
+            check_counts(pool, wrong)
+
+
+def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool: NewPool) -> None:
+    """The garbage collector may run between any two lines; here another value is dropped at every one of them."""
+    moments = 0
+    while True:
+        pool = new_pool(num_pages=8)
+        kv = prefill(pool, range(20))
+        held, moment = [kv[2:]], 0
+
+        def trace(frame: FrameType, event: str, _: object, held: list[KVCache] = held, at: int = moments) -> Any:
+            nonlocal moment
+            if frame.f_code is not PagePool.release.__code__:
+                return trace if event == "call" else None
+            if event == "line":
+                moment += 1
+                if moment == at + 1:
+                    sys.settrace(None)
+                    held.clear()
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            del kv
+        finally:
+            sys.settrace(previous)
+        if held:
+            held.clear()  # there was no such line any more
+            break
+        assert (pool.num_used, pool.num_free) == (0, 8)
+        assert len(set(pool.allocate(8))) == 8
+        pool.release(np.arange(8))
+        moments += 1
+    assert moments >= 4

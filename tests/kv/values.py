@@ -1,0 +1,66 @@
+"""A stand-in for a model: K and V of an entry are a digest of the weights and of everything it attended to.
+
+So an entry that was computed over another prefix, or by other weights, differs in its numbers, and whoever mixes
+them up is found out by comparing bits. The numbers are bytes, which float32 and bfloat16 both hold exactly.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from twostroke.kernels.rope import Rope
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.pool import PagePool
+from twostroke.kv.writer import Writer
+
+GEOMETRY = Geometry(
+    num_layers=2, num_kv_heads=2, head_dim=4, ropes=(Rope(1e4),) * 2, kv_dtype="float32", tokenizer="letters"
+)
+SHAPE = (2, 2, 2, 4)  # layers, K and V, heads, head_dim: 32 numbers, as many as a digest has bytes
+
+
+def make_pool(num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY) -> PagePool:
+    return PagePool(geometry, num_pages, page_size)
+
+
+def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
+    """What `model` makes of a token at a position after the entries of `context`."""
+    return hashlib.blake2b(repr((model, token, position)).encode() + b"".join(context), digest_size=32).digest()
+
+
+def tensor(entries: Sequence[bytes]) -> torch.Tensor:
+    """[layers, 2, n, heads, head_dim], as `KVCache.entries` returns them."""
+    numbers = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), *SHAPE)
+    return torch.from_numpy(np.moveaxis(numbers, 0, 2).astype(np.float32))
+
+
+def contents(kv: KVCache) -> list[bytes]:
+    """The inverse of `tensor`, of a value's entries."""
+    numbers = kv.entries().float().numpy().astype(np.uint8)
+    return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
+
+
+def enter(writer: Writer, tokens: Sequence[int]) -> None:
+    """Append tokens and compute them."""
+    context = contents(writer.freeze())
+    for token in tokens:
+        context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
+    places = writer.append(list(tokens))
+    writer.base.pool.write(places.pages, places.slots, tensor(context[len(context) - len(tokens) :]))
+
+
+def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:
+    """A value that extends another one, or begins in a pool."""
+    writer = Writer(after if isinstance(after, KVCache) else KVCache.empty(after), model)
+    enter(writer, tokens)
+    return writer.freeze(tail)
+
+
+def same_tail(one: Tail | None, other: Tail | None) -> bool:
+    if one is None or other is None or one.logits is None or other.logits is None:
+        return one == other
+    return (one.model, one.pending) == (other.model, other.pending) and torch.equal(one.logits, other.logits)

@@ -1,0 +1,42 @@
+"""Where a measurement was taken."""
+
+import os
+import platform
+import resource
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Date, processor, accelerator and versions."""
+    import torch
+
+    cuda = device.startswith("cuda")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gpu": torch.cuda.get_device_name(device) if cuda else None,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }

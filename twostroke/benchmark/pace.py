@@ -1,0 +1,54 @@
+"""How fast a request was, by the definitions that hold everywhere in Twostroke."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from twostroke.engine.request import Timings
+
+DEFINITIONS = {
+    "ttft_s": "first token - arrival",
+    "itl_mean_s": "mean of the gaps between consecutive tokens",
+    "itl_p99_s": "99th percentile (nearest rank) of the gaps between consecutive tokens",
+    "tpot_s": "(last - first) / (n - 1)",
+    "prefill_tokens_per_second": "prompt tokens / TTFT",
+    "decode_tokens_per_second": "(n - 1) / (last - first)",
+}
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """By nearest rank: the smallest value that at least so many percent do not exceed."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Each field as in `DEFINITIONS`; None where there were too few tokens to say."""
+
+    ttft_s: float | None
+    itl_mean_s: float | None
+    itl_p99_s: float | None
+    tpot_s: float | None
+    prefill_tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+
+    @classmethod
+    def of(cls, timings: Timings, prompt_tokens: int) -> "Pace":
+        ttft, gaps, tpot = timings.ttft, timings.itls, timings.tpot
+        return cls(
+            ttft,
+            mean(gaps),
+            percentile(gaps, 99),
+            tpot,
+            prompt_tokens / ttft if ttft else None,
+            1 / tpot if tpot else None,
+        )
+
+    def as_dict(self) -> dict[str, float | None]:
+        return asdict(self)

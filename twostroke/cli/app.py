@@ -1,0 +1,51 @@
+"""The command `twostroke`: its subcommands, and what happens to errors."""
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from twostroke.cli import bench, chat, generate, models
+from twostroke.errors import TwostrokeError
+
+
+class Commands(TyperGroup):
+    """Prints a typed error as one line. Wrong options (exit 2), Ctrl-C (130) and closed pipes are typer's to handle."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TwostrokeError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    name="twostroke",
+    cls=Commands,
+    help="An LLM inference engine of two strokes, prefill and decode, whose KV cache is a value you hold.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.add_typer(models.app, name="models")
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("twostroke"))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """An LLM inference engine of two strokes, prefill and decode, whose KV cache is a value you hold."""

@@ -1,0 +1,143 @@
+"""`twostroke bench`: how fast a model is on this machine."""
+
+import time
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twostroke.cli.options import JsonFlag, ModelOptions, spread
+from twostroke.cli.report import print_json, size, stderr_console
+
+if TYPE_CHECKING:
+    from twostroke.benchmark.latency import Result, Workload
+    from twostroke.llm import LLM
+
+app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Measure speed and memory."""
+
+
+def parse_counts(text: str) -> list[int]:
+    """`128,512,2048`."""
+    try:
+        counts = [int(part) for part in str(text).split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number, or several with commas between them") from None
+    if min(counts) < 1:
+        raise typer.BadParameter(f"{text!r}: numbers must be at least 1")
+    return counts
+
+
+@app.command()
+@spread
+def latency(
+    *,
+    prompt_tokens: Annotated[
+        Any, typer.Option(parser=parse_counts, metavar="N,...", help="Prompt lengths, random tokens.")
+    ] = "512",
+    output_tokens: Annotated[Any, typer.Option(parser=parse_counts, metavar="N,...", help="Answer lengths.")] = "64",
+    batch: Annotated[Any, typer.Option(parser=parse_counts, metavar="N,...", help="Sequences at once.")] = "1",
+    repeats: Annotated[int, typer.Option(min=1, help="Measured rounds; medians are reported.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds before them.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random tokens.")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="This text instead of random tokens.")] = None,
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="So many first tokens are always the same, and the prefix index is on.")
+    ] = 0,
+    as_json: JsonFlag = False,
+    model_options: ModelOptions,
+) -> None:
+    """TTFT, ITL, tokens per second of both strokes, and memory. Several lengths are run in turn, round by round."""
+    # A prefix index would remember what the bench means to compute, so it is off unless it is what is measured.
+    changes = {} if shared_prefix else {"prefix_index": "off"}
+    began = time.perf_counter()
+    llm = model_options.open(**changes)
+    load_s = time.perf_counter() - began
+    from twostroke.benchmark.latency import Prompts, Workload
+
+    if prompt is not None:
+        prompt_tokens = [len(llm.encode(prompt))]
+    workloads = [Workload(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
+    results = run(llm, workloads, repeats, warmup, Prompts(seed, shared_prefix, prompt))
+    facts = describe(llm, results, load_s)
+    if as_json:
+        print_json(facts)
+        return
+    print_table(facts)
+
+
+def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prompts: Any) -> "list[Result]":
+    """Measure, with a bar on stderr where that is a terminal."""
+    from rich.progress import Progress
+
+    from twostroke.benchmark.latency import measure
+
+    with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
+        task = bar.add_task("measuring", total=len(workloads) * (repeats + warmup))
+        return measure(
+            llm, workloads, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task)
+        )
+
+
+def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, Any]:
+    """Everything, for JSON: the first workload's numbers at the top, all of them under `results`."""
+    import torch
+
+    from twostroke.benchmark.machine import describe as describe_machine
+    from twostroke.benchmark.machine import peak_rss_bytes
+    from twostroke.benchmark.pace import DEFINITIONS
+
+    kernels = llm.decoder.kernels
+    common = {
+        "model": llm.name,
+        "backend": kernels.name,
+        "device": str(kernels.device),
+        "dtype": str(kernels.dtype).removeprefix("torch."),
+        "kv_dtype": llm.pool.geometry.kv_dtype,
+        "threads": torch.get_num_threads(),
+        "load_s": load_s,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+    all_facts = [common | result.as_dict() for result in results]
+    facts = all_facts[0] | describe_machine(str(kernels.device)) | {"definitions": DEFINITIONS}
+    return facts | ({"results": all_facts} if len(all_facts) > 1 else {})
+
+
+def print_table(facts: dict[str, Any]) -> None:
+    """A row for each workload."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("prompt", "output", "batch", "prefill tok/s", "TTFT ms", "decode tok/s", "ITL ms", "ITL p99 ms", "KV")
+    table = Table(box=None, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for one in facts.get("results", [facts]):
+        table.add_row(
+            *(str(one[key]) for key in ("prompt_tokens", "output_tokens", "batch")),
+            _number(one["prefill_tokens_per_second"]),
+            _number(one["ttft_s"], 1e3),
+            _number(one["decode_tokens_per_second"]),
+            _number(one["itl_mean_s"], 1e3),
+            _number(one["itl_p99_s"], 1e3),
+            size(one["kv_bytes"]),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    machine = facts["machine"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    console.print(
+        f"{facts['model']}, {facts['backend']} {facts['dtype']}, {facts['threads']} threads, "
+        f"medians of {facts['repeats']}; loaded in {facts['load_s']:.1f} s, "
+        f"peak memory {size(facts['peak_rss_bytes'])}; {where}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else f"{value * scale:.1f}"

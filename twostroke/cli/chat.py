@@ -1,0 +1,235 @@
+"""`twostroke chat`: a conversation whose KV cache is extended turn by turn, never recomputed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from twostroke.cli.options import JsonFlag, ModelOptions, SamplingOptions, spread
+from twostroke.cli.report import note, pace_text, print_json, size
+from twostroke.errors import TwostrokeError
+
+if TYPE_CHECKING:
+    from twostroke.conversation import Conversation, Reply
+
+HELP = """\
+/save PATH    write messages and KV cache into a file
+/load PATH    go on with a saved conversation
+/reset        forget all but the system message
+/system TEXT  set the system message (without TEXT: none)
+/kv           facts about the KV cache
+/help         this list
+/quit         leave, as Ctrl-D does; Ctrl-C stops a reply"""
+
+
+@spread
+def chat(
+    *,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    load: Annotated[Path | None, typer.Option(help="Go on with a conversation that was saved with /save.")] = None,
+    as_json: JsonFlag = False,
+    model_options: ModelOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Talk with a model, line by line; /help lists commands. Lines may be piped in, too."""
+    sampling.params()  # wrong ones are told before the model is loaded
+    llm = model_options.open()
+    from twostroke.conversation import Conversation
+
+    fields = sampling.fields()
+    if load is None:
+        conversation = Conversation(llm, system, **fields)
+    else:
+        conversation = Conversation.load(load, llm, **fields)
+        conversation.system = conversation.system if system is None else system
+    session = Session(conversation, sys.stderr if as_json else sys.stdout, sys.stdin.isatty())
+    if session.interactive:
+        note(f"{llm.name}: /help lists commands, Ctrl-D leaves")
+    session.run()
+    if as_json:
+        print_json(session.facts())
+
+
+class Session:
+    """Lines in, replies out.
+
+    Attributes:
+        conversation: what is being said.
+        out: where replies go.
+        interactive: a person types; errors are then told without ending the session.
+        turns: facts of each reply.
+    """
+
+    def __init__(self, conversation: Conversation, out: TextIO, interactive: bool) -> None:
+        self.conversation, self.out, self.interactive = conversation, out, interactive
+        self.turns: list[dict[str, Any]] = []
+        self._commands: dict[str, Callable[[str], None]] = {
+            "save": self._save,
+            "load": self._load,
+            "reset": lambda _: self.conversation.reset(),
+            "system": self._system,
+            "kv": self._kv,
+            "help": lambda _: self._print(HELP),
+        }
+
+    def run(self) -> None:
+        """Until /quit or the end of the input."""
+        for line in self._lines():
+            name, _, argument = line[1:].partition(" ")
+            if line.startswith("/") and name in ("quit", "exit"):
+                return
+            try:
+                if line.startswith("/"):
+                    self._command(name, argument.strip())
+                else:
+                    self._answer(line)
+            except TwostrokeError as error:
+                if not self.interactive:
+                    raise
+                note(f"error: {error}")
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                note("interrupted")
+
+    def facts(self) -> dict[str, Any]:
+        """The whole run, for JSON."""
+        from twostroke.benchmark.pace import DEFINITIONS
+
+        kv = self.conversation.kv
+        return {
+            "model": self.conversation.llm.name,
+            "messages": self.conversation.messages,
+            "kv_entries": len(kv),
+            "kv_bytes": kv.nbytes,
+            "turns": self.turns,
+            "definitions": DEFINITIONS,
+        }
+
+    def _lines(self) -> Iterator[str]:
+        """What the user says, line by line, without empty ones."""
+        if self.interactive:
+            import readline  # noqa: F401 (line editing and history for input())
+        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which may be for JSON alone
+        while True:
+            try:
+                line = input(prompt) if self.interactive else sys.stdin.readline()
+            except EOFError:
+                self._print("")
+                return
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                self._print("")
+                note("Ctrl-D or /quit leaves")
+                continue
+            if not self.interactive and not line:
+                return
+            if line.strip():
+                yield line.strip()
+
+    def _answer(self, text: str) -> None:
+        fields = {}
+        if (seed := self.conversation.sampling.get("seed")) is not None:
+            fields["seed"] = seed + len(self.turns)  # the same random numbers in every turn would be odd
+        reply = self.conversation.say(text, **fields)
+        with _ctrl_c() as pressed:
+            for token in reply:
+                self.out.write(token.text)
+                self.out.flush()
+                if pressed.is_set():
+                    reply.close()
+                    break
+        self._print("")
+        self.turns.append(_turn(reply))
+        note(_facts_line(reply, pressed.is_set()))
+
+    def _command(self, name: str, argument: str) -> None:
+        command = self._commands.get(name)
+        if command is None:
+            note(f"there is no command /{name}; /help lists them")
+            return
+        command(argument)
+
+    def _save(self, path: str) -> None:
+        if not path:
+            note("/save needs a path")
+            return
+        self.conversation.save(Path(path).expanduser())
+        note(f"saved {len(self.conversation.kv)} entries and {len(self.conversation.messages)} messages to {path}")
+
+    def _load(self, path: str) -> None:
+        if not path:
+            note("/load needs a path")
+            return
+        old = self.conversation
+        self.conversation = type(old).load(Path(path).expanduser(), old.llm, **old.sampling)
+        for message in self.conversation.messages:
+            note(f"{message['role']}: {message['content']}")
+
+    def _system(self, text: str) -> None:
+        self.conversation.system = text or None
+
+    def _kv(self, _: str) -> None:
+        kv = self.conversation.kv
+        positions = kv.positions
+        span = f"positions {positions[0]} to {positions[-1]}" if positions else "no positions"
+        pending = "" if kv.pending is None else f", token {kv.pending} pending"
+        facts = f"{len(kv)} entries, {span}, {size(kv.nbytes)} ({kv.nbytes:,} bytes) in {kv.num_pages} pages{pending}"
+        self._print(f"{facts}, fingerprint {kv.fingerprint}")
+
+    def _print(self, text: str) -> None:
+        self.out.write(text + "\n")
+        self.out.flush()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, so that a step is finished in order; the second one interrupts."""
+    pressed = threading.Event()
+
+    def press(*_: Any) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _turn(reply: Reply) -> dict[str, Any]:
+    from twostroke.benchmark.pace import Pace
+
+    return {
+        "text": reply.text,
+        "token_ids": [token.id for token in reply.tokens],
+        "finish_reason": reply.finish_reason or "interrupted",
+        "entered_tokens": reply.entered,
+        "reused_tokens": reply.reused,
+        "recomputed_tokens": reply.recomputed,
+        "output_tokens": len(reply.tokens),
+        **Pace.of(reply.timings, reply.entered).as_dict(),
+    }
+
+
+def _facts_line(reply: Reply, stopped: bool) -> str:
+    from twostroke.benchmark.pace import Pace
+
+    parts = ["stopped" if stopped and reply.finish_reason is None else ""]
+    rewritten = f" ({reply.recomputed} dropped: history was rewritten)" if reply.recomputed else ""
+    parts.append(f"{reply.entered} tokens entered, {reply.reused} entries reused{rewritten}")
+    parts.append(f"{len(reply.tokens)} output tokens")
+    parts.append(pace_text(Pace.of(reply.timings, reply.entered)))
+    return " | ".join(part for part in parts if part)

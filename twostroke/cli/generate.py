@@ -1,0 +1,151 @@
+"""`twostroke generate`: answer one prompt."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, spread
+from twostroke.cli.report import note, pace_text, print_json, size, write
+from twostroke.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from twostroke.engine.request import Request
+    from twostroke.engine.track import Token
+    from twostroke.llm import LLM
+
+
+@spread
+def generate(
+    *,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.", show_default="--chat"),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="How many answers; they share the prompt's pages.")] = 1,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Show log-probabilities, with this many alternatives per token.")
+    ] = None,
+    as_json: JsonFlag = False,
+    model_options: ModelOptions,
+    sampling: SamplingOptions,
+    method_options: MethodOptions,
+) -> None:
+    """Answer one prompt; the text goes to stdout as it is made, facts about it to stderr."""
+    text = read_prompt(prompt, prompt_file)
+    if system is not None and chat is False:
+        raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    params = sampling.params(n=n, logprobs=logprobs)
+    method = method_options.build()
+    llm = model_options.open()
+    tokens = prompt_tokens(llm, text, chat, system)
+
+    streaming = n == 1 and not as_json
+    decoding = llm.stream(tokens, params, method=method)
+    choices: list[list[Token]] = [[] for _ in range(n)]
+    for token in decoding:
+        choices[token.choice].append(token)
+        if streaming:
+            write(token.text)
+    facts = describe(llm, decoding.request, choices, method_options.method)
+    if as_json:
+        print_json({"model": llm.name, "prompt": text, **facts})
+        return
+    if streaming:
+        write("\n")
+    else:
+        for output in facts["outputs"]:
+            write(f"[{output['index'] + 1}] {output['text']}\n")
+    if logprobs is not None:
+        print_logprobs(facts["outputs"])
+    note(facts_line(decoding.request, facts))
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt's text; from stdin or a file, one newline at the end is not part of it."""
+    if (prompt is None) == (prompt_file is None):
+        raise typer.BadParameter("give exactly one of them (- is stdin)", param_hint="--prompt / --prompt-file")
+    if prompt is not None and prompt != "-":
+        text = prompt
+    elif prompt_file is None or str(prompt_file) == "-":
+        text = sys.stdin.read().removesuffix("\n")
+    else:
+        try:
+            text = prompt_file.read_text(encoding="utf-8").removesuffix("\n")
+        except OSError as error:
+            raise InvalidRequest(f"{prompt_file}: the prompt cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"{prompt_file}: the prompt is not UTF-8 text") from None
+    if not text:
+        raise InvalidRequest("the prompt is empty: give at least one character")
+    return text
+
+
+def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) -> list[int]:
+    """Through the chat template if there is one, unless `chat` says otherwise."""
+    tokenizer = llm.tokenizer
+    if chat is False or (chat is None and system is None and tokenizer.chat_template is None):
+        return tokenizer.encode(text)
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(f"model {llm.name} has no chat template: use --raw, without --system")
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return tokenizer.encode_chat(messages)
+
+
+def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:
+    """All facts of a finished request, for JSON."""
+    from twostroke.benchmark.pace import DEFINITIONS, Pace
+
+    outputs = [
+        {
+            "index": index,
+            "text": "".join(token.text for token in tokens),
+            "token_ids": [token.id for token in tokens],
+            "finish_reason": tokens[-1].finish_reason if tokens else None,
+            "logprobs": None if request.params.logprobs is None else [logprob(llm, token) for token in tokens],
+        }
+        for index, tokens in enumerate(choices)
+    ]
+    return {
+        "method": method,
+        **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
+        "outputs": outputs,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": request.cached_tokens,
+        "output_tokens": sum(len(tokens) for tokens in choices),
+        **Pace.of(request.timings, request.prompt_tokens).as_dict(),
+        "kv_bytes": request.kv_bytes,
+        "definitions": DEFINITIONS,
+    }
+
+
+def logprob(llm: "LLM", token: "Token") -> dict[str, Any]:
+    """A token's log-probability and its alternatives'."""
+    text = llm.tokenizer.token_text
+    top = [{"id": id, "text": text(id), "logprob": value} for id, value in token.top_logprobs or ()]
+    return {"id": token.id, "text": text(token.id), "logprob": token.logprob, "top": top}
+
+
+def print_logprobs(outputs: list[dict[str, Any]]) -> None:
+    """A line for each token: itself and its alternatives."""
+    for output in outputs:
+        for token in output["logprobs"]:
+            top = "  ".join(f"{other['text']!r} {other['logprob']:.3f}" for other in token["top"])
+            note(f"{token['logprob']:8.3f}  {token['text']!r}" + (f"    of  {top}" if top else ""))
+
+
+def facts_line(request: "Request", facts: dict[str, Any]) -> str:
+    """One line for people."""
+    from twostroke.benchmark.pace import Pace
+
+    cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
+    parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
+    parts.append(pace_text(Pace.of(request.timings, request.prompt_tokens)))
+    parts.append(f"KV {size(facts['kv_bytes'])}")
+    return " | ".join(part for part in parts if part)

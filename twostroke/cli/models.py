@@ -1,0 +1,223 @@
+"""`twostroke models`: what there is, fetching it, and what a model is made of."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twostroke.cli.options import JsonFlag
+from twostroke.cli.report import Loading, print_json, size
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.catalog import CatalogEntry
+    from twostroke.checkpoints.checkpoint import Checkpoint
+    from twostroke.checkpoints.tokenizer import Tokenizer
+
+app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]
+KV_DTYPES = {"float32": 4, "bfloat16": 2}
+
+
+@app.command("list")
+def list_models(*, as_json: JsonFlag = False) -> None:
+    """The catalog: models that are fetched by name."""
+    from twostroke.checkpoints.catalog import CATALOG
+
+    entries = [catalog_facts(entry) for entry in CATALOG.values()]
+    if as_json:
+        print_json({"models": entries})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in ("name", "size", "licence", "fetched", "what it is"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("name", "size"))
+    for entry in entries:
+        fetched = "yes" if entry["fetched"] else "no"
+        table.add_row(entry["name"], size(entry["size"]), entry["licence"], fetched, entry["description"])
+    Console().print(table)
+
+
+@app.command()
+def pull(name: Name, *, as_json: JsonFlag = False) -> None:
+    """Fetch a model, unless it is there already."""
+    from twostroke.checkpoints.resolve import open_checkpoint
+
+    with Loading(f"fetching {name}") as progress:
+        checkpoint = open_checkpoint(name, progress=progress)
+    files = file_facts(checkpoint)
+    if as_json:
+        print_json({"name": checkpoint.name, "files": files, "bytes": sum(file["bytes"] for file in files)})
+        return
+    for file in files:
+        typer.echo(f"{file['path']}  {size(file['bytes'])}")
+
+
+@app.command()
+def show(name: Name, *, as_json: JsonFlag = False) -> None:
+    """What a model is made of, without loading its weights."""
+    from twostroke.checkpoints.catalog import CATALOG
+    from twostroke.checkpoints.fetch import is_fetched
+
+    entry = CATALOG.get(name)
+    facts: dict[str, Any] = {"catalog": None if entry is None else catalog_facts(entry)}
+    if entry is None or is_fetched(entry):
+        facts = checkpoint_facts(name) | facts
+    elif not as_json:
+        typer.echo(f"{name} is not fetched: `twostroke models pull {name}` gets it ({size(entry.size)}).")
+    if as_json:
+        print_json({"name": name, **facts})
+        return
+    print_facts(facts)
+
+
+def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
+    from twostroke.checkpoints.fetch import is_fetched, model_path
+
+    return {
+        "name": entry.name,
+        "description": entry.description,
+        "size": entry.size,
+        "licence": entry.licence,
+        "chat": entry.chat,
+        "fetched": is_fetched(entry),
+        "path": str(model_path(entry)),
+        "sha256": entry.sha256,
+        "sources": {"packages": list(entry.packages), "hub": entry.hub and ":".join(entry.hub)},
+    }
+
+
+def checkpoint_facts(name: str) -> dict[str, Any]:
+    """Everything about a checkpoint but its weights' values."""
+    from twostroke.checkpoints.resolve import open_checkpoint
+    from twostroke.checkpoints.tokenizer import Tokenizer
+
+    with Loading(f"opening {name}") as progress:
+        checkpoint = open_checkpoint(name, progress=progress)
+        tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+    return {
+        "name": checkpoint.name,
+        "licence": checkpoint.licence,
+        **geometry_facts(checkpoint),
+        "parameters": sum(tensor.num_elements for tensor in checkpoint.stored.values()),
+        "weights": weight_facts(checkpoint),
+        "weights_id": checkpoint.weights_id,
+        "tokenizer": {"kind": tokenizer_kind(checkpoint), **tokenizer_facts(tokenizer)},
+        "files": file_facts(checkpoint),
+    }
+
+
+def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
+    config = checkpoint.config
+    elements = config.num_layers * 2 * config.num_kv_heads * config.head_dim
+    ropes = Counter((rope.base, rope.factors is not None) for rope in config.ropes)
+    windows = Counter(config.windows)
+    return {
+        "architecture": config.architecture,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "context": config.max_position,
+        "windows": [{"window": window, "layers": count} for window, count in windows.items()],
+        "ropes": [{"base": base, "scaled": scaled, "layers": count} for (base, scaled), count in ropes.items()],
+        "tied_embeddings": config.tied,
+        "kv_bytes_per_token": {dtype: elements * itemsize for dtype, itemsize in KV_DTYPES.items()},
+    }
+
+
+def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
+    """Tensors and stored bytes of each number format, the largest first."""
+    formats: dict[str, dict[str, int]] = {}
+    for tensor in checkpoint.stored.values():
+        one = formats.setdefault(tensor.format, {"tensors": 0, "bytes": 0})
+        one["tensors"] += 1
+        one["bytes"] += tensor.nbytes
+    return dict(sorted(formats.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def tokenizer_kind(checkpoint: "Checkpoint") -> str:
+    """As the checkpoint's own files call it."""
+    from twostroke.checkpoints.checkpoint import GgufTokenizerSource
+
+    source = checkpoint.tokenizer_source
+    if isinstance(source, GgufTokenizerSource):
+        return str(source.metadata["tokenizer.ggml.model"])
+    return json.loads((source.directory / "tokenizer.json").read_text(encoding="utf-8"))["model"]["type"]
+
+
+def tokenizer_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
+    eos = sorted(tokenizer.eos_ids)
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "adds_bos": tokenizer.add_bos,
+        "eos_ids": eos,
+        "eos_tokens": [tokenizer.token_text(id) for id in eos],
+        "fingerprint": tokenizer.fingerprint,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def file_facts(checkpoint: "Checkpoint") -> list[dict[str, Any]]:
+    return [{"path": str(path), "bytes": Path(path).stat().st_size} for path in checkpoint.files]
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Two columns: the name of a fact, and the fact."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows(facts):
+        table.add_row(name, Text(value))
+    Console(highlight=False).print(table)
+
+
+def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts that a person wants, in words."""
+    catalog: dict[str, Any] = facts["catalog"] or {}
+    if catalog:
+        yield "catalog", f"{catalog['name']}: {catalog['description']}"
+        yield "sources", ", ".join(catalog["sources"]["packages"])
+        yield "hub", catalog["sources"]["hub"] or "not there"
+    if "architecture" not in facts:
+        yield "licence", catalog["licence"]
+        return
+    yield "licence", facts["licence"] or catalog.get("licence") or "not stated"
+    for name in ("architecture", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim"):
+        yield name.replace("_", " "), str(facts[name])
+    yield "vocabulary", f"{facts['vocab_size']:,}" + (", embeddings tied" if facts["tied_embeddings"] else "")
+    yield "context", f"{facts['context']:,}"
+    windows = [(one["window"] and f"window {one['window']:,}") or "full" for one in facts["windows"]]
+    yield "attention", _by_layers(windows, facts["windows"])
+    bases = [f"base {one['base']:,.0f}" + (", scaled" if one["scaled"] else "") for one in facts["ropes"]]
+    yield "RoPE", _by_layers(bases, facts["ropes"])
+    yield "KV per token", ", ".join(f"{count:,} bytes in {name}" for name, count in facts["kv_bytes_per_token"].items())
+    yield "parameters", f"{facts['parameters']:,}"
+    for name, one in facts["weights"].items():
+        yield f"weights in {name}", f"{size(one['bytes'])} in {one['tensors']} tensors"
+    yield "weights id", facts["weights_id"]
+    tokenizer = facts["tokenizer"]
+    yield "tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, id {tokenizer['fingerprint']}"
+    yield "end tokens", ", ".join(map("{} ({})".format, tokenizer["eos_tokens"], tokenizer["eos_ids"])) or "none"
+    template = tokenizer["chat_template"]
+    yield "chat template", "none" if template is None else f"{len(template):,} characters"
+    for file in facts["files"]:
+        yield "file", f"{file['path']} ({size(file['bytes'])})"
+
+
+def _by_layers(kinds: list[str], counts: list[dict[str, Any]]) -> str:
+    if len(kinds) == 1:
+        return kinds[0]
+    return "; ".join(f"{kind} in {one['layers']} layers" for kind, one in zip(kinds, counts, strict=True))

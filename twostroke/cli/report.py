@@ -1,0 +1,109 @@
+"""What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
+
+import json
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from twostroke.benchmark.pace import Pace
+
+
+def print_json(value: Any) -> None:
+    """One line on stdout."""
+    typer.echo(json.dumps(value))
+
+
+def write(text: str) -> None:
+    """Text on stdout, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def stderr_console() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """One line on stderr, dim on a terminal."""
+    stderr_console().print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{count:,} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+def pace_text(pace: "Pace") -> str:
+    """The speeds of both strokes in a few words."""
+    parts = []
+    if pace.ttft_s is not None and pace.prefill_tokens_per_second is not None:
+        parts.append(f"prefill {pace.prefill_tokens_per_second:.1f} tok/s, TTFT {pace.ttft_s * 1e3:.1f} ms")
+    if pace.decode_tokens_per_second and pace.itl_mean_s and pace.itl_p99_s:
+        itl = f"ITL mean {pace.itl_mean_s * 1e3:.1f} ms, p99 {pace.itl_p99_s * 1e3:.1f} ms"
+        parts.append(f"decode {pace.decode_tokens_per_second:.1f} tok/s, {itl}")
+    return " | ".join(parts)
+
+
+class Loading:
+    """While it is open: a spinner on a terminal; once called with progress of a download, a bar.
+
+    Away from a terminal it writes a line whenever a download enters another stage.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._console = stderr_console()
+        self._status = self._console.status(title) if self._console.is_terminal else None
+        self._progress: Progress | None = None
+        self._stage: str | None = None
+
+    def __enter__(self) -> "Loading":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for display in (self._status, self._progress):
+            if display is not None:
+                display.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """How far a download is, in bytes; may come from another thread."""
+        if self._status is None:
+            if stage != self._stage:
+                self._stage = stage
+                self._console.print(f"{stage}: {size(total)}", markup=False, soft_wrap=True)
+            return
+        if self._progress is None:
+            self._status.stop()
+            self._progress = _bar(self._console)
+            self._task = self._progress.add_task(stage, total=total)
+            self._progress.start()
+        self._progress.update(self._task, description=stage, completed=min(done, total), total=total)
+        if done >= total and stage != self._stage:
+            self._progress.refresh()
+
+
+def _bar(console: "Console") -> "Progress":
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)

@@ -54,13 +54,19 @@ def batches(draw: st.DrawFn) -> RaggedBatch:
 
 
 @settings(max_examples=150, deadline=None)
-@given(batch=batches(), window=st.sampled_from([None, 1, 3, 10]), tile=st.sampled_from([4, 8, 512]))
-def test_attention(batch: RaggedBatch, window: int | None, tile: int) -> None:
+@given(
+    batch=batches(),
+    window=st.sampled_from([None, 1, 3, 10]),
+    tile=st.sampled_from([4, 8, 512]),
+    block=st.sampled_from([2, 3, 128]),
+)
+def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int) -> None:
     generator = torch.Generator().manual_seed(0)
     kv = torch.randn(2, PAGES, KV_HEADS, SIZE, DIM, generator=generator)
     q = torch.randn(batch.num_rows, HEADS, DIM, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twostroke.kernels.reference.TILE_KEYS", tile)
+        patch.setattr("twostroke.kernels.reference.BLOCK_ROWS", block)
         mine = ReferenceKernels().attention(q, kv, batch, 0.4, window)
     torch.testing.assert_close(mine, naive(q, kv, batch, 0.4, window), atol=1e-5, rtol=1e-5)
 

@@ -11,7 +11,7 @@ import torch
 from twostroke.engine.sampling import SamplingParams
 
 # How many candidates top_p looks at before it sorts all, which takes long.
-FEW = (256, 4096)
+FEW = (512, 4096)
 
 
 @dataclass(frozen=True)

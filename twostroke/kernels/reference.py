@@ -19,6 +19,7 @@ from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.kernels.rope import Rope
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
+BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class DenseWeight:
 
 @dataclass
 class Group:
-    """Sequences that bring the same number of rows, longest first, so that a tile needs only the leading ones."""
+    """Sequences of which the same number of rows is at work, longest first, so a tile needs only the leading ones.
+
+    The rows are the last entries of their tables.
+    """
 
     rows: torch.Tensor  # [G * T] indices into the batch
     num_rows: int  # T
@@ -151,7 +155,7 @@ class ReferenceKernels:
             new_top = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
             # A row that has seen no key yet keeps -inf; its weights must be 0, not nan.
             base = new_top.clamp_min(torch.finfo(torch.float32).min)
-            weights, decay = torch.exp(scores - base), torch.exp(top[:n] - base)
+            weights, decay = scores.sub_(base).exp_(), torch.exp(top[:n] - base)
             total[:n] = total[:n] * decay + weights.sum(-1, keepdim=True)
             out[:n] = out[:n] * decay + weights @ v
             top[:n] = new_top
@@ -169,16 +173,27 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def _groups(batch: RaggedBatch, device: torch.device) -> Iterator[Group]:
-    by_rows: dict[int, list[int]] = {}
-    for s, table in enumerate(batch.tables):
-        rows = batch.row_starts[s + 1] - batch.row_starts[s]
-        # Decode rows go together; a chunk has work enough of its own, and padding it would waste more.
-        by_rows.setdefault(1 if rows == 1 else -s - 1, []).append(s)
-        assert len(table)
-    for members in by_rows.values():
-        members.sort(key=lambda s: len(batch.tables[s]), reverse=True)
-        rows = [torch.arange(batch.row_starts[s], batch.row_starts[s + 1]) for s in members]
-        yield Group(torch.cat(rows).to(device), len(rows[0]), [batch.tables[s] for s in members])
+    """All decode rows together; prefill chunks by themselves, in blocks of rows that have work enough each."""
+    decoding: list[tuple[np.ndarray, int]] = []
+    for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
+        if stop - start == 1:
+            decoding.append((table, start))
+            continue
+        for first in range(start, stop, BLOCK_ROWS):
+            last = min(first + BLOCK_ROWS, stop)
+            yield Group(torch.arange(first, last, device=device), last - first, [_without_last(table, stop - last)])
+    if decoding:
+        decoding.sort(key=lambda pair: len(pair[0]), reverse=True)
+        yield Group(torch.tensor([row for _, row in decoding], device=device), 1, [table for table, _ in decoding])
+
+
+def _without_last(table: np.ndarray, count: int) -> np.ndarray:
+    """The table but for its last `count` entries."""
+    ends = np.cumsum(table[:, STOP] - table[:, START])
+    last = int(np.searchsorted(ends, ends[-1] - count))
+    cut = table[: last + 1].copy()
+    cut[-1, STOP] -= ends[last] - (ends[-1] - count)
+    return cut
 
 
 def _tiles(group: Group, page_size: int, window: int | None, device: torch.device) -> Iterator[Tile]:

@@ -63,7 +63,7 @@ class LLM:
 
         Args:
             name_or_path: a catalog name, a GGUF file, a Hugging Face directory, or a hub id.
-            backend: "auto" or "reference".
+            backend: "reference" (PyTorch, the default), or "native" (quick; CPU, quantized weights, int8 activations).
             device: any torch device.
             dtype: of activations, weights and KV: "float32", "bfloat16", or "auto".
             threads: CPU threads; None for the cores this process may use.
@@ -79,8 +79,9 @@ class LLM:
         """
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
-        kernels = create_kernels(backend, device, dtype, threads)
         checkpoint = open_checkpoint(name_or_path, progress=progress)
+        head_dim = checkpoint.config.head_dim
+        kernels = create_kernels(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         kv_dtype = str(kernels.kv_dtype).removeprefix("torch.")
@@ -134,7 +135,9 @@ class LLM:
         def program() -> Program:
             return (yield Decode(kv))
 
-        request = Request(program, sampling_params(params, sampling), self.tokenizer)
+        params = sampling_params(params, sampling)
+        params.check_vocabulary(self.config.vocab_size)
+        request = Request(program, params, self.tokenizer)
         if request.params.n != 1:
             raise InvalidRequest("decode continues one value: fork it by decoding it several times")
         return Decoding(self.engine, self.engine.submit(request))
@@ -187,6 +190,7 @@ class LLM:
     def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
         """A request, not submitted yet."""
         tokens, chosen = self.encode(prompt), method or Plain()
+        params.check_vocabulary(self.config.vocab_size)
         return Request(lambda: chosen.program(tokens), params, self.tokenizer, len(tokens))
 
     def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:

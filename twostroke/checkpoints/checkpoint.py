@@ -65,6 +65,10 @@ class Checkpoint:
         """The Twostroke names that `tensor` accepts."""
         return set(self.stored)
 
+    def matrices(self) -> dict[str, RawTensor]:
+        """The stored tensors of two dimensions, as they are."""
+        return {name: tensor for name, tensor in self.stored.items() if len(tensor.shape) == 2}
+
     def tensor(self, name: str) -> RawTensor:
         """The tensor of that Twostroke name, in the layout `ModelConfig` describes, or a CheckpointError."""
         found = self.stored.get(name)

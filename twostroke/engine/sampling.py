@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -128,7 +128,7 @@ def _is_real(value: Any, low: float = -_LARGE, high: float = _LARGE) -> bool:
 
 
 def _is_collection(value: object) -> bool:
-    return isinstance(value, Sequence | Set)
+    return isinstance(value, list | tuple | Set)
 
 
 def _shown(value: object) -> str:

@@ -1,19 +1,35 @@
 """Backends, and the choice between them."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 
 from twostroke.errors import InvalidRequest
+from twostroke.kernels import native
+from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels
 from twostroke.kernels.reference import ReferenceKernels
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "native", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
-def create_kernels(backend: str, device: str, dtype: str, threads: int | None) -> Kernels:
-    """The backend for a device. Raises InvalidRequest, naming what there is to choose from."""
+def create_kernels(
+    backend: str,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    tensors: Mapping[str, RawTensor],
+    head_dim: int,
+    page_size: int,
+) -> Kernels:
+    """The backend for a device and a model's tensors.
+
+    "auto" is the reference: the native backend rounds activations to int8, and is chosen by name until what that
+    costs in quality is measured. Raises InvalidRequest, naming what there is to choose from, or why the backend
+    asked for cannot run.
+    """
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:
@@ -25,8 +41,16 @@ def create_kernels(backend: str, device: str, dtype: str, threads: int | None) -
         torch.empty(1, device=place)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    threads = threads or len(os.sched_getaffinity(0))
     if place.type == "cpu":
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads)
+    if backend == "native":
+        reason = native.unavailable() or native.unsupported(tensors, head_dim, page_size)
+        if place.type != "cpu" or dtype == "bfloat16":
+            reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
+        if reason is not None:
+            raise InvalidRequest(f"the native backend cannot run this: {reason}")
+        return native.NativeKernels(threads)
     if dtype == "auto":
         dtype = "float32" if place.type == "cpu" else "bfloat16"
     return ReferenceKernels(place, getattr(torch, dtype))

@@ -48,8 +48,16 @@ class RaggedBatch:
         return len(self.token_ids)
 
 
+class Pass(Protocol):
+    """A decoder's forward pass as one call; what `Decoder.forward` and `Decoder.logits` do otherwise."""
+
+    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
 class Kernels(Protocol):
-    """One backend. Weights are opaque: whatever `pack` returned is what the other operations take.
+    """One backend. Weights are opaque: whatever `pack` returned is what the backend's operations take.
 
     `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count.
     """
@@ -63,6 +71,14 @@ class Kernels(Protocol):
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Any:
         """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
         ...
+
+    def whole_pass(self, decoder: Any) -> Pass | None:
+        """The decoder's forward pass as one call; None where the decoder calls `Operations` one by one."""
+        ...
+
+
+class Operations(Kernels, Protocol):
+    """The operations of a pass, for a backend that is called one by one."""
 
     def embed(self, weight: Any, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         """[N] ids -> [N, hidden], times `scale`."""

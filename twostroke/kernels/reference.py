@@ -9,6 +9,7 @@ schedules agree within tolerance only (`exact` is False).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
-from twostroke.kernels.rope import Rope
+from twostroke.kernels.rope import Rope, frequencies
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
 BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
@@ -69,6 +70,9 @@ class ReferenceKernels:
         joined = torch.cat([b.dequantize(self.dtype) for b in bias]).to(self.device) if bias else None
         return DenseWeight(matrix, joined)
 
+    def whole_pass(self, decoder: Any) -> None:
+        """The reference is called operation by operation."""
+
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         rows = F.embedding(token_ids, weight.matrix)
         return rows if scale == 1.0 else rows * scale
@@ -110,10 +114,7 @@ class ReferenceKernels:
         """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""
         if (cached := batch.scratch.get(rope)) is not None:
             return cached
-        frequencies = 1.0 / rope.base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        if rope.factors is not None:
-            frequencies = frequencies / torch.tensor(rope.factors)
-        angles = batch.positions[:, None, None].float() * frequencies.to(self.device)
+        angles = batch.positions[:, None, None].float() * frequencies(rope, head_dim).to(self.device)
         batch.scratch[rope] = angles.cos(), angles.sin()
         return batch.scratch[rope]
 

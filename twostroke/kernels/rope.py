@@ -1,6 +1,9 @@
 """Rotary position embedding, as a model asks for it."""
 
 from dataclasses import dataclass
+from functools import cache
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -13,3 +16,11 @@ class Rope:
 
     base: float
     factors: tuple[float, ...] | None = None
+
+
+@cache
+def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """[head_dim / 2] float32: what each pair turns by per position."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    turns = 1.0 / rope.base**exponents
+    return turns if rope.factors is None else turns / torch.tensor(rope.factors)

@@ -1,12 +1,12 @@
 """The decoder-only transformer, every family in one description of its blocks."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.interface import Kernels, RaggedBatch
+from twostroke.kernels.interface import Kernels, Operations, RaggedBatch
 from twostroke.models.config import ModelConfig
 
 
@@ -18,7 +18,7 @@ class Layer:
             prefix = f"layers.{index}."
             return kernels.pack([tensor(prefix + n) for n in names], [tensor(prefix + n) for n in bias])
 
-        self.config, self.kernels = config, kernels
+        self.config, self.kernels = config, cast(Operations, kernels)
         self.rope, self.window = config.ropes[index], config.windows[index]
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
         self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if config.attention_bias else ())
@@ -51,6 +51,7 @@ class Decoder:
         self.layers = [Layer(config, i, kernels, tensor) for i in range(config.num_layers)]
         self.norm = kernels.pack([tensor("norm")])
         self.head = self.embed if config.tied else kernels.pack([tensor("head")])
+        self._pass = kernels.whole_pass(self)
 
     def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
         """Run the rows through every layer, writing their K and V.
@@ -62,11 +63,16 @@ class Decoder:
         Returns:
             [N, hidden], before the last norm.
         """
-        x = self.kernels.embed(self.embed, batch.token_ids, self.config.embedding_scale)
+        if self._pass is not None:
+            return self._pass.forward(batch, kv)
+        x = cast(Operations, self.kernels).embed(self.embed, batch.token_ids, self.config.embedding_scale)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             x = layer(x, layer_kv, batch)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""
-        return self.kernels.head(self.kernels.norm(hidden, self.norm, self.config.norm_eps), self.head)
+        if self._pass is not None:
+            return self._pass.logits(hidden)
+        operations = cast(Operations, self.kernels)
+        return operations.head(operations.norm(hidden, self.norm, self.config.norm_eps), self.head)

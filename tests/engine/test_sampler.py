@@ -1,0 +1,284 @@
+"""Sampling, against transformers' processors and naive formulas; test_randomness.py has the statistics."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from twostroke.engine import sampler
+from twostroke.engine.sampler import Draw, Sampled, distribution, sample
+from twostroke.engine.sampling import SamplingParams
+
+INF = math.inf
+
+
+def draw(index: int = 0, *, seed: bytes = b"seed", prompt: Sequence[int] = (), output: Sequence[int] = (), **rest: Any):
+    own = {name: rest.pop(name) for name in ("banned", "stats", "keep_logits") if name in rest}
+    return Draw(SamplingParams(**rest), seed, index, np.array(prompt, np.int32), list(output), **own)
+
+
+def one(logits: Sequence[float] | torch.Tensor, **options: Any) -> Sampled:
+    return sample(torch.as_tensor(logits, dtype=torch.float32)[None], [draw(**options)])[0]
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def dense(row: torch.Tensor, **params: Any) -> torch.Tensor:
+    """`distribution` over the whole vocabulary."""
+    probabilities, ids = distribution(row, SamplingParams(**params))
+    assert abs(float(probabilities.sum()) - 1) < 1e-12
+    if ids is None:
+        return probabilities
+    assert len(ids.unique()) == len(ids)
+    return torch.zeros(len(row), dtype=torch.float64).index_put((ids,), probabilities)
+
+
+# Few distinct values give ties; the others, neighbours that only double precision tells apart after division.
+tied = st.sampled_from([-INF, -2.0, 0.0, 0.5, 0.5000001, 3.0])
+rows = st.lists(tied | st.floats(-20, 20, width=32), min_size=1, max_size=40).map(torch.tensor)
+rows = rows.filter(lambda row: bool(row.max() > -INF))
+
+
+@given(
+    row=rows,
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 45),
+    top_p=st.just(1.0) | st.floats(0.01, 0.999),
+    min_p=st.just(0.0) | st.floats(0, 1),
+)
+@settings(max_examples=400, deadline=None)
+def test_distribution_is_that_of_transformers(
+    row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    scores = TemperatureLogitsWarper(temperature)(None, row.double()[None])
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    before = scores.softmax(-1)[0]
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    middle = scores.softmax(-1)[0]
+    if min_p:
+        scores = MinPLogitsWarper(min_p)(None, scores)
+    expected = scores.softmax(-1)[0]
+    got = dense(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    falling = before.sort(descending=True).values.cumsum(0)
+    edges = [falling - top_p] * (top_p < 1) + [middle / middle.max() - min_p] * (min_p > 0)
+    if any(bool((edge.abs() < 1e-9).any()) for edge in edges):
+        return  # rounding decides
+    # Of ids as likely as each other transformers keeps any; ours are the lowest.
+    torch.testing.assert_close(got.sort().values, expected.sort().values, rtol=1e-9, atol=1e-12)
+    differ = (got - expected).abs() > 1e-9
+    assert len(row[differ].unique()) <= 1
+    assert (not differ.any()) or top_p < 1
+
+
+@given(row=rows, top_p=st.floats(0.01, 0.9999), temperature=st.floats(0.1, 3), few=st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_top_p_from_a_few_candidates_is_exactly_that_of_a_full_sort(
+    row: torch.Tensor, top_p: float, temperature: float, few: int
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "FEW", ())
+        whole = distribution(row, params)
+        patch.setattr(sampler, "FEW", (few, 2 * few))
+        quick = distribution(row, params)
+    assert whole[1] is not None
+    assert quick[1] is not None
+    assert whole[0].tolist() == quick[0].tolist()
+    assert whole[1].tolist() == quick[1].tolist()
+    values = row[whole[1]].tolist()
+    assert sorted(zip([-v for v in values], whole[1].tolist(), strict=True)) == [
+        (-v, i) for v, i in zip(values, whole[1].tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 10.0])
+def test_top_p_from_a_few_candidates_of_many(scale: float) -> None:
+    row = (noise(20000, scale=scale) * 4).round() / 4  # many ties
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    quick = distribution(row, params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "FEW", ())
+        whole = distribution(row, params)
+    assert all(torch.equal(a, b) for a, b in zip(quick, whole, strict=True))  # pyright: ignore[reportArgumentType]
+
+
+@given(rows, st.lists(st.integers(0, 60), max_size=12), st.lists(st.integers(0, 60), max_size=12), st.floats(0.2, 5))
+@settings(deadline=None)
+def test_repetition_penalty_is_that_of_transformers(
+    row: torch.Tensor, prompt: list[int], output: list[int], penalty: float
+) -> None:
+    """Of prompt and output; ids that the model does not have change nothing."""
+    options = {"prompt": prompt, "output": output, "repetition_penalty": penalty}
+    known = torch.tensor([[id for id in prompt + output if id < len(row)]], dtype=torch.long)
+    scores = RepetitionPenaltyLogitsProcessor(penalty)(known, row[None])[0] if known.numel() else row
+    shaped = row.clone()
+    sampler._shape(shaped, draw(**options))
+    assert torch.equal(shaped, scores)
+    got = one(row, **options)
+    assert got.id == int(np.argmax(scores.numpy()))
+    assert got.logprob == pytest.approx(float(row.log_softmax(-1)[got.id]), abs=1e-5)
+
+
+@given(rows, st.lists(st.integers(0, 50), max_size=12), st.floats(-2, 2), st.floats(-2, 2))
+@settings(deadline=None)
+def test_presence_and_frequency_penalties(
+    row: torch.Tensor, output: list[int], presence: float, frequency: float
+) -> None:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts the output alone."""
+    expected = row.double()
+    for id in range(len(row)):
+        count = output.count(id)
+        expected[id] -= count * frequency + (count > 0) * presence
+    options = {"presence_penalty": presence, "frequency_penalty": frequency}
+    shaped = row.clone()
+    sampler._shape(shaped, draw(prompt=range(len(row)), output=output, **options))
+    torch.testing.assert_close(shaped.double(), expected, rtol=1e-5, atol=1e-5)
+    assert one(row, output=output, **options).id == int(shaped.numpy().argmax())
+
+
+def test_logit_bias() -> None:
+    row = [0.0, 3.0, -INF, 1.0]
+    assert one(row, logit_bias={0: 100}).id == 0
+    assert one(row, logit_bias={1: -100}).id == 3
+    assert one(row, logit_bias={1: -INF, 3: -2, 2: 100}).id == 0, "no bias makes the impossible possible"
+    assert one(row, logit_bias={4: 100, 10**12: 100}).id == 1, "ids of another model"
+    assert one(row, logit_bias={0: 0.5, 3: 2.5}).id == 3
+    assert {one(row, logit_bias={0: 100}, temperature=1, index=i).id for i in range(20)} == {0}
+    assert one(row, logit_bias={0: 100}).logprob == pytest.approx(-3.1698, abs=1e-3), "of the model's own logits"
+
+
+def test_ending_ids_are_banned_before_min_tokens() -> None:
+    row = [1.0, 9.0, 5.0]
+    for temperature in (0, 1):
+        ids = [one(row, index=i, min_tokens=3, banned=(1, 7, -1), temperature=temperature).id for i in range(5)]
+        assert 1 not in ids[:3]
+        assert ids[3:] == [1, 1]
+    assert one(row, index=0, banned=(1,)).id == 1, "without min_tokens nothing is banned"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-300])
+def test_greedy(temperature: float) -> None:
+    logits = noise(20, 3000)
+    got = sample(logits, [draw(i, temperature=temperature) for i in range(20)])
+    assert [s.id for s in got] == logits.argmax(-1).tolist()
+    assert one([1.0, 2.0, 2.0, -INF]).id == 1, "the lowest of equals"
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_k": 4, "top_p": 0.99}])
+def test_impossible_tokens_are_never_drawn(options: dict[str, Any]) -> None:
+    row = [-INF, 0.0, -INF, 0.1, -INF, -INF]
+    seen = {one(row, temperature=1, index=index, **options).id for index in range(200)}
+    assert seen == {1, 3}
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53, 1.0])  # 1.0: multiplied with a sum, rounding may make it so
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9999}, {"min_p": 0.5}])
+def test_the_ends_of_the_random_numbers(
+    number: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "uniform", lambda seed, index: number)
+    for row in ([-INF, 0.0, 1.0, -INF], [-INF] * 3 + [0.1 * k for k in range(7)] + [-INF] * 3):
+        got = one(row, temperature=1, **options).id
+        assert dense(torch.tensor(row), temperature=1, **options)[got] > 0
+
+
+@pytest.mark.parametrize("row", [[-INF, -INF], [math.nan, 1.0], [INF, 1.0], [INF, INF]])
+def test_broken_logits_raise_nothing(row: list[float]) -> None:
+    """They may be one request's in a batch of many."""
+    logits = torch.stack([torch.tensor(row), torch.tensor([0.0, 5.0])])
+    for options in ({}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}):
+        broken, sound = sample(logits, [draw(temperature=1, **options), draw()])
+        assert 0 <= broken.id < 2
+        assert sound.id == 1
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "logprobs": 4},
+    {"temperature": 1.3, "top_p": 0.8, "stats": True},
+    {"temperature": 2.0, "min_p": 0.02, "prompt": range(100), "repetition_penalty": 1.2, "keep_logits": True},
+    {"output": [1, 2, 2], "presence_penalty": 1.0, "frequency_penalty": 0.5, "logprobs": 0},
+    {"temperature": 1.0, "logit_bias": {3: 5.0}, "min_tokens": 9, "banned": (1, 2)},
+]
+
+
+def test_a_row_is_the_same_alone_and_in_any_batch_and_order() -> None:
+    """All of it, bit for bit, with enough logits for torch to share a row among threads."""
+    logits = noise(42, 50000, seed=5)
+    draws = [draw(i, seed=bytes([i]), **KINDS[i % len(KINDS)]) for i in range(42)]
+    alone = [sample(logits[i : i + 1], [draws[i]])[0] for i in range(42)]
+    kept = logits.clone()
+    for order in (torch.arange(42), torch.arange(41, -1, -1), torch.randperm(42)[:17]):
+        got = sample(logits[order], [draws[i] for i in order])
+        for i, s in zip(order.tolist(), got, strict=True):
+            fields = ("id", "logprob", "entropy", "top_probability", "top")
+            assert [getattr(s, f) for f in fields] == [getattr(alone[i], f) for f in fields]
+            assert (s.logits is None) == (alone[i].logits is None)
+            assert s.logits is None or torch.equal(s.logits, logits[i])
+    assert torch.equal(logits, kept), "the caller's logits are left alone"
+
+
+def test_reports_are_of_the_models_own_logits() -> None:
+    row = noise(500, seed=2)
+    logprobs = row.double().log_softmax(-1)
+    got = one(row, temperature=0.3, logit_bias={7: 90.0}, logprobs=10, stats=True, keep_logits=True)
+    assert got.id == 7
+    assert got.logprob == pytest.approx(float(logprobs[7]), abs=1e-5)
+    best = logprobs.sort(descending=True)
+    assert got.top is not None
+    assert [id for id, _ in got.top] == best.indices[:10].tolist()
+    assert [value for _, value in got.top] == pytest.approx(best.values[:10].tolist(), abs=1e-5)
+    assert got.entropy == pytest.approx(float(-(logprobs.exp() * logprobs).sum() / math.log(2)), rel=1e-5)
+    assert got.top_probability == pytest.approx(float(best.values[0].exp()), rel=1e-5)
+    assert got.logits is not None
+    assert torch.equal(got.logits, row)
+    pair = sample(noise(2, 500), [draw(keep_logits=True), draw()])
+    assert pair[0].logits is not None
+    assert pair[0].logits.untyped_storage().nbytes() == 4 * 500, "the batch is not held on to"
+
+
+def test_reports_at_the_edges() -> None:
+    plain = one([0.0, 1.0])
+    assert (plain.top, plain.entropy, plain.top_probability, plain.logits) == (None, None, None, None)
+    certain = one([-INF, 3.0, -INF], stats=True, logprobs=3)
+    assert (certain.entropy, certain.top_probability, certain.logprob) == (0.0, 1.0, 0.0)
+    assert certain.top == ((1, 0.0), (0, -INF), (2, -INF))
+    assert one([0.0] * 8, stats=True).entropy == pytest.approx(3.0)
+    assert one([0.0, 0.0, -INF], stats=True).entropy == pytest.approx(1.0)
+    assert one([1.0, 2.0], logprobs=0).top == ()
+    assert [id for id, _ in one([1.0, 2.0, 2.0], logprobs=1000).top or ()] == [1, 2, 0], "all there are; equals by id"
+
+
+@pytest.mark.parametrize(("limit", "options"), [(96, {"top_k": 50, "top_p": 0.9, "temperature": 0.8}), (64, {})])
+def test_quick_enough(limit: float, options: dict[str, Any]) -> None:
+    """Processor time of 64 rows in milliseconds: of one thread, so that busy neighbours do not count."""
+    logits, draws = noise(64, 49152), [draw(i, **options) for i in range(64)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        taken = []
+        for _ in range(3):
+            start = time.thread_time()
+            sample(logits, draws)
+            taken.append((time.thread_time() - start) * 1000)
+    finally:
+        torch.set_num_threads(threads)
+    assert min(taken) < limit

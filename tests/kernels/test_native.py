@@ -1,0 +1,98 @@
+"""The native backend: GGUF's bits kept, products right, and no bit that depends on the rows beside a row."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tests.models.test_against_transformers import all_logits
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
+from twostroke.kernels import native
+from twostroke.kernels.formats import FORMATS, RawTensor
+from twostroke.llm import LLM
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def kernels(request: pytest.FixtureRequest) -> native.NativeKernels:
+    return native.NativeKernels(threads=request.param)
+
+
+def raw_tensor(name: str, rows: int, cols: int, seed: int = 0) -> RawTensor:
+    """Any bytes are valid blocks, but for their float16 scales, which are made small and finite."""
+    generator, kind = np.random.default_rng(seed), FORMATS[name]
+    blocks = generator.integers(0, 256, (rows * cols // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    halves = (generator.standard_normal((len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
+    if name == "Q6_K":
+        blocks[:, 208:210] = halves[:, :2]
+    else:
+        width = 4 if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 2
+        blocks[:, :width] = halves[:, :width]
+    return RawTensor("w", name, (rows, cols), blocks.reshape(rows, -1), "test")
+
+
+@pytest.mark.parametrize("name", native.FORMATS)
+def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeKernels) -> None:
+    raw = raw_tensor(name, 48, 768)
+    matrix = native.Matrix(kernels, raw)
+    expected = torch.from_numpy(gguf.dequantize(raw.data, gguf.GGMLQuantizationType[name]))
+    assert (torch.stack([matrix.row(i) for i in range(48)]) == expected).all()
+    assert matrix.nbytes <= 1.03 * raw.nbytes
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    """Activations as the kernels see them: int8 per group of 32."""
+    groups = x.view(len(x), -1, 32)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scale).round().nan_to_num() * scale).view_as(x).double()
+
+
+@pytest.mark.parametrize("name", native.FORMATS)
+def test_products(name: str, kernels: native.NativeKernels) -> None:
+    raw = raw_tensor(name, 64, 512)
+    x = torch.randn(21, 512, generator=torch.Generator().manual_seed(0))
+    x[3] = 0
+    x[4, 32:64] = 0
+    mine = native.Matrix(kernels, raw).multiply(x)
+    expected = quantized(x) @ raw.dequantize().double().T
+    # A value on the edge between two steps may be rounded either way: hence not to the last bit.
+    assert (mine - expected).norm() < 2e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("name", native.FORMATS)
+def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKernels) -> None:
+    matrix = native.Matrix(kernels, raw_tensor(name, 64, 512))
+    x = torch.randn(23, 512, generator=torch.Generator().manual_seed(1))
+    together = matrix.multiply(x)
+    for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23)]:
+        assert (matrix.multiply(x[start:stop]) == together[start:stop]).all()
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m"])
+def test_close_to_the_reference(name: str) -> None:
+    """What int8 activations cost: within a few hundredths of a nat where the reference is sure of itself."""
+    mine, theirs = (LLM(name, backend=b, kv_bytes=1 << 28, prefix_index="off") for b in ("native", "reference"))
+    ids = mine.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the cat looks on. " * 12)
+    p, q = (all_logits(llm, ids).log_softmax(-1) for llm in (theirs, mine))
+    divergence = (p.exp() * (p - q)).sum(-1)
+    assert float(divergence.mean()) < 0.02
+    assert float((p.argmax(-1) == q.argmax(-1)).float().mean()) > 0.95
+
+
+def test_logits_do_not_depend_on_chunks_or_threads() -> None:
+    ids = list(range(1000, 1400))
+    whole = LLM("smollm2-135m", backend="native", threads=2, kv_bytes=1 << 28, prefix_index="off")
+    expected = all_logits(whole, ids)
+    for threads, chunk in [(1, 512), (2, 33), (3, 150)]:
+        llm = LLM("smollm2-135m", backend="native", threads=threads, kv_bytes=1 << 28, prefix_index="off")
+        llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
+        assert (all_logits(llm, ids) == expected).all()
+
+
+def test_what_it_cannot_run_is_said() -> None:
+    with pytest.raises(InvalidRequest, match="pages of 16 entries, not 8"):
+        LLM("smollm2-135m", backend="native", page_size=8)
+    with pytest.raises(InvalidRequest, match="float32 on a CPU, not in bfloat16"):
+        LLM("smollm2-135m", backend="native", dtype="bfloat16")

@@ -1,0 +1,229 @@
+"""The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
+
+Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI; KV is
+float16. A row's result is the same bit for bit in any batch, chunk and thread count (`exact` is True).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.interface import RaggedBatch
+from twostroke.kernels.rope import frequencies
+
+if TYPE_CHECKING:
+    from twostroke.models.decoder import Decoder
+
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # in the order of native/weights.h
+PANEL, PAGE_SIZE = 16, 16
+NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "team": (_POINTER, (_INT,)),
+    "team_free": (None, (_POINTER,)),
+    "pack": (_POINTER, (_POINTER, _INT, _INT, _INT, _POINTER, ctypes.c_int64)),
+    "matrix_free": (None, (_POINTER,)),
+    "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
+    "unpack": (None, (_POINTER, _INT, _POINTER)),
+    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "model": (_POINTER, (_POINTER, _POINTER, _POINTER)),
+    "model_free": (None, (_POINTER,)),
+    "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "forward": (None, (_POINTER, _POINTER, _POINTER, ctypes.c_int64, _POINTER)),
+    "logits": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+}
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
+        *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        ("rows", ctypes.c_int32),
+        ("sequences", ctypes.c_int32),
+        *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
+        *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
+    ]
+
+
+def unavailable() -> str | None:
+    """Why the native backend cannot run here; None where it can."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
+    except (OSError, IndexError):
+        return "the processor's features cannot be read (/proc/cpuinfo)"
+    if missing := [flag for flag in NEEDED if flag not in flags]:
+        return f"the processor has no {', '.join(missing)}"
+    if _library_path() is None:
+        return "it was not compiled: install a C++ compiler, then the package again"
+    return None
+
+
+def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int) -> str | None:
+    """Why this model cannot run on the native backend; None where it can."""
+    if page_size != PAGE_SIZE:
+        return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
+    if head_dim % 32:
+        return f"it wants heads of a multiple of 32, not {head_dim}"
+    for tensor in tensors.values():
+        if len(tensor.shape) == 2 and tensor.format not in FORMATS:
+            return f"it has no kernels for {tensor.format} weights ({tensor.name})"
+        if len(tensor.shape) == 2 and (tensor.shape[0] % PANEL or tensor.shape[1] % 32):
+            return f"it wants multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
+    return None
+
+
+@dataclass(frozen=True)
+class NativeWeight:
+    """Packed matrices whose outputs follow one another, or a float32 vector; biases joined."""
+
+    matrices: tuple[Matrix, ...]
+    vector: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+class NativeKernels:
+    name = "native"
+    exact = True
+
+    def __init__(self, threads: int) -> None:
+        self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
+        self.library = _library()
+        self.team = self.library.twostroke_team(threads)
+        weakref.finalize(self, self.library.twostroke_team_free, self.team)
+
+    def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
+        joined = torch.cat([b.dequantize(torch.float32) for b in bias]) if bias else None
+        if len(parts[0].shape) == 1:
+            return NativeWeight((), parts[0].dequantize(torch.float32), joined)
+        return NativeWeight(tuple(Matrix(self, part) for part in parts), None, joined)
+
+    def whole_pass(self, decoder: Decoder) -> NativePass:
+        return NativePass(self, decoder)
+
+
+class Matrix:
+    """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place."""
+
+    def __init__(self, kernels: NativeKernels, raw: RawTensor) -> None:
+        self.kernels, self.shape = kernels, raw.shape
+        data = np.ascontiguousarray(raw.data)
+        self.handle = kernels.library.twostroke_pack(
+            kernels.team, FORMATS.index(raw.format), *raw.shape, data.ctypes.data, data.shape[1]
+        )
+        if not self.handle:
+            raise MemoryError(f"no memory to pack {raw.source}")
+        weakref.finalize(self, kernels.library.twostroke_matrix_free, self.handle)
+
+    @property
+    def nbytes(self) -> int:
+        return self.kernels.library.twostroke_matrix_bytes(self.handle)
+
+    def row(self, index: int) -> torch.Tensor:
+        out = torch.empty(self.shape[1])
+        self.kernels.library.twostroke_unpack(self.handle, index, out.data_ptr())
+        return out
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(x), self.shape[0])
+        x = x.contiguous()
+        self.kernels.library.twostroke_multiply(self.kernels.team, self.handle, x.data_ptr(), len(x), out.data_ptr())
+        return out
+
+
+class NativePass:
+    """A decoder's forward pass and head. Not to be called from two threads at once."""
+
+    def __init__(self, kernels: NativeKernels, decoder: Decoder) -> None:
+        config = decoder.config
+        self.kernels, self.decoder, self.library = kernels, decoder, kernels.library
+        self.ropes = list(dict.fromkeys(config.ropes))
+        self.embed, self.head = decoder.embed.matrices[0], decoder.head.matrices[0]
+        fields = _Config(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.activation == "gelu_tanh",
+            len(self.ropes),
+            config.norm_eps,
+            config.attention_scale,
+            config.embedding_scale,
+        )
+        self.handle = self.library.twostroke_model(kernels.team, ctypes.byref(fields), self.embed.handle)
+        weakref.finalize(self, self.library.twostroke_model_free, self.handle)
+        for layer in decoder.layers:
+            post = layer.post_norms or (None, None)
+            qk = layer.qk_norms or (None, None, 0.0)
+            norms = [layer.attn_norm, layer.mlp_norm, *qk[:2], *post]
+            matrices = [*layer.qkv.matrices, *layer.o.matrices, *layer.gate_up.matrices, *layer.down.matrices]
+            self.library.twostroke_add_block(
+                self.handle,
+                (_POINTER * 6)(*(None if norm is None else norm.vector.data_ptr() for norm in norms)),
+                (_POINTER * 7)(*(matrix.handle for matrix in matrices)),
+                None if layer.qkv.bias is None else layer.qkv.bias.data_ptr(),
+                self.ropes.index(layer.rope),
+                layer.window or 0,
+            )
+
+    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] before the last norm; K and V are written to `kv`."""
+        config = self.decoder.config
+        hidden = torch.empty(batch.num_rows, config.hidden_size)
+        angles = torch.stack(
+            [batch.positions[:, None].float() * frequencies(rope, config.head_dim) for rope in self.ropes]
+        )
+        cos, sin = angles.cos(), angles.sin()
+        row_starts = np.array(batch.row_starts, np.int32)
+        span_starts = np.cumsum([0, *(len(table) for table in batch.tables)], dtype=np.int32)
+        spans = np.ascontiguousarray(np.concatenate(batch.tables), np.int32)
+        fields = _Batch(
+            batch.num_rows,
+            len(batch.tables),
+            *(t.data_ptr() for t in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
+            *(array.ctypes.data for array in (row_starts, span_starts, spans)),
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
+        self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), kv.shape[2], hidden.data_ptr())
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab]."""
+        hidden = hidden.contiguous()
+        out = torch.empty(len(hidden), self.head.shape[0])
+        norm = self.decoder.norm.vector.data_ptr()
+        self.library.twostroke_logits(
+            self.handle, norm, self.head.handle, hidden.data_ptr(), len(hidden), out.data_ptr()
+        )
+        return out
+
+
+def _library_path() -> Path | None:
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    return found[0] if found else None
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_library_path()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"twostroke_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -7,11 +7,14 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat test test-models check clean
 
+# Through the environment, so that quotes in a prompt are the prompt's own.
+export MODEL PROMPT
+
 run: $(VENV)/installed
-	@$(BIN)/twostroke generate --model "$(MODEL)" --prompt "$(PROMPT)"
+	@$(BIN)/twostroke generate --model "$$MODEL" --prompt "$$PROMPT"
 
 chat: $(VENV)/installed
-	@$(BIN)/twostroke chat --model "$(MODEL)"
+	@$(BIN)/twostroke chat --model "$$MODEL"
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.tiny import FAMILIES, write_model
 from twostroke.llm import LLM
+
+# A busy machine must not fail a property.
+settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quiet")
 
 
 @pytest.fixture(scope="session")

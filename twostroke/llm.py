@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,8 @@ class LLM:
             GeometryMismatch: `after` belongs to another geometry. OutOfPages: no room.
         """
         tokens = self.encode(prompt, add_bos=None if after is None else False)
+        if after is not None:
+            require_value(after)
 
         def program() -> Program:
             return (yield Prefill(tokens, after))
@@ -135,6 +138,7 @@ class LLM:
         def program() -> Program:
             return (yield Decode(kv))
 
+        require_value(kv)
         params = sampling_params(params, sampling)
         params.check_vocabulary(self.config.vocab_size)
         request = Request(program, params, self.tokenizer)
@@ -189,13 +193,29 @@ class LLM:
 
     def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
         """A request, not submitted yet."""
+        if method is not None and not isinstance(method, Method):
+            raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
         params.check_vocabulary(self.config.vocab_size)
         return Request(lambda: chosen.program(tokens), params, self.tokenizer, len(tokens))
 
     def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a prompt; ids are taken as they are."""
-        return self.tokenizer.encode(prompt, add_bos=add_bos) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
+        else:
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise InvalidRequest(f"a prompt is a text or a list of token ids, not {prompt!r:.60}") from None
+        if any(not 0 <= token < self.config.vocab_size for token in tokens):
+            raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}")
+        if len(tokens) > self.config.max_position:
+            raise InvalidRequest(
+                f"the prompt has {len(tokens)} tokens, past the {self.config.max_position} of model {self.name}: "
+                f"shorten it"
+            )
+        return tokens
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.decoder.kernels.name})"
@@ -218,6 +238,10 @@ class Decoding(Iterator[Token]):
         token = next(self._iterator)
         self.tokens.append(token)
         return token
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self.close()
 
     def close(self) -> None:
         """Stop early and free the pages."""
@@ -290,10 +314,16 @@ def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) ->
         raise InvalidRequest(str(error).removeprefix("SamplingParams.__init__() ")) from None
 
 
+def require_value(kv: object) -> None:
+    """Raise InvalidRequest for what is no KVCache."""
+    if not isinstance(kv, KVCache):
+        raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
+
+
 def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     """Pages that fit into `kv_bytes`. Raises InvalidRequest if that is not even one."""
-    if page_size < 1:
-        raise InvalidRequest(f"page_size must be at least 1, not {page_size}")
+    if not isinstance(page_size, int) or page_size < 1:
+        raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
     if kv_bytes is None:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         kv_bytes = min(free // 4, 4 << 30)

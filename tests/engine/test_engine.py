@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from twostroke.benchmark.pace import Pace
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
@@ -118,6 +119,80 @@ def test_pending_and_recomputed_starts_agree(tiny_llm: TinyLLM) -> None:
     assert [token.id for token in llm.decode(cut, max_tokens=12, ignore_eos=True)] == whole
 
 
+def test_every_choice_continues_its_own_values(tiny_llm: TinyLLM) -> None:
+    """Values of different choices may come to lie at one address; they must not be taken for each other."""
+    llm = tiny_llm()
+    right: list[bool] = []
+
+    def program() -> Program:
+        kv = yield Prefill([5, 6, 7])
+        for _ in range(6):
+            run = yield Decode(kv, max_tokens=3, emit=False)
+            after = run.kv
+            expected = [*after.tokens, after.pending, 8, 9]
+            del run, kv
+            kv = yield Prefill([8, 9], after)
+            del after
+            right.append(kv.tokens == expected)
+        yield Emit(())
+
+    for seed in range(5):
+        run(llm, program, n=4, temperature=1.5, seed=seed, max_tokens=100, ignore_eos=True)
+    assert right == [True] * (5 * 4 * 6)
+
+
+def test_a_recomputed_entry_stays_where_it_was(tiny_llm: TinyLLM) -> None:
+    """Also behind a gap in the positions."""
+    llm = tiny_llm()
+    kv = llm.prefill(list(range(5, 21)))
+    gap = kv[:2] + kv[8:9]
+    decoding = llm.decode(gap, max_tokens=2, ignore_eos=True)
+    list(decoding)
+    assert decoding.kv.positions == [0, 1, 8, 9]
+    assert llm.prefill([], after=gap).positions == [0, 1, 8]
+    assert llm.prefill([], after=gap).tail is not None
+    assert [t.id for t in llm.decode(kv[:4] + kv[4:16], max_tokens=4, ignore_eos=True)] == [
+        t.id for t in llm.decode(kv, max_tokens=4, ignore_eos=True)
+    ]
+
+
+def test_penalties_see_every_token_before_the_first(tiny_llm: TinyLLM) -> None:
+    """One that is pending or computed again counts like one that was entered."""
+    llm = tiny_llm()
+    whole = llm.prefill([5, 6, 7, 8])
+    options = {"max_tokens": 12, "repetition_penalty": 3.0, "ignore_eos": True}
+    expected = [t.id for t in llm.decode(whole, **options)]
+    assert [t.id for t in llm.decode(llm.prefill([5, 6, 7, 8, 9])[:-1], **options)] == expected
+    first = llm.decode(whole, **(options | {"max_tokens": 4}))
+    head = [t.id for t in first]
+    assert head + [t.id for t in llm.decode(first.kv, **(options | {"max_tokens": 8}))] == expected
+
+
+def test_dropping_an_iterator_frees_the_pages(tiny_llm: TinyLLM) -> None:
+    """Before its first token as well."""
+    llm = tiny_llm(prefix_index="off")
+    kv = llm.prefill([5] * 20)
+    decoding = llm.decode(kv, max_tokens=5)
+    assert llm.engine.num_waiting == 1
+    del decoding, kv
+    assert (llm.engine.num_waiting, llm.pool.num_used) == (0, 0)
+
+
+def test_decoding_does_not_starve_a_prefill(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(max_step_tokens=1)
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    long, short = (llm.engine.submit(llm.request([5, 6, 7], params)) for _ in range(2))
+    while not short.events:
+        llm.engine.step()
+    assert not long.done
+
+
+def test_tokens_emitted_at_once_have_no_pace(tiny_llm: TinyLLM) -> None:
+    completion = tiny_llm().generate([[5, 6, 7]], method=method("best-of"), max_tokens=5, ignore_eos=True)[0]
+    assert completion.timings.in_bulk
+    assert Pace.of(completion.timings, 3).decode_tokens_per_second is None
+
+
 def test_stopping_early_frees_the_pages(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm(prefix_index="off")
     stream = llm.stream([5] * 50, max_tokens=100, ignore_eos=True)
@@ -157,6 +232,16 @@ def test_a_failing_program_ends_alone(tiny_llm: TinyLLM) -> None:
         (lambda llm: llm.generate([[5]], max_token=3), InvalidRequest, "max_token"),
         (lambda llm: llm.generate([[5]], temperature=-1), InvalidRequest, "temperature"),
         (lambda llm: list(llm.decode(llm.prefill([5])[1:])), InvalidRequest, "no entries"),
+        (lambda llm: llm.prefill([1.9, 2]), InvalidRequest, "a list of token ids"),
+        (lambda llm: llm.prefill(["a", "b"]), InvalidRequest, "a list of token ids"),
+        (lambda llm: llm.prefill(None), InvalidRequest, "a text or a list of token ids, not None"),
+        (lambda llm: llm.prefill("a", after="b"), InvalidRequest, "KVCache is needed"),
+        (lambda llm: llm.decode("abc"), InvalidRequest, "KVCache is needed"),
+        (lambda llm: llm.generate(["a"], method="repeat"), InvalidRequest, "twostroke.method"),
+        (lambda llm: llm.generate([[5]], logit_bias={10**6: 1.0}), InvalidRequest, "logit_bias"),
+        (lambda llm: list(llm.decode(llm.prefill([5]), stop_token_ids=[10**6])), InvalidRequest, "stop_token_ids"),
+        (lambda llm: LLM(str(llm.path.parent), kv_bytes=1 << 60), OutOfPages, "give it less"),
+        (lambda llm: LLM(str(llm.path.parent), page_size="a"), InvalidRequest, "page_size"),
         (lambda llm: run(llm, lambda: iter_of(Prefill([5], model="other"))), InvalidRequest, "no model 'other'"),
         (lambda llm: run(llm, lambda: iter_of("stroke")), InvalidRequest, "not str"),
     ],

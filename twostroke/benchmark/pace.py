@@ -11,7 +11,7 @@ DEFINITIONS = {
     "itl_mean_s": "mean of the gaps between consecutive tokens",
     "itl_p99_s": "99th percentile (nearest rank) of the gaps between consecutive tokens",
     "tpot_s": "(last - first) / (n - 1)",
-    "prefill_tokens_per_second": "prompt tokens / TTFT",
+    "prefill_tokens_per_second": "prefilled tokens that were computed, not found in the prefix index / TTFT",
     "decode_tokens_per_second": "(n - 1) / (last - first)",
 }
 
@@ -29,7 +29,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Pace:
-    """Each field as in `DEFINITIONS`; None where there were too few tokens to say."""
+    """Each field as in `DEFINITIONS`; None where there were too few tokens to say, or they came at once."""
 
     ttft_s: float | None
     itl_mean_s: float | None
@@ -39,14 +39,17 @@ class Pace:
     decode_tokens_per_second: float | None
 
     @classmethod
-    def of(cls, timings: Timings, prompt_tokens: int) -> "Pace":
+    def of(cls, timings: Timings, computed_tokens: int) -> "Pace":
+        """`computed_tokens` are those that prefill had to compute before the first token."""
         ttft, gaps, tpot = timings.ttft, timings.itls, timings.tpot
+        if timings.in_bulk:
+            return cls(ttft, None, None, None, None, None)
         return cls(
             ttft,
             mean(gaps),
             percentile(gaps, 99),
             tpot,
-            prompt_tokens / ttft if ttft else None,
+            computed_tokens / ttft if ttft else None,
             1 / tpot if tpot else None,
         )
 

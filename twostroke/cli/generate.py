@@ -117,9 +117,10 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,
+        "prefilled_tokens": request.prefilled_tokens,
         "cached_tokens": request.cached_tokens,
         "output_tokens": sum(len(tokens) for tokens in choices),
-        **Pace.of(request.timings, request.prompt_tokens).as_dict(),
+        **Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens).as_dict(),
         "kv_bytes": request.kv_bytes,
         "definitions": DEFINITIONS,
     }
@@ -146,6 +147,6 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
 
     cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
-    parts.append(pace_text(Pace.of(request.timings, request.prompt_tokens)))
+    parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
     parts.append(f"KV {size(facts['kv_bytes'])}")
     return " | ".join(part for part in parts if part)

@@ -76,8 +76,9 @@ class Driver:
 
     def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
         request, shared = choice.request, None
-        if len(request.choices) > 1:
-            key = (tuple(stroke.tokens), id(stroke.after), stroke.model, stroke.logits)
+        # Only what begins at position 0: every choice continues values of its own.
+        if len(request.choices) > 1 and stroke.after is None:
+            key = (tuple(stroke.tokens), stroke.model, stroke.logits)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:
@@ -89,6 +90,7 @@ class Driver:
             if not request.preemptions:
                 request.shared[key] = shared = SharedPrefill(len(request.choices) - 1)
         lane = PrefillLane(choice, slot, self._model(stroke.model), stroke, shared)
+        request.prefilled_tokens += lane.cached_tokens + len(lane.todo)
         request.cached_tokens += lane.cached_tokens
         choice.lanes.append(lane)
 
@@ -96,6 +98,7 @@ class Driver:
         choice.num_emits += 1
         if choice.num_emits > choice.emits_done:  # not again after a preemption
             choice.emits_done += 1
+            choice.request.timings.in_bulk = True
             for sampled in stroke.sampled:
                 if choice.track.finish_reason is None:
                     self.deliver(choice, choice.track, sampled)

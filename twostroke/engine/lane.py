@@ -161,7 +161,8 @@ class DecodeLane(Lane[Decode]):
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
         self.track, self.seed, self.record = track, seed, record
-        self._prompt = base.token_array
+        pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
+        self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
         if record.complete and not self.todo:
             self._finish()
 
@@ -238,7 +239,7 @@ def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
     """Drop the last entry, to be computed again: its logits are not at hand."""
     if not len(base):
         raise InvalidRequest("the prompt is empty: give at least one token")
-    return base[:-1], [int(base.token_array[-1])]
+    return base.without_last(), [int(base.token_array[-1])]
 
 
 def _reuse(model: Model, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int]]:

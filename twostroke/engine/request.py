@@ -30,6 +30,7 @@ class Timings:
     scheduled: float | None = None
     tokens: list[float] = field(default_factory=list)  # of the first choice
     finished: float | None = None
+    in_bulk: bool = False  # tokens were emitted after they were decoded: gaps between them say nothing
 
     @property
     def ttft(self) -> float | None:
@@ -126,7 +127,8 @@ class Request:
         events: tokens in the order they were made, for the caller to take.
         error: why the request failed, if it did.
         result: what the first choice's program returned.
-        cached_tokens: prompt tokens that came from the prefix index.
+        prefilled_tokens: tokens that its prefills asked for, a repeated prompt as often as it is repeated.
+        cached_tokens: how many of them came from the prefix index.
         kv_bytes: K and V of the value that the first choice's last stroke ended with.
     """
 
@@ -145,7 +147,7 @@ class Request:
         self.events: deque[Token] = deque()
         self.error: Exception | None = None
         self.cancelled = False
-        self.cached_tokens = self.kv_bytes = 0
+        self.prefilled_tokens = self.cached_tokens = self.kv_bytes = 0
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}

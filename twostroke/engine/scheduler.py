@@ -37,7 +37,8 @@ def plan(running: Iterable[Choice], config: SchedulerConfig) -> list[tuple[Lane,
     lanes = [lane for choice in running for lane in choice.lanes if lane.todo]
     chosen = [(lane, 1) for lane in lanes if lane.decoding]
     # More decoding lanes than budget: they all go. Leaving some out would stall streams to save a little time.
-    budget = config.max_step_tokens - len(chosen)
+    # And the oldest of the others gets on by a token at least: decoding never starves a prefill.
+    budget = max(1, config.max_step_tokens - len(chosen))
     for lane in lanes:
         if lane.decoding:
             continue

@@ -133,7 +133,7 @@ class KVCache:
     def __getitem__(self, which: slice) -> KVCache:
         """`kv[a:b]`: these entries, at the positions they have. Steps other than 1 are not possible."""
         if not isinstance(which, slice):
-            raise KVError(f"a KV cache is cut by slices: kv[{which}:{which} + 1] rather than kv[{which}]")
+            raise KVError(f"a KV cache is cut by slices such as kv[a:b], not by {which!r}")
         start, stop, step = which.indices(len(self))
         if step != 1:
             raise KVError(f"a KV cache is cut into contiguous slices; step {step} is not possible")
@@ -150,6 +150,11 @@ class KVCache:
         return KVCache(
             self.pool, table, self._tokens[start:stop], stretches, next_position, self.tail if keeps_last else None
         )
+
+    def without_last(self) -> KVCache:
+        """All entries but the last, whose position is the next one: for computing it again."""
+        rest = self[:-1]
+        return KVCache(self.pool, rest._table, rest._tokens, rest.stretches, self.positions[-1])
 
     def __add__(self, other: KVCache) -> KVCache:
         """Concatenation. Positions must be strictly increasing; a value of another pool is copied into this one's.

@@ -114,8 +114,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeroed storage. Zeros matter: a masked slot still meets a weight of 0, and 0 times a stray nan is nan."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        memory = np.zeros(int(np.prod(shape, dtype=object)) * dtype.itemsize, np.uint8)
+    except (MemoryError, ValueError):
+        raise OutOfPages(f"there is no memory for a pool of {shape[2]:,} KV pages: give it less (kv_bytes)") from None
     # numpy asks the operating system for zero pages, which take memory only when touched; torch would write them.
-    return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:

@@ -73,8 +73,7 @@ def _compile(source: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlocks]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals.update({"raise_exception": _raise_exception, "strftime_now": _strftime_now})
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -262,7 +262,7 @@ def _hub_trouble() -> str | None:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def _no_bars() -> Generator[None]:
     """The hub client's own progress bars off: ours are drawn from `Progress`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -277,7 +277,7 @@ def _no_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def _locked(path: Path, waiting: Callable[[], None]) -> Generator[None]:
     """Holds a lock on a file against other processes; the system frees it when a process dies."""
     with path.open("w") as stream:
         try:
@@ -289,7 +289,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(directory: Path, report: Callable[[int], None]) -> Iterator[None]:
+def _watched(directory: Path, report: Callable[[int], None]) -> Generator[None]:
     """Reports how many bytes of files a directory holds, now and then, while somebody else fills it."""
     stop = threading.Event()
 

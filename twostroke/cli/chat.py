@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -116,7 +117,7 @@ class Session:
     def _lines(self) -> Iterator[str]:
         """What the user says, line by line, without empty ones."""
         if self.interactive:
-            import readline  # noqa: F401 (line editing and history for input())
+            import_module("readline")  # line editing and history for input()
         prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which may be for JSON alone
         while True:
             try:
@@ -191,7 +192,7 @@ class Session:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
+def _ctrl_c() -> Generator[threading.Event]:
     """The first Ctrl-C sets the event, so that a step is finished in order; the second one interrupts."""
     pressed = threading.Event()
 

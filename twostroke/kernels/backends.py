@@ -50,6 +50,8 @@ def create_kernels(
             reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
         if reason is not None:
             raise InvalidRequest(f"the native backend cannot run this: {reason}")
+        # PyTorch's own threads would spin on the cores that the kernels compute on.
+        torch.set_num_threads(1)
         return native.NativeKernels(threads)
     if dtype == "auto":
         dtype = "float32" if place.type == "cpu" else "bfloat16"

@@ -70,7 +70,7 @@ def test_sizes(text: str, size: int) -> None:
     assert options.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 TiB", "1,5GiB"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 XiB", "1,5GiB"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         options.parse_size(text)

@@ -11,7 +11,7 @@ from twostroke.llm import LLM
 
 PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
-FIELDS = {"model", "prompt", "method", "text", "token_ids", "finish_reason", "outputs", "prompt_tokens",
+FIELDS = {"model", "prompt", "method", "backend", "text", "token_ids", "finish_reason", "outputs", "prompt_tokens",
           "prefilled_tokens", "cached_tokens", "output_tokens", "kv_bytes", "definitions", *PACE}  # fmt: skip
 
 

@@ -73,7 +73,8 @@ def _compile(source: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlocks]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals.update({"raise_exception": _raise_exception, "strftime_now": _strftime_now})
+    helpers: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

@@ -36,6 +36,8 @@ def generate(
     method_options: MethodOptions,
 ) -> None:
     """Answer one prompt; the text goes to stdout as it is made, facts about it to stderr."""
+    from twostroke.kernels.native import unavailable
+
     text = read_prompt(prompt, prompt_file)
     if system is not None and chat is False:
         raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
@@ -63,6 +65,8 @@ def generate(
     if logprobs is not None:
         print_logprobs(facts["outputs"])
     note(facts_line(decoding.request, facts))
+    if reason := unavailable():
+        note(f"without native kernels: {reason}")
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -114,6 +118,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     ]
     return {
         "method": method,
+        "backend": llm.decoder.kernels.name,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,
@@ -148,5 +153,5 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
     parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
-    parts.append(f"KV {size(facts['kv_bytes'])}")
+    parts += [f"KV {size(facts['kv_bytes'])}", facts["backend"]]
     return " | ".join(part for part in parts if part)

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from twostroke.llm import LLM
     from twostroke.methods import Method
 
-UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+UNITS = {
+    "": 1,
+    **{f"{u}ib": 1 << 10 * i for i, u in enumerate("kmgt", 1)},
+    **{f"{u}b": 10 ** (3 * i) for i, u in enumerate("kmgt", 1)},
+}
 
 
 def parse_size(text: str) -> int:
@@ -25,6 +29,13 @@ def parse_size(text: str) -> int:
     if match is None or match[2] not in UNITS:
         raise typer.BadParameter(f"{text!r} is no size: write 2GiB, 512MiB or a number of bytes")
     return int(match[1]) * UNITS[match[2]] if match[1].isdigit() else int(float(match[1]) * UNITS[match[2]])
+
+
+def parse_id(text: str) -> int:
+    """A token id."""
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is no token id: write --logit-bias ID=BIAS")
+    return int(text)
 
 
 def parse_value(text: str) -> int | float | bool | str:
@@ -37,11 +48,11 @@ def parse_value(text: str) -> int | float | bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def parse_pair(text: str) -> tuple[str, Any]:
+def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
     """`key=value`."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint="--method-option")
+        raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
     return key.strip().replace("-", "_"), parse_value(value.strip())
 
 
@@ -63,7 +74,7 @@ class ModelOptions:
     threads: Annotated[int | None, _model(help="CPU threads.", show_default="all cores")] = None
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
-    backend: Annotated[str, _model(help="Which kernels.")] = "auto"
+    backend: Annotated[str, _model(help="Kernels: reference, native, or auto (reference).")] = "auto"
     kv_bytes: Annotated[
         Any,
         _model(
@@ -102,12 +113,20 @@ class SamplingOptions:
     frequency_penalty: Annotated[float, _sampling(help="Subtracted per occurrence in the output.")] = 0.0
     seed: Annotated[int | None, _sampling(help="Of the random stream.", show_default="drawn anew")] = None
     stop: Annotated[list[str] | None, _sampling(help="A string that ends the text; may be repeated.")] = None
+    stop_token_id: Annotated[list[int] | None, _sampling(help="An id that ends the text; may be repeated.")] = None
+    logit_bias: Annotated[
+        list[str] | None, _sampling(metavar="ID=BIAS", help="Added to the logit of an id; may be repeated.")
+    ] = None
     min_tokens: Annotated[int, _sampling(help="Before so many tokens nothing ends the text.")] = 0
     ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="End tokens do not end the text.")] = False
 
     def fields(self) -> dict[str, Any]:
         """As fields of `SamplingParams`."""
-        return asdict(self) | {"stop": tuple(self.stop or ())}
+        fields = asdict(self) | {"stop": tuple(self.stop or ())}
+        fields["stop_token_ids"] = tuple(fields.pop("stop_token_id") or ())
+        pairs = [parse_pair(pair, "--logit-bias") for pair in self.logit_bias or ()]
+        fields["logit_bias"] = {parse_id(key): bias for key, bias in pairs}
+        return fields
 
     def params(self, **more: Any) -> "SamplingParams":
         """Checked: raises InvalidRequest naming the field that is out of range."""

@@ -35,17 +35,36 @@ struct Scratch {
   std::vector<float> keys, values, outs, state, scores;
 };
 
-// Scores of R rows against 16 keys that lie transposed: keys[d][16].
+// Scores of R rows against a tile's keys, which lie transposed, a page after the other: keys[TILE][dim][16].
 template <int R>
-inline void scores_of(const Query* rows, const float* keys, int dim, float* out, int stride) {
-  __m512 acc[R];
-  for (int r = 0; r < R; r++) acc[r] = _mm512_setzero_ps();
+inline void scores_of(const Query* rows, const float* keys, int dim, float* out) {
+  __m512 acc[R][TILE];
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < TILE; i++) acc[r][i] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d++) {
-    const __m512 k = _mm512_loadu_ps(keys + 16 * d);
+    __m512 k[TILE];
+    for (int i = 0; i < TILE; i++) k[i] = _mm512_loadu_ps(keys + 16 * (i * dim + d));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) acc[r] = _mm512_fmadd_ps(_mm512_set1_ps(rows[r].q[d]), k, acc[r]);
+    for (int r = 0; r < R; r++) {
+      const __m512 q = _mm512_set1_ps(rows[r].q[d]);
+      for (int i = 0; i < TILE; i++) acc[r][i] = _mm512_fmadd_ps(q, k[i], acc[r][i]);
+    }
   }
-  for (int r = 0; r < R; r++) _mm512_storeu_ps(out + r * stride, acc[r]);
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < TILE; i++) _mm512_storeu_ps(out + r * KEYS + 16 * i, acc[r][i]);
+}
+
+inline void scores(const Query* rows, int count, const float* keys, int dim, float* out) {
+  for (; count >= 8; count -= 8, rows += 8, out += 8 * KEYS) scores_of<8>(rows, keys, dim, out);
+  switch (count) {
+    case 1: return scores_of<1>(rows, keys, dim, out);
+    case 2: return scores_of<2>(rows, keys, dim, out);
+    case 3: return scores_of<3>(rows, keys, dim, out);
+    case 4: return scores_of<4>(rows, keys, dim, out);
+    case 5: return scores_of<5>(rows, keys, dim, out);
+    case 6: return scores_of<6>(rows, keys, dim, out);
+    case 7: return scores_of<7>(rows, keys, dim, out);
+  }
 }
 
 inline void transpose_keys(const uint16_t* page, int dim, float* out) {
@@ -112,6 +131,12 @@ inline void attend(const Layer& layer, int head, const Span* spans, int num_span
     before += entries;
     const Span& end = spans[first + pages - 1];
     if (window > 0 && end.position + end.stop - end.start - 1 <= first_position - window) continue;
+    // Pages lie anywhere, so only we know which comes next.
+    for (int i = first + TILE; i < std::min(first + 2 * TILE, num_spans); i++)
+      for (int side = 0; side < 2; side++) {
+        const char* next = (const char*)layer.page(side, spans[i].page, head);
+        for (int line = 0; line < 2 * PAGE_SIZE * dim; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+      }
     for (int i = 0; i < pages; i++) {
       transpose_keys(layer.page(0, spans[first + i].page, head), dim, scratch.keys.data() + i * 16 * dim);
       const uint16_t* v = layer.page(1, spans[first + i].page, head);
@@ -119,17 +144,9 @@ inline void attend(const Layer& layer, int head, const Span* spans, int num_span
       for (int j = 0; j < 16 * dim; j += 16) _mm512_storeu_ps(values + j, load_half(v + j));
     }
     if (pages < TILE) std::fill_n(scratch.values.data() + pages * 16 * dim, (TILE - pages) * 16 * dim, 0.0f);
-    for (int i = 0; i < pages; i++) {
-      const float* keys = scratch.keys.data() + i * 16 * dim;
-      float* out = scratch.scores.data() + 16 * i;
-      int r = 0;
-      for (; r + 8 <= count; r += 8) scores_of<8>(rows + r, keys, dim, out + r * KEYS, KEYS);
-      for (; r + 4 <= count; r += 4) scores_of<4>(rows + r, keys, dim, out + r * KEYS, KEYS);
-      for (; r + 2 <= count; r += 2) scores_of<2>(rows + r, keys, dim, out + r * KEYS, KEYS);
-      for (; r < count; r++) scores_of<1>(rows + r, keys, dim, out + r * KEYS, KEYS);
-    }
+    scores(rows, count, scratch.keys.data(), dim, scratch.scores.data());  // a missing page's are never looked at
     for (int r = 0; r < count; r++) {
-      float* scores = scratch.scores.data() + size_t(r) * KEYS;
+      float* weights = scratch.scores.data() + size_t(r) * KEYS;
       __m512 s[TILE];
       __mmask16 seen_any = 0;
       for (int i = 0; i < TILE; i++) {
@@ -141,7 +158,7 @@ inline void attend(const Layer& layer, int head, const Span* spans, int num_span
                                      : span.start;
           if (high > low) seen = (uint32_t(1) << high) - (uint32_t(1) << low);
         }
-        s[i] = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), seen, scores + 16 * i);
+        s[i] = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), seen, weights + 16 * i);
         seen_any |= seen;
       }
       if (!seen_any) continue;  // nothing would change
@@ -152,17 +169,17 @@ inline void attend(const Layer& layer, int head, const Span* spans, int num_span
       for (int i = 0; i < TILE; i++) {
         s[i] = exp16(_mm512_sub_ps(s[i], _mm512_set1_ps(new_top)));
         sum = _mm512_add_ps(sum, s[i]);
-        _mm512_storeu_ps(scores + 16 * i, s[i]);
+        _mm512_storeu_ps(weights + 16 * i, s[i]);
       }
       const float decay = _mm512_cvtss_f32(exp16(_mm512_set1_ps(top[r] - new_top)));
       top[r] = new_top;
       total[r] = total[r] * decay + sum16(sum);
       const float* values = scratch.values.data();
       switch (dim) {
-        case 64: add_values<4>(rows[r].out, decay, scores, values, dim); break;
-        case 128: add_values<8>(rows[r].out, decay, scores, values, dim); break;
+        case 64: add_values<4>(rows[r].out, decay, weights, values, dim); break;
+        case 128: add_values<8>(rows[r].out, decay, weights, values, dim); break;
         default:
-          for (int d = 0; d < dim; d += 16) add_values<1>(rows[r].out + d, decay, scores, values + d, dim);
+          for (int d = 0; d < dim; d += 64) add_values<4>(rows[r].out + d, decay, weights, values + d, dim);
       }
     }
   }

@@ -39,6 +39,8 @@ inline void quantize_row(const float* x, Rows row) {
   }
 }
 
+constexpr int AHEAD = 4096;  // bytes of weights asked for before they are needed
+
 inline __m512i dot4(__m512i acc, __m512i weights, const int8_t* q) {
   int32_t four;
   std::memcpy(&four, q, 4);
@@ -58,6 +60,9 @@ void panel_rows(const Matrix& matrix, const uint8_t* p, Rows rows, __m512* out) 
       const int g = first + i;
       __m512i w[8];
       load_group<L.bits>(quants, w);
+      // The stream runs on into the next panel, so looking ahead is right at a panel's end as well.
+      for (int line = 0; line < group_bytes(L.bits) + L.scale_bytes * GROUP / L.block; line += 64)
+        _mm_prefetch((const char*)quants + AHEAD + line, _MM_HINT_T0);
       __m512 scale, second;
       load_scales<F>(p, i, scale, second);
 #pragma GCC unroll 16

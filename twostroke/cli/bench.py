@@ -85,8 +85,6 @@ def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prom
 
 def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, Any]:
     """Everything, for JSON: the first workload's numbers at the top, all of them under `results`."""
-    import torch
-
     from twostroke.benchmark.machine import describe as describe_machine
     from twostroke.benchmark.machine import peak_rss_bytes
     from twostroke.benchmark.pace import DEFINITIONS
@@ -98,7 +96,7 @@ def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, An
         "device": str(kernels.device),
         "dtype": str(kernels.dtype).removeprefix("torch."),
         "kv_dtype": llm.pool.geometry.kv_dtype,
-        "threads": torch.get_num_threads(),
+        "threads": kernels.threads,
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }

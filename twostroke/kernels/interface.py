@@ -65,6 +65,7 @@ class Kernels(Protocol):
     name: str
     exact: bool
     device: torch.device
+    threads: int  # of the CPU
     dtype: torch.dtype  # of activations
     kv_dtype: torch.dtype
 

@@ -78,8 +78,8 @@ def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int)
     """Why this model cannot run on the native backend; None where it can."""
     if page_size != PAGE_SIZE:
         return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
-    if head_dim % 32:
-        return f"it wants heads of a multiple of 32, not {head_dim}"
+    if head_dim % 64:
+        return f"it wants heads of a multiple of 64, not {head_dim}"
     for tensor in tensors.values():
         if len(tensor.shape) == 2 and tensor.format not in FORMATS:
             return f"it has no kernels for {tensor.format} weights ({tensor.name})"
@@ -103,7 +103,7 @@ class NativeKernels:
 
     def __init__(self, threads: int) -> None:
         self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
-        self.library = _library()
+        self.library, self.threads = _library(), threads
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
 

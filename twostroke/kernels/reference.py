@@ -58,6 +58,7 @@ class ReferenceKernels:
     def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device = torch.device(device)
         self.dtype = self.kv_dtype = dtype
+        self.threads = torch.get_num_threads()
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
         # Filled part by part: a concatenation would hold two copies of the largest matrix.

@@ -1,7 +1,12 @@
 """Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# PyTorch's OpenMP threads wait by spinning, and beside another busy process each of hundreds of waits a step may last
+# a time slice (docs/log.md): let them spin briefly. Read once, when torch is loaded; what you set yourself stays.
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
     from twostroke.engine.sampling import SamplingParams

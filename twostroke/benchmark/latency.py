@@ -52,7 +52,7 @@ class Prompts:
 @dataclass(frozen=True)
 class Repeat(Pace):
     """One measurement. In a batch, TTFT, ITL and TPOT are over all sequences, and rates are of all together:
-    prompt tokens / (last first token - arrival), decoded tokens / (last token - first token)."""
+    prompt tokens computed / (last first token - arrival), decoded tokens / (last token - first token)."""
 
     cached_tokens: int = 0
 
@@ -123,12 +123,13 @@ def summarize(answers: Sequence[Completion]) -> Repeat:
     arrival = min(one.arrival for one in timings)
     firsts, lasts = [one.tokens[0] for one in timings], [one.tokens[-1] for one in timings]
     decoded, decoding = sum(len(one.tokens) - 1 for one in timings), max(lasts) - min(firsts)
+    computed = sum(answer.prompt_tokens - answer.cached_tokens for answer in answers)
     return Repeat(
         ttft_s=mean([one.ttft for one in timings if one.ttft is not None]),
         itl_mean_s=mean(gaps),
         itl_p99_s=percentile(gaps, 99),
         tpot_s=mean([one.tpot for one in timings if one.tpot is not None]),
-        prefill_tokens_per_second=sum(answer.prompt_tokens for answer in answers) / (max(firsts) - arrival),
+        prefill_tokens_per_second=computed / (max(firsts) - arrival),
         decode_tokens_per_second=decoded / decoding if decoded else None,
         cached_tokens=sum(answer.cached_tokens for answer in answers),
     )

@@ -271,7 +271,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request's answer. `cached_tokens` of `prompt_tokens` came from the prefix index."""
+    """A request's answer. `cached_tokens`, of all that its prefills asked for, came from the prefix index."""
 
     outputs: list[Output]
     prompt_tokens: int
@@ -327,8 +327,7 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     if kv_bytes is None:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         kv_bytes = min(free // 4, 4 << 30)
-    itemsize = 2 if geometry.kv_dtype in ("bfloat16", "float16") else 4
-    page_bytes = geometry.num_layers * 2 * geometry.num_kv_heads * geometry.head_dim * itemsize * page_size
+    page_bytes = geometry.entry_bytes * page_size
     if kv_bytes < page_bytes:
         raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
     return kv_bytes // page_bytes

@@ -14,7 +14,7 @@ import numpy as np
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.rope import Rope
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import ModelConfig, stored_names
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN = 6  # five sliding layers, then a global one
@@ -185,14 +185,7 @@ def _rope(meta: _Metadata, head_dim: int, factors: RawTensor | None) -> Rope:
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Twostroke name -> name in a GGUF file, for every tensor of the model."""
-    names: dict[str, str] = {}
-    for ours in tensor_shapes(config):
-        if ours in OUTER_NAMES:
-            names[ours] = OUTER_NAMES[ours]
-        else:
-            _, layer, part = ours.split(".")
-            names[ours] = f"blk.{layer}.{NAMES[part]}"
-    return names
+    return stored_names(config, OUTER_NAMES, "blk.{}.", NAMES)
 
 
 def tensor_transforms(config: ModelConfig) -> dict[str, Callable[[RawTensor], RawTensor]]:

@@ -20,7 +20,7 @@ from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.rope import Rope
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import ModelConfig, stored_names
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100 << 20  # the safetensors format's own limit
@@ -299,14 +299,7 @@ def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
     """Twostroke name -> name in the files, for every tensor of the model."""
     outer = {"embed": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
     parts = POST_NORM_NAMES if config.post_norms else NAMES
-    names: dict[str, str] = {}
-    for ours in tensor_shapes(config):
-        if ours in outer:
-            names[ours] = outer[ours]
-        else:
-            _, layer, part = ours.split(".")
-            names[ours] = f"{prefix}layers.{layer}.{parts[part]}"
-    return names
+    return stored_names(config, outer, prefix + "layers.{}.", parts)
 
 
 def _plus_one(tensor: RawTensor) -> RawTensor:

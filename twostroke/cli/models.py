@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]
-KV_DTYPES = {"float32": 4, "bfloat16": 2}
+KV_DTYPES = ("float32", "bfloat16")
 
 
 @app.command("list")
@@ -112,8 +112,9 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
 
 
 def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
+    from twostroke.kv.geometry import Geometry
+
     config = checkpoint.config
-    elements = config.num_layers * 2 * config.num_kv_heads * config.head_dim
     ropes = Counter((rope.base, rope.factors is not None) for rope in config.ropes)
     windows = Counter(config.windows)
     return {
@@ -129,7 +130,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "windows": [{"window": window, "layers": count} for window, count in windows.items()],
         "ropes": [{"base": base, "scaled": scaled, "layers": count} for (base, scaled), count in ropes.items()],
         "tied_embeddings": config.tied,
-        "kv_bytes_per_token": {dtype: elements * itemsize for dtype, itemsize in KV_DTYPES.items()},
+        "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
     }
 
 

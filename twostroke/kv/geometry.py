@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass, fields
 
+import torch
+
 from twostroke.errors import GeometryMismatch
 from twostroke.kernels.rope import Rope
 from twostroke.models.config import ModelConfig
@@ -22,6 +24,12 @@ class Geometry:
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
         return cls(config.num_layers, config.num_kv_heads, config.head_dim, config.ropes, kv_dtype, tokenizer)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry: layers x 2 x KV heads x head_dim x element size."""
+        itemsize: int = getattr(torch, self.kv_dtype).itemsize
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
 
     @property
     def fingerprint(self) -> str:

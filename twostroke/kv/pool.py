@@ -29,7 +29,7 @@ class PagePool:
         self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
         shape = (geometry.num_layers, 2, num_pages, geometry.num_kv_heads, page_size, geometry.head_dim)
         self.storage = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
-        self.entry_bytes = self.storage[:, :, 0, :, 0].numel() * self.storage.element_size()
+        self.entry_bytes = geometry.entry_bytes
         self.reclaim: Callable[[int], None] | None = None
         self._refs = np.zeros(num_pages, np.int64)
         self._filled = np.full(num_pages, FREE, np.int64)  # slots of each page that some value has claimed

@@ -41,17 +41,12 @@ def encode(contents: Contents) -> bytes:
     }
     text = json.dumps(header).encode()
     size = len(text).to_bytes(8, "little")
-    body = b"".join([MAGIC, size, text, _to_bytes(contents.entries), _to_bytes(logits)])
-    return body + _digest(body)
+    return seal(b"".join([MAGIC, size, text, _to_bytes(contents.entries), _to_bytes(logits)]))
 
 
 def decode(data: bytes, source: Path) -> Contents:
     """What `encode` made. Raises CorruptFile naming `source`."""
-    if not data.startswith(MAGIC):
-        raise CorruptFile(f"{source}: this is no KV cache saved by this version of Twostroke")
-    body = memoryview(data)[:-DIGEST_BYTES]
-    if _digest(body) != data[-DIGEST_BYTES:]:
-        raise CorruptFile(f"{source}: the checksum is wrong: the file was truncated or altered; delete it")
+    body = unseal(data, MAGIC, source, "KV cache")
     # From here on the bytes are what `encode` made.
     start = len(MAGIC) + 8
     stop = start + int.from_bytes(body[start - 8 : start], "little")
@@ -74,6 +69,21 @@ def decode(data: bytes, source: Path) -> Contents:
         tail=tail,
         entries=_from_bytes(body[stop:logits_start], getattr(torch, geometry.kv_dtype)).view(shape),
     )
+
+
+def seal(body: bytes) -> bytes:
+    """The bytes with a checksum behind them."""
+    return body + _digest(body)
+
+
+def unseal(data: bytes, magic: bytes, source: Path, what: str) -> memoryview:
+    """The bytes that were sealed, `magic` included. Raises CorruptFile naming `source`, which should be a `what`."""
+    if not data.startswith(magic):
+        raise CorruptFile(f"{source}: this is no {what} saved by this version of Twostroke")
+    body = memoryview(data)[:-DIGEST_BYTES]
+    if _digest(body) != data[-DIGEST_BYTES:]:
+        raise CorruptFile(f"{source}: the checksum is wrong: the file was truncated or altered; delete it")
+    return body
 
 
 def write(data: bytes, path: Path) -> None:

@@ -38,6 +38,21 @@ class ModelConfig:
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
 
 
+def stored_names(config: ModelConfig, outer: dict[str, str], layers: str, parts: dict[str, str]) -> dict[str, str]:
+    """Twostroke name -> a file format's, for every tensor of the model.
+
+    `outer` names the tensors outside the layers; one of layer i is called `layers` (with {} for i) and its part.
+    """
+    names: dict[str, str] = {}
+    for ours in tensor_shapes(config):
+        if ours in outer:
+            names[ours] = outer[ours]
+        else:
+            _, layer, part = ours.split(".")
+            names[ours] = layers.format(layer) + parts[part]
+    return names
+
+
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model by its Twostroke name, with its shape; matrices are (out_features, in_features).
 

@@ -5,15 +5,24 @@ import platform
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"]
+# One library for each; twostroke.kernels.native takes the first that the processor can run.
+VARIANTS = {
+    "avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")), "-mfma", "-mf16c"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+}
+HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "attention", "threads")
 
-native = Extension(
-    "twostroke.kernels._native",
-    sources=["native/model.cpp"],
-    depends=["native/simd.h", "native/weights.h", "native/gemm.h", "native/attention.h", "native/threads.h"],
-    extra_compile_args=FLAGS + AVX512,
-    extra_link_args=["-pthread"],
-    language="c++",
-    optional=True,  # a failed build is a warning; twostroke.kernels.native says why the backend is missing
-)
-setup(ext_modules=[native] if platform.machine() in ("x86_64", "AMD64") else [])
+
+def native(variant: str) -> Extension:
+    return Extension(
+        f"twostroke.kernels._native_{variant}",
+        sources=[f"native/{variant}.cpp"],
+        depends=["native/model.cpp", *(f"native/{name}.h" for name in HEADERS)],
+        extra_compile_args=FLAGS + VARIANTS[variant],
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=True,  # a failed build is a warning; twostroke.kernels.native says why the backend is missing
+    )
+
+
+setup(ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [])

@@ -1,20 +1,22 @@
-// Attention over pages with an online softmax (FlashAttention), keys in table order, TILE pages at a time.
+// Attention over pages, in splits of SPLIT pages of a sequence's table (FlashDecoding): each split has a softmax of its
+// own, and splits are merged in order.
 //
-// What a row computes depends on its own entries alone: tiles begin at fixed places of the table, a key that a row may
-// not see has weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits.
+// What a row computes depends on its own entries alone: splits begin at fixed places of the table, a key that a row may
+// not see has weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits,
+// whether a member computes all splits of a row or several share them.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "simd.h"
 
-constexpr int PAGE_SIZE = 16, TILE = 2, KEYS = PAGE_SIZE * TILE;
+constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
 
 struct Span {
   int32_t page, start, stop, position;
 };
 
-// K and V of one layer: [2, pages, kv_heads, PAGE_SIZE, dim] of float16.
+// K and V of one layer in float16, [2, pages, kv_heads, ...]: keys transposed, [dim, PAGE_SIZE]; values [PAGE_SIZE, dim].
 struct Layer {
   uint16_t* data;
   int64_t pages;
@@ -26,165 +28,167 @@ struct Layer {
 
 struct Query {
   const float* q;  // [dim], scaled
-  float* out;      // [dim]
-  int order;       // entries before and including its own, minus one
+  int order;       // entries before its own
   int position;
 };
 
-struct Scratch {
-  std::vector<float> keys, values, outs, state, scores;
+// A softmax-weighted sum of values, as yet without the division: [dim] at out.
+struct Partial {
+  float *out, *top, *total;
 };
 
-// Scores of R rows against a tile's keys, which lie transposed, a page after the other: keys[TILE][dim][16].
-template <int R>
-inline void scores_of(const Query* rows, const float* keys, int dim, float* out) {
-  __m512 acc[R][TILE];
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < TILE; i++) acc[r][i] = _mm512_setzero_ps();
+struct Scratch {
+  std::vector<float> keys, values, weights, outs, state;
+};
+
+// Scores of R rows against two pages of keys.
+template <int R, class T>
+void score_pages(const Query* rows, const T* first, const T* second, int dim, float* out) {
+  F acc[R][2];
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
   for (int d = 0; d < dim; d++) {
-    __m512 k[TILE];
-    for (int i = 0; i < TILE; i++) k[i] = _mm512_loadu_ps(keys + 16 * (i * dim + d));
+    const F a = load(first + PAGE_SIZE * d), b = load(second + PAGE_SIZE * d);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const __m512 q = _mm512_set1_ps(rows[r].q[d]);
-      for (int i = 0; i < TILE; i++) acc[r][i] = _mm512_fmadd_ps(q, k[i], acc[r][i]);
+      const F q = set1(rows[r].q[d]);
+      acc[r][0] = fma(q, a, acc[r][0]), acc[r][1] = fma(q, b, acc[r][1]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < TILE; i++) _mm512_storeu_ps(out + r * KEYS + 16 * i, acc[r][i]);
+  for (int r = 0; r < R; r++) store(out + r * KEYS, acc[r][0]), store(out + r * KEYS + PAGE_SIZE, acc[r][1]);
 }
 
-inline void scores(const Query* rows, int count, const float* keys, int dim, float* out) {
-  for (; count >= 8; count -= 8, rows += 8, out += 8 * KEYS) scores_of<8>(rows, keys, dim, out);
-  switch (count) {
-    case 1: return scores_of<1>(rows, keys, dim, out);
-    case 2: return scores_of<2>(rows, keys, dim, out);
-    case 3: return scores_of<3>(rows, keys, dim, out);
-    case 4: return scores_of<4>(rows, keys, dim, out);
-    case 5: return scores_of<5>(rows, keys, dim, out);
-    case 6: return scores_of<6>(rows, keys, dim, out);
-    case 7: return scores_of<7>(rows, keys, dim, out);
-  }
-}
-
-inline void transpose_keys(const uint16_t* page, int dim, float* out) {
-  for (int d = 0; d < dim; d += 16) {
-    __m512 rows[16], t[16];
-    for (int k = 0; k < 16; k++) rows[k] = load_half(page + k * dim + d);
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-      t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-      for (int j = 0; j < 2; j++) {
-        const __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + j + 2]);
-        rows[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-        rows[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-      }
-    for (int i = 0; i < 4; i++)
-      for (int j = 0; j < 2; j++) {  // rows[4 * block + i] holds columns i, i + 4, i + 8, i + 12 of 4 keys
-        t[8 * j + i] = _mm512_shuffle_f32x4(rows[i + 8 * j], rows[i + 8 * j + 4], 0x88);
-        t[8 * j + i + 4] = _mm512_shuffle_f32x4(rows[i + 8 * j], rows[i + 8 * j + 4], 0xdd);
-      }
-    for (int i = 0; i < 8; i++) {
-      const __m512 even = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88), odd = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-      const int c = i % 4 + (i < 4 ? 0 : 4);
-      _mm512_storeu_ps(out + 16 * (d + c), even);
-      _mm512_storeu_ps(out + 16 * (d + c + 8), odd);
-    }
-  }
-}
-
-// out = out * decay + weights . values, over DIM / 16 registers.
-template <int BLOCKS>
-inline void add_values(float* out, float decay, const float* weights, const float* values, int dim) {
-  __m512 acc[BLOCKS];
-  for (int b = 0; b < BLOCKS; b++) acc[b] = _mm512_mul_ps(_mm512_loadu_ps(out + 16 * b), _mm512_set1_ps(decay));
-  for (int k = 0; k < KEYS; k++) {
-    const __m512 w = _mm512_set1_ps(weights[k]);
+// Adds a page's values, weighted, to the sums of R rows.
+template <int R, class T>
+void add_page(const Partial* rows, const float* weights, const T* values, int dim) {
+  constexpr int C = 2 * TILE_ROWS / R >= 4 ? 4 : 2;
+  for (int d = 0; d < dim; d += 16 * C) {
+    F acc[R][C];
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < C; c++) acc[r][c] = load(rows[r].out + d + 16 * c);
+    for (int k = 0; k < PAGE_SIZE; k++) {
+      F v[C];
+      for (int c = 0; c < C; c++) v[c] = load(values + k * dim + d + 16 * c);
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS; b++) acc[b] = _mm512_fmadd_ps(w, _mm512_loadu_ps(values + k * dim + 16 * b), acc[b]);
+      for (int r = 0; r < R; r++) {
+        const F w = set1(weights[r * KEYS + k]);
+        for (int c = 0; c < C; c++) acc[r][c] = fma(w, v[c], acc[r][c]);
+      }
+    }
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < C; c++) store(rows[r].out + d + 16 * c, acc[r][c]);
   }
-  for (int b = 0; b < BLOCKS; b++) _mm512_storeu_ps(out + 16 * b, acc[b]);
 }
 
-// Rows that share a sequence and a KV head, in order, against the spans of the sequence.
-inline void attend(const Layer& layer, int head, const Span* spans, int num_spans, int window, Query* rows, int count,
-                   Scratch& scratch) {
-  const int dim = layer.dim;
-  scratch.keys.resize(TILE * 16 * dim), scratch.values.resize(KEYS * dim);
-  scratch.scores.resize(size_t(count) * KEYS), scratch.state.resize(2 * count);
-  float *top = scratch.state.data(), *total = top + count;
-  for (int r = 0; r < count; r++) {
-    top[r] = -INFINITY, total[r] = 0;
-    std::fill_n(rows[r].out, dim, 0.0f);
-  }
-  const int last_order = rows[count - 1].order, first_position = rows[0].position;
-  int before = 0;  // entries before the tile
-  for (int first = 0; first < num_spans && before <= last_order; first += TILE) {
-    const int pages = std::min(TILE, num_spans - first);
-    int base[TILE], entries = 0;
-    for (int i = 0; i < pages; i++) {
-      base[i] = before + entries - spans[first + i].start;  // order of slot 0
-      entries += spans[first + i].stop - spans[first + i].start;
-    }
-    before += entries;
-    const Span& end = spans[first + pages - 1];
-    if (window > 0 && end.position + end.stop - end.start - 1 <= first_position - window) continue;
-    // Pages lie anywhere, so only we know which comes next.
-    for (int i = first + TILE; i < std::min(first + 2 * TILE, num_spans); i++)
-      for (int side = 0; side < 2; side++) {
-        const char* next = (const char*)layer.page(side, spans[i].page, head);
-        for (int line = 0; line < 2 * PAGE_SIZE * dim; line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-      }
-    for (int i = 0; i < pages; i++) {
-      transpose_keys(layer.page(0, spans[first + i].page, head), dim, scratch.keys.data() + i * 16 * dim);
-      const uint16_t* v = layer.page(1, spans[first + i].page, head);
-      float* values = scratch.values.data() + i * 16 * dim;
-      for (int j = 0; j < 16 * dim; j += 16) _mm512_storeu_ps(values + j, load_half(v + j));
-    }
-    if (pages < TILE) std::fill_n(scratch.values.data() + pages * 16 * dim, (TILE - pages) * 16 * dim, 0.0f);
-    scores(rows, count, scratch.keys.data(), dim, scratch.scores.data());  // a missing page's are never looked at
-    for (int r = 0; r < count; r++) {
-      float* weights = scratch.scores.data() + size_t(r) * KEYS;
-      __m512 s[TILE];
-      __mmask16 seen_any = 0;
-      for (int i = 0; i < TILE; i++) {
-        __mmask16 seen = 0;
-        if (i < pages) {
-          const Span& span = spans[first + i];
-          const int high = std::min(span.stop, rows[r].order - base[i] + 1);
-          const int low = window > 0 ? std::max(span.start, rows[r].position - window - span.position + span.start + 1)
-                                     : span.start;
-          if (high > low) seen = (uint32_t(1) << high) - (uint32_t(1) << low);
-        }
-        s[i] = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), seen, weights + 16 * i);
-        seen_any |= seen;
-      }
-      if (!seen_any) continue;  // nothing would change
-      __m512 highest = s[0];
-      for (int i = 1; i < TILE; i++) highest = _mm512_max_ps(highest, s[i]);
-      const float new_top = std::max(top[r], max16(highest));
-      __m512 sum = _mm512_setzero_ps();
-      for (int i = 0; i < TILE; i++) {
-        s[i] = exp16(_mm512_sub_ps(s[i], _mm512_set1_ps(new_top)));
-        sum = _mm512_add_ps(sum, s[i]);
-        _mm512_storeu_ps(weights + 16 * i, s[i]);
-      }
-      const float decay = _mm512_cvtss_f32(exp16(_mm512_set1_ps(top[r] - new_top)));
-      top[r] = new_top;
-      total[r] = total[r] * decay + sum16(sum);
-      const float* values = scratch.values.data();
-      switch (dim) {
-        case 64: add_values<4>(rows[r].out, decay, weights, values, dim); break;
-        case 128: add_values<8>(rows[r].out, decay, weights, values, dim); break;
-        default:
-          for (int d = 0; d < dim; d += 64) add_values<4>(rows[r].out + d, decay, weights, values + d, dim);
-      }
+// Calls step<R>(row) for rows in tiles of TILE_ROWS, and once for what is left.
+template <int R = TILE_ROWS, class Step>
+inline void in_row_tiles(int count, int row, const Step& step) {
+  for (; count - row >= R; row += R) step.template operator()<R>(row);
+  if constexpr (R > 1)
+    if (row < count) in_row_tiles<R - 1>(count, row, step);
+}
+
+// Which slots of a page a row may see, as bits; `base` is the order of slot 0.
+inline uint32_t visible(const Span& span, int base, const Query& row, int window) {
+  const int high = std::min(span.stop, row.order - base + 1);
+  const int low = window > 0 ? std::max(span.start, row.position - window - span.position + span.start + 1) : span.start;
+  return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
+}
+
+// One split of rows that share a sequence and a KV head, in order. `before` entries come before these spans.
+inline void attend_split(const Layer& layer, int head, const Span* spans, int num_spans, int before, int window,
+                         const Query* rows, int count, const Partial* out, Scratch& scratch) {
+  const int dim = layer.dim, page_size = PAGE_SIZE * dim;
+  const bool many = count > TILE_ROWS;  // then pages are converted to float32 once
+  if (many) scratch.keys.resize(2 * page_size), scratch.values.resize(page_size);
+  scratch.weights.resize(size_t(count) * KEYS);
+  float* weights = scratch.weights.data();
+  auto convert = [&](const uint16_t* from, float* to) {
+    for (int i = 0; i < page_size; i += 16) store(to + i, load(from + i));
+    return (const float*)to;
+  };
+  auto fetch_page = [&](int side, int i) {  // pages lie anywhere, so only we know which comes next
+    if (i >= num_spans) return;
+    const char* next = (const char*)layer.page(side, spans[i].page, head);
+    for (int line = 0; line < 2 * page_size; line += 64) fetch(next + line);
+  };
+  for (int i = 0; i < num_spans; i += 2) {
+    fetch_page(0, i + 2), fetch_page(0, i + 3), fetch_page(1, i), fetch_page(1, i + 1);
+    const uint16_t* first = layer.page(0, spans[i].page, head);
+    const uint16_t* second = i + 1 < num_spans ? layer.page(0, spans[i + 1].page, head) : first;  // never looked at
+    float* to = weights + PAGE_SIZE * i;
+    if (many) {
+      const float *a = convert(first, scratch.keys.data()), *b = convert(second, scratch.keys.data() + page_size);
+      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows + r, a, b, dim, to + size_t(r) * KEYS); });
+    } else {
+      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows + r, first, second, dim, to + size_t(r) * KEYS); });
     }
   }
   for (int r = 0; r < count; r++) {
-    const __m512 share = _mm512_set1_ps(1.0f / total[r]);
-    for (int d = 0; d < dim; d += 16) _mm512_storeu_ps(rows[r].out + d, _mm512_mul_ps(_mm512_loadu_ps(rows[r].out + d), share));
+    float* row = weights + size_t(r) * KEYS;
+    F highest = set1(-INFINITY), total = zero();
+    uint32_t any = 0;
+    int base = before;
+    for (int i = 0; i < num_spans; i++) {
+      const uint32_t seen = visible(spans[i], base - spans[i].start, rows[r], window);
+      base += spans[i].stop - spans[i].start;
+      const F s = select(seen, load(row + PAGE_SIZE * i), set1(-INFINITY));
+      store(row + PAGE_SIZE * i, s);
+      highest = max(highest, s);
+      any |= seen;
+    }
+    *out[r].top = any ? top(highest) : 0;
+    for (int i = 0; i < num_spans; i++) {
+      const F w = exp16(sub(load(row + PAGE_SIZE * i), set1(*out[r].top)));
+      store(row + PAGE_SIZE * i, w);
+      total = add(total, w);
+    }
+    *out[r].total = sum(total);  // 0 if nothing was seen
+    std::fill_n(out[r].out, dim, 0.0f);
+  }
+  for (int i = 0; i < num_spans; i++) {
+    const uint16_t* v = layer.page(1, spans[i].page, head);
+    const float* w = weights + PAGE_SIZE * i;
+    if (many) {
+      const float* values = convert(v, scratch.values.data());
+      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R>(out + r, w + size_t(r) * KEYS, values, dim); });
+    } else {
+      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R>(out + r, w + size_t(r) * KEYS, v, dim); });
+    }
+  }
+}
+
+// `to` and `part` as if their keys had been one split.
+inline void merge(Partial to, Partial part, int dim) {
+  if (*part.total == 0) return;
+  const float highest = *to.total == 0 ? *part.top : std::max(*to.top, *part.top);
+  alignas(64) float decay[16], gain[16];
+  store(decay, *to.total == 0 ? zero() : exp16(set1(*to.top - highest)));
+  store(gain, exp16(set1(*part.top - highest)));
+  for (int d = 0; d < dim; d += 16)
+    store(to.out + d, fma(load(part.out + d), set1(gain[0]), mul(load(to.out + d), set1(decay[0]))));
+  *to.top = highest;
+  *to.total = *to.total * decay[0] + *part.total * gain[0];
+}
+
+inline void divide(Partial row, int dim) {
+  const F share = set1(1.0f / *row.total);
+  for (int d = 0; d < dim; d += 16) store(row.out + d, mul(load(row.out + d), share));
+}
+
+// Where the splits of a table begin, in spans and in entries.
+struct Split {
+  int first, count, before;
+};
+
+// Splits that the rows from `first_row` on to `last_row` may see.
+inline void find_splits(const Span* spans, int num_spans, int window, const Query& first_row, const Query& last_row,
+                        std::vector<Split>& out) {
+  out.clear();
+  for (int first = 0, before = 0; first < num_spans && before <= last_row.order; first += SPLIT) {
+    const int count = std::min(SPLIT, num_spans - first), start = before;
+    for (int i = first; i < first + count; i++) before += spans[i].stop - spans[i].start;
+    const Span& end = spans[first + count - 1];
+    if (window > 0 && end.position + end.stop - end.start - 1 <= first_row.position - window) continue;
+    out.push_back({first, count, start});
   }
 }

@@ -1,146 +1,241 @@
-// Activations quantized to int8 per token and group of 32, times quantized panels (VNNI).
+// Activations times panels: int8 per token and group of 32 against quantized weights, bfloat16 against bfloat16.
 //
-// A row's sum runs over its groups in order, whatever the number of rows: the same instructions on the same values
-// give the same bits for one row and for sixteen.
+// A row's sum runs over its groups in order, with the same operations on the same values whether one row is computed
+// or hundreds: what differs is only how often a panel is unpacked. So the bits do not depend on the number of rows.
 #pragma once
+#include <vector>
+
 #include "weights.h"
 
-// Quantized rows. Pointers to row 0; a row has cols bytes, and cols / 32 of everything else (halves: twice that).
+// Prepared rows. Pointers to row 0; a row has cols of q and b, and cols / 32 of everything else (halves: twice that).
 struct Rows {
   int8_t* q;
   float* scale;
   float* weighted;  // scale * sum of q: what a minimum is multiplied with
   int32_t* halves;  // sums of q over 16 columns
+  uint16_t* b;      // the row in bfloat16
   int cols;
   int groups() const { return cols / GROUP; }
   Rows at(int row) const {
-    return {q + size_t(row) * cols, scale + size_t(row) * groups(), weighted + size_t(row) * groups(),
-            halves + size_t(row) * 2 * groups(), cols};
+    const size_t g = size_t(row) * groups(), c = size_t(row) * cols;
+    return {q + c, scale + g, weighted + g, halves + 2 * g, b + c, cols};
   }
-  static size_t bytes(size_t rows, int cols) { return rows * (cols + size_t(cols / GROUP) * 16) + 64; }
+  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * 16); }
   static Rows in(uint8_t* memory, size_t rows, int cols) {
     const size_t g = rows * (cols / GROUP);
     float* floats = (float*)(memory + rows * cols);
-    return {(int8_t*)memory, floats, floats + g, (int32_t*)(floats + 2 * g), cols};
+    int32_t* halves = (int32_t*)(floats + 2 * g);
+    return {(int8_t*)memory, floats, floats + g, halves, (uint16_t*)(halves + 2 * g), cols};
   }
 };
 
 inline void quantize_row(const float* x, Rows row) {
   for (int g = 0; g < row.groups(); g++, x += GROUP) {
-    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    const float top = max16(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-    const __m512 inverse = _mm512_set1_ps(top > 0 ? 127.0f / top : 0.0f);
-    const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-    _mm_storeu_si128((__m128i*)(row.q + g * GROUP), _mm512_cvtepi32_epi8(qa));
-    _mm_storeu_si128((__m128i*)(row.q + g * GROUP + 16), _mm512_cvtepi32_epi8(qb));
-    row.halves[2 * g] = _mm512_reduce_add_epi32(qa), row.halves[2 * g + 1] = _mm512_reduce_add_epi32(qb);
-    row.scale[g] = top / 127.0f;
+    const F a = load(x), b = load(x + 16);
+    const float highest = top(max(abs(a), abs(b)));
+    const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
+    const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
+    store_int8(row.q + g * GROUP, qa), store_int8(row.q + g * GROUP + 16, qb);
+    row.halves[2 * g] = sum(qa), row.halves[2 * g + 1] = sum(qb);
+    row.scale[g] = highest / 127.0f;
     row.weighted[g] = row.scale[g] * float(row.halves[2 * g] + row.halves[2 * g + 1]);
+  }
+}
+
+inline void round_row(const float* x, Rows row) {
+  for (int i = 0; i < row.cols; i += 16) store_bf16(row.b + i, load(x + i));
+}
+
+// Calls action<T>() for the format.
+template <class Action>
+inline void with_format(Format format, const Action& action) {
+  switch (format) {
+    case Q4_0: return action.template operator()<Q4_0>();
+    case Q4_1: return action.template operator()<Q4_1>();
+    case Q5_0: return action.template operator()<Q5_0>();
+    case Q5_1: return action.template operator()<Q5_1>();
+    case Q8_0: return action.template operator()<Q8_0>();
+    case Q4_K: return action.template operator()<Q4_K>();
+    case Q5_K: return action.template operator()<Q5_K>();
+    case Q6_K: return action.template operator()<Q6_K>();
+    case BF16: return action.template operator()<BF16>();
   }
 }
 
 constexpr int AHEAD = 4096;  // bytes of weights asked for before they are needed
 
-inline __m512i dot4(__m512i acc, __m512i weights, const int8_t* q) {
-  int32_t four;
-  std::memcpy(&four, q, 4);
-  return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(four));
+// One group's share of a row's 16 sums. `lo` and `hi` are products with the first and the last 16 columns.
+template <Format T>
+inline F add_group(F acc, I lo, I hi, F scale, F second, float a, float weighted) {
+  acc = fma(to_float(lo), mul(scale, set1(a)), acc);
+  if constexpr (T == Q6_K) acc = fma(to_float(hi), mul(second, set1(a)), acc);
+  if constexpr (LAYOUTS[T].zero == 0) acc = fma(second, set1(weighted), acc);
+  return acc;
 }
 
-// out[m] = panel . row m, for M rows.
-template <Format F, int M>
-void panel_rows(const Matrix& matrix, const uint8_t* p, Rows rows, __m512* out) {
-  constexpr Layout L = LAYOUTS[F];
-  __m512 acc[M];
-  for (int m = 0; m < M; m++) acc[m] = _mm512_setzero_ps();
+// Products of a group's 32 weights and activations, less what the weights' zero adds to them (an exact integer).
+template <Format T>
+inline void products(const I* w, const int8_t* q, const int32_t* halves, I& lo, I& hi) {
+  constexpr int bits = LAYOUTS[T].bits, zero = LAYOUTS[T].zero;
+  lo = int_set1(T == Q6_K ? -zero * halves[0] : -zero * (halves[0] + halves[1]));
+  for (int j = 0; j < 4; j++) lo = dot4<bits>(lo, w[j], q + 4 * j);
+  hi = T == Q6_K ? int_set1(-zero * halves[1]) : lo;
+  for (int j = 4; j < 8; j++) hi = dot4<bits>(hi, w[j], q + 4 * j);
+  if constexpr (T != Q6_K) lo = hi;
+}
+
+// Few rows: the panel is read as it lies, and its scales are worked out on the way.
+template <Format T, int M>
+[[gnu::noinline]] void stream(const Matrix& matrix, const uint8_t* p, Rows rows, F* out) {
+  constexpr Layout L = LAYOUTS[T];
+  constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
+  F acc[M];
+  for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
-  for (int first = 0; first < groups; first += L.block / GROUP, p += block_bytes(L)) {
-    const uint8_t* quants = p + L.scale_bytes;
-    for (int i = 0; i < L.block / GROUP; i++, quants += group_bytes(L.bits)) {
-      const int g = first + i;
-      __m512i w[8];
+  const uint8_t *quants = p + matrix.scale_bytes(), *ahead = p + AHEAD;
+  for (int block = 0; block < groups / per_block; block++)
+    for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits), ahead += step) {
+      const int g = block * per_block + i;
+      I w[8];
       load_group<L.bits>(quants, w);
       // The stream runs on into the next panel, so looking ahead is right at a panel's end as well.
-      for (int line = 0; line < group_bytes(L.bits) + L.scale_bytes * GROUP / L.block; line += 64)
-        _mm_prefetch((const char*)quants + AHEAD + line, _MM_HINT_T0);
-      __m512 scale, second;
-      load_scales<F>(p, i, scale, second);
+      for (int line = 0; line < step; line += LINE) fetch(ahead + line);
+      F scale, second;
+      load_scales<T>(p + block * L.scale_bytes, i, scale, second);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
-        const int8_t* q = rows.q + size_t(m) * rows.cols + g * GROUP;
-        const int32_t* halves = rows.halves + (size_t(m) * groups + g) * 2;
-        const __m512 a = _mm512_set1_ps(rows.scale[size_t(m) * groups + g]);
-        __m512i lo = _mm512_set1_epi32(-L.zero * halves[0]), hi = _mm512_set1_epi32(-L.zero * halves[1]);
-        for (int j = 0; j < 4; j++) lo = dot4(lo, w[j], q + 4 * j), hi = dot4(hi, w[j + 4], q + 4 * (j + 4));
-        if constexpr (F == Q6_K) {
-          acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(lo), _mm512_mul_ps(scale, a), acc[m]);
-          acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(hi), _mm512_mul_ps(second, a), acc[m]);
-        } else {
-          acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(lo, hi)), _mm512_mul_ps(scale, a), acc[m]);
-          if constexpr (L.zero == 0)
-            acc[m] = _mm512_fmadd_ps(second, _mm512_set1_ps(rows.weighted[size_t(m) * groups + g]), acc[m]);
-        }
+        const size_t at = size_t(m) * groups + g;
+        I lo, hi;
+        products<T>(w, rows.q + at * GROUP, rows.halves + 2 * at, lo, hi);
+        acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
       }
+    }
+  for (int m = 0; m < M; m++) out[m] = acc[m];
+}
+
+// Many rows: the panel is unpacked once, into memory that stays in cache.
+struct Unpacked {
+  uint8_t* q;     // [groups, 8, LINE]
+  float* scales;  // [groups, 2, PANEL]
+  static size_t bytes(int groups) { return size_t(groups) * (8 * LINE + 2 * PANEL * sizeof(float)); }
+  static Unpacked in(uint8_t* memory, int groups) { return {memory, (float*)(memory + size_t(groups) * 8 * LINE)}; }
+};
+
+template <Format T>
+void unpack(const Matrix& matrix, const uint8_t* p, Unpacked to) {
+  constexpr Layout L = LAYOUTS[T];
+  constexpr int per_block = L.block / GROUP;
+  const uint8_t* quants = p + matrix.scale_bytes();
+  for (int g = 0; g < matrix.groups(); g++, quants += group_bytes(L.bits)) {
+    I w[8];
+    F scale, second;
+    load_group<L.bits>(quants, w);
+    load_scales<T>(p + g / per_block * L.scale_bytes, g % per_block, scale, second);
+    for (int j = 0; j < 8; j++) store_bytes(to.q + (8 * g + j) * LINE, w[j]);
+    store(to.scales + 2 * g * PANEL, scale), store(to.scales + (2 * g + 1) * PANEL, second);
+  }
+}
+
+template <Format T, int M>
+[[gnu::noinline]] void tile(Unpacked from, Rows rows, F* out) {
+  F acc[M];
+  for (int m = 0; m < M; m++) acc[m] = zero();
+  const int groups = rows.groups();
+  for (int g = 0; g < groups; g++) {
+    I w[8];
+    for (int j = 0; j < 8; j++) w[j] = load_bytes(from.q + (8 * g + j) * LINE);
+    const F scale = load(from.scales + 2 * g * PANEL), second = load(from.scales + (2 * g + 1) * PANEL);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+      const size_t at = size_t(m) * groups + g;
+      I lo, hi;
+      products<T>(w, rows.q + at * GROUP, rows.halves + 2 * at, lo, hi);
+      acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
     }
   }
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }
 
-template <Format F>
-void panel_count(const Matrix& matrix, const uint8_t* p, Rows rows, int count, __m512* out) {
-  while (count >= 8) panel_rows<F, 8>(matrix, p, rows, out), rows = rows.at(8), out += 8, count -= 8;
-  if (count >= 4) panel_rows<F, 4>(matrix, p, rows, out), rows = rows.at(4), out += 4, count -= 4;
-  if (count >= 2) panel_rows<F, 2>(matrix, p, rows, out), rows = rows.at(2), out += 2, count -= 2;
-  if (count) panel_rows<F, 1>(matrix, p, rows, out);
+template <int M>
+[[gnu::noinline]] void stream_bf16(const uint8_t* p, Rows rows, F* out) {
+  F even[M], odd[M];
+  for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
+  for (int c = 0; c < rows.cols; c += 4, p += 2 * LINE) {
+    const I first = load_bytes(p), second = load_bytes(p + LINE);
+    fetch(p + AHEAD), fetch(p + AHEAD + LINE);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const uint16_t* b = rows.b + size_t(m) * rows.cols + c;
+      even[m] = dot2(even[m], first, b), odd[m] = dot2(odd[m], second, b + 2);
+    }
+  }
+  for (int m = 0; m < M; m++) out[m] = add(even[m], odd[m]);
+}
+
+// Calls step<M>(row) for tiles of M rows, the largest first, until all `count` are done.
+template <int M, class Step>
+inline void in_tiles(int count, int row, const Step& step) {
+  for (; count - row >= M; row += M) step.template operator()<M>(row);
+  if constexpr (M > 1) in_tiles<M / 2>(count, row, step);
 }
 
 // 16 outputs of each of `count` rows.
-inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, __m512* out) {
+inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* out) {
   const uint8_t* p = matrix.panel(panel);
-  switch (matrix.format) {
-    case Q4_0: return panel_count<Q4_0>(matrix, p, rows, count, out);
-    case Q4_1: return panel_count<Q4_1>(matrix, p, rows, count, out);
-    case Q5_0: return panel_count<Q5_0>(matrix, p, rows, count, out);
-    case Q5_1: return panel_count<Q5_1>(matrix, p, rows, count, out);
-    case Q8_0: return panel_count<Q8_0>(matrix, p, rows, count, out);
-    case Q4_K: return panel_count<Q4_K>(matrix, p, rows, count, out);
-    case Q5_K: return panel_count<Q5_K>(matrix, p, rows, count, out);
-    case Q6_K: return panel_count<Q6_K>(matrix, p, rows, count, out);
-  }
+  with_format(matrix.format, [&]<Format T>() {
+    in_tiles<TILE_ROWS>(count, 0, [&]<int M>(int row) {
+      if constexpr (T == BF16)
+        stream_bf16<M>(p, rows.at(row), out + row);
+      else
+        stream<T, M>(matrix, p, rows.at(row), out + row);
+    });
+  });
+}
+
+inline void unpack(const Matrix& matrix, int panel, Unpacked to) {
+  with_format(matrix.format, [&]<Format T>() {
+    if constexpr (T != BF16) unpack<T>(matrix, matrix.panel(panel), to);
+  });
+}
+
+// As `multiply`, of a panel that was unpacked. bfloat16 is read as it lies.
+inline void multiply(const Matrix& matrix, int panel, Unpacked from, Rows rows, int count, F* out) {
+  if (matrix.format == BF16) return multiply(matrix, panel, rows, count, out);
+  with_format(matrix.format, [&]<Format T>() {
+    if constexpr (T != BF16)
+      in_tiles<TILE_ROWS>(count, 0, [&]<int M>(int row) { tile<T, M>(from, rows.at(row), out + row); });
+  });
 }
 
 // One row of the matrix in float32, for embeddings.
-template <Format F>
-void unpack_row_as(const Matrix& matrix, int row, float* out) {
-  constexpr Layout L = LAYOUTS[F];
+inline void unpack_row(const Matrix& matrix, int row, float* out) {
   const uint8_t* p = matrix.panel(row / PANEL);
   const int r = row % PANEL;
-  for (int block = 0; block < matrix.cols / L.block; block++, p += block_bytes(L))
-    for (int i = 0; i < L.block / GROUP; i++, out += GROUP) {
-      alignas(64) uint8_t bytes[8][64];
-      alignas(64) float scale[16], second[16];
-      __m512i w[8];
-      __m512 s, t;
-      load_group<L.bits>(p + L.scale_bytes + i * group_bytes(L.bits), w);
-      load_scales<F>(p, i, s, t);
-      for (int j = 0; j < 8; j++) _mm512_store_si512(bytes[j], w[j]);
-      _mm512_store_ps(scale, s), _mm512_store_ps(second, t);
-      for (int c = 0; c < GROUP; c++) {
-        const float q = float(int(bytes[c / 4][4 * r + c % 4]) - L.zero);
-        out[c] = F == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
+  with_format(matrix.format, [&]<Format T>() {
+    constexpr Layout L = LAYOUTS[T];
+    const uint8_t* quants = p + matrix.scale_bytes();
+    for (int g = 0; g < matrix.groups(); g++, out += GROUP, quants += group_bytes(L.bits)) {
+      if constexpr (T == BF16) {
+        for (int c = 0; c < GROUP; c++) {
+          uint16_t b;
+          std::memcpy(&b, quants + c / 2 * LINE + 4 * r + c % 2 * 2, 2);
+          const uint32_t bits = uint32_t(b) << 16;
+          std::memcpy(out + c, &bits, 4);
+        }
+      } else {
+        alignas(LINE) uint8_t bytes[8][LINE];
+        alignas(LINE) float scale[PANEL], second[PANEL];
+        I w[8];
+        F s, t;
+        load_group<L.bits>(quants, w);
+        load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), s, t);
+        for (int j = 0; j < 8; j++) store_bytes(bytes[j], w[j]);
+        store(scale, s), store(second, t);
+        for (int c = 0; c < GROUP; c++) {
+          const float q = float(int(bytes[c / 4][4 * r + c % 4]) - L.zero);
+          out[c] = T == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
+        }
       }
     }
-}
-
-inline void unpack_row(const Matrix& matrix, int row, float* out) {
-  switch (matrix.format) {
-    case Q4_0: return unpack_row_as<Q4_0>(matrix, row, out);
-    case Q4_1: return unpack_row_as<Q4_1>(matrix, row, out);
-    case Q5_0: return unpack_row_as<Q5_0>(matrix, row, out);
-    case Q5_1: return unpack_row_as<Q5_1>(matrix, row, out);
-    case Q8_0: return unpack_row_as<Q8_0>(matrix, row, out);
-    case Q4_K: return unpack_row_as<Q4_K>(matrix, row, out);
-    case Q5_K: return unpack_row_as<Q5_K>(matrix, row, out);
-    case Q6_K: return unpack_row_as<Q6_K>(matrix, row, out);
-  }
+  });
 }

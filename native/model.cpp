@@ -1,7 +1,9 @@
 // A decoder's whole forward pass in one call, and its C interface. The Python side describes the model once.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 
 #include "attention.h"
 #include "gemm.h"
@@ -9,13 +11,34 @@
 
 namespace {
 
+// A panel of a matrix, and where its sums go.
+struct Job {
+  const Matrix* matrix;
+  int panel, column;
+};
+
+// Panels in the order in which they are computed.
 struct Linear {
-  std::vector<const Matrix*> parts;
+  std::vector<Job> jobs;
   const float* bias = nullptr;
-  int rows() const {
-    int sum = 0;
-    for (auto* part : parts) sum += part->rows;
-    return sum;
+  int cols, width = 0;
+
+  // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
+  Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
+      : bias(bias), cols(parts[0]->cols) {
+    if (pairs) {
+      for (int p = 0; p < parts[0]->rows / PANEL; p++)
+        for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
+      width = parts[0]->rows;
+      return;
+    }
+    for (auto* part : parts) {
+      for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
+      width += part->rows;
+    }
+  }
+  bool any(bool bf16) const {
+    return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return (job.matrix->format == BF16) == bf16; });
   }
 };
 
@@ -35,24 +58,19 @@ struct Buffer {
 };
 
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int i = 0; i < n; i += 16) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    sum = _mm512_fmadd_ps(v, v, sum);
-  }
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(sum16(sum) / n + eps));
-  for (int i = 0; i < n; i += 16)
-    _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), _mm512_loadu_ps(weight + i)));
+  F squares = zero();
+  for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  const F scale = set1(1.0f / std::sqrt(sum(squares) / n + eps));
+  for (int i = 0; i < n; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
 // Turn the pairs (i, i + dim / 2) of one head.
 void rotate(float* head, const float* cos, const float* sin, int dim) {
   const int half = dim / 2;
   for (int i = 0; i < half; i += 16) {
-    const __m512 a = _mm512_loadu_ps(head + i), b = _mm512_loadu_ps(head + half + i);
-    const __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
-    _mm512_storeu_ps(head + i, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
-    _mm512_storeu_ps(head + half + i, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+    const F a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, fnma(b, s, mul(a, c)));
+    store(head + half + i, fma(a, s, mul(b, c)));
   }
 }
 
@@ -74,17 +92,25 @@ struct Batch {
   const float *cos, *sin;         // [ropes, rows, dim / 2]
 };
 
+// Rows of one sequence that attend together: all splits of a head by one member, or each by any.
+struct Piece {
+  int sequence, first, count;  // rows
+  std::vector<Split> splits;
+};
+
 struct Model {
   Config config;
   const Matrix* embed;
   std::vector<Block> blocks;
   Team* team;
   // Shared between the members of the team, sized for the largest step so far.
-  Buffer x, qkv, attended, gated, out, quantized;
+  Buffer x, qkv, attended, gated, out, prepared, partials;
   struct Private {
-    Buffer norm, quantized, tile;
+    int member;
+    Buffer norm, prepared, sums, unpacked;
     Scratch scratch;
     std::vector<Query> queries;
+    std::vector<Partial> outs;
   };
   std::vector<Private> own;
 };
@@ -92,12 +118,15 @@ struct Model {
 namespace {
 
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
+constexpr int MANY_ROWS = 16;   // so many make it worth while to unpack a panel
 constexpr int ROW_BLOCK = 64;   // rows whose activations stay in cache while panels go by
 constexpr int UNIT = 4;         // panels a member takes at a time
 constexpr int QUERY_ROWS = 16;  // rows of a chunk that share converted keys and values
 
-// Quantized rows, each first normed if a norm is given; ready when this returns.
-Rows prepare(Model& m, Model::Private& own, const float* x, int count, int cols, const float* norm) {
+// Rows ready to be multiplied, each first normed if a norm is given.
+Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, const float* norm) {
+  const int cols = layer.cols;
+  const bool ints = layer.any(false), bf16 = layer.any(true);
   auto row = [&](Rows rows, int i) {
     const float* source = x + size_t(i) * cols;
     if (norm) {
@@ -105,70 +134,88 @@ Rows prepare(Model& m, Model::Private& own, const float* x, int count, int cols,
       rms_norm(source, norm, cols, m.config.eps, normed);
       source = normed;
     }
-    quantize_row(source, rows.at(i));
+    if (ints) quantize_row(source, rows.at(i));
+    if (bf16) round_row(source, rows.at(i));
   };
   if (count <= FEW_ROWS) {
-    Rows rows = Rows::in(own.quantized.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
+    Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
     for (int i = 0; i < count; i++) row(rows, i);
     return rows;
   }
-  Rows rows = Rows::in(m.quantized.get<uint8_t>(0), count, cols);
-  m.team->share(count, [&](int i) { row(rows, i); });
+  Rows rows = Rows::in(m.prepared.get<uint8_t>(0), count, cols);
+  m.team->share(count, own.member, [&](int i) { row(rows, i); });
   return rows;
 }
 
-// Every panel of every part times every row; emit(row, column, 16 sums) takes the results.
-template <class Emit>
-void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit) {
-  const int units = (layer.rows() / PANEL + UNIT - 1) / UNIT;
-  m.team->share(units, [&](int unit) {
-    __m512* sums = own.tile.get<__m512>(ROW_BLOCK);
+// How many panels go together: less for long rows, whose unpacked panels would not stay in cache.
+int unit_of(const Linear& layer, int count) {
+  return count < MANY_ROWS || size_t(UNIT) * Unpacked::bytes(layer.cols / GROUP) > (512 << 10) ? UNIT / 2 : UNIT;
+}
+
+// Ask for what this member reads first of a layer, while there is nothing better to do.
+void fetch_start(const Model& m, const Model::Private& own, const Linear* layer, int count) {
+  constexpr int BYTES = 16 << 10;
+  if (!layer || count >= MANY_ROWS) return;
+  const int unit = unit_of(*layer, count), units = (int(layer->jobs.size()) + unit - 1) / unit;
+  const size_t first = size_t(m.team->begin(units, own.member)) * unit;
+  size_t bytes = 0;
+  for (size_t i = first; i < layer->jobs.size() && bytes < BYTES; i++) {
+    const Job& job = layer->jobs[i];
+    for (size_t at = 0; at < job.matrix->panel_bytes() && bytes < BYTES; at += LINE, bytes += LINE)
+      fetch(job.matrix->panel(job.panel) + at);
+  }
+}
+
+// Every panel times every row. emit(job, row, sum of this panel, sum of the next) takes the results; `next` is the
+// layer that comes after.
+template <int STEP, class Emit>
+void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
+            const Emit& emit) {
+  const int num_jobs = int(layer.jobs.size()), unit = unit_of(layer, count), groups = rows.groups();
+  const bool many = count >= MANY_ROWS;
+  F* sums = own.sums.get<F>(UNIT * ROW_BLOCK);
+  uint8_t* memory = many ? own.unpacked.get<uint8_t>(unit * Unpacked::bytes(groups)) : nullptr;
+  auto unpacked = [&](int i) { return Unpacked::in(memory + i * Unpacked::bytes(groups), groups); };
+  auto piece = [&](int u) {
+    const Job* jobs = &layer.jobs[size_t(u) * unit];
+    const int n = std::min(unit, num_jobs - u * unit);
+    if (many)
+      for (int i = 0; i < n; i++) unpack(*jobs[i].matrix, jobs[i].panel, unpacked(i));
     for (int first = 0; first < count; first += ROW_BLOCK) {
-      const int n = std::min(ROW_BLOCK, count - first);
-      int column = 0, panel = 0;
-      for (auto* part : layer.parts) {
-        const int panels = part->rows / PANEL;
-        for (int p = std::max(0, unit * UNIT - panel); p < std::min(panels, (unit + 1) * UNIT - panel); p++) {
-          multiply(*part, p, rows.at(first), n, sums);
-          for (int i = 0; i < n; i++) emit(first + i, column + p * PANEL, sums[i]);
-        }
-        panel += panels, column += part->rows;
-      }
+      const int block = std::min(ROW_BLOCK, count - first);
+      for (int i = 0; i < n; i++)
+        if (many)
+          multiply(*jobs[i].matrix, jobs[i].panel, unpacked(i), rows.at(first), block, sums + i * ROW_BLOCK);
+        else
+          multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first), block, sums + i * ROW_BLOCK);
+      for (int i = 0; i < n; i += STEP)
+        for (int r = 0; r < block; r++)
+          emit(jobs[i], first + r, sums[i * ROW_BLOCK + r], sums[(i + STEP - 1) * ROW_BLOCK + r]);
     }
+  };
+  m.team->share((num_jobs + unit - 1) / unit, own.member, piece, [&] { fetch_start(m, own, next, count); });
+}
+
+void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
+                  float* out, bool add_to) {
+  linear<1>(m, own, layer, rows, count, next, [&](const Job& job, int row, F sum, F) {
+    float* place = out + size_t(row) * layer.width + job.column;
+    if (layer.bias) sum = add(sum, load(layer.bias + job.column));
+    store(place, add_to ? add(sum, load(place)) : sum);
   });
 }
 
-void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out, bool add) {
-  const int width = layer.rows();
-  linear(m, own, layer, rows, count, [&](int row, int column, __m512 sum) {
-    float* place = out + size_t(row) * width + column;
-    if (layer.bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(layer.bias + column));
-    if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(place));
-    _mm512_storeu_ps(place, sum);
+void gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
+                  float* out) {
+  linear<2>(m, own, layer, rows, count, next, [&](const Job& job, int row, F gate, F up) {
+    store(out + size_t(row) * layer.width + job.column, mul(m.config.gelu ? gelu16(gate) : silu16(gate), up));
   });
 }
 
-void gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out) {
-  const Matrix &gate = *layer.parts[0], &up = *layer.parts[1];
-  m.team->share((gate.rows / PANEL + 1) / 2, [&](int unit) {
-    __m512 *g = own.tile.get<__m512>(2 * ROW_BLOCK), *u = g + ROW_BLOCK;
-    for (int first = 0; first < count; first += ROW_BLOCK) {
-      const int n = std::min(ROW_BLOCK, count - first);
-      for (int p = 2 * unit; p < std::min(gate.rows / PANEL, 2 * unit + 2); p++) {
-        multiply(gate, p, rows.at(first), n, g);
-        multiply(up, p, rows.at(first), n, u);
-        for (int i = 0; i < n; i++)
-          _mm512_storeu_ps(out + size_t(first + i) * gate.rows + p * PANEL,
-                           _mm512_mul_ps(m.config.gelu ? gelu16(g[i]) : silu16(g[i]), u[i]));
-      }
-    }
-  });
-}
-
-void rope_and_store(Model& m, const Block& b, const Batch& batch, Layer kv, float* qkv) {
+void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& batch, Layer kv, float* qkv) {
   const Config& c = m.config;
   const int width = (c.heads + 2 * c.kv_heads) * c.dim;
-  m.team->share(batch.num_rows, [&](int row) {
+  m.team->share(batch.num_rows, own.member, [&](int row) {
     float* heads = qkv + size_t(row) * width;
     const size_t angles = (size_t(b.rope) * batch.num_rows + row) * (c.dim / 2);
     for (int h = 0; h < c.heads + c.kv_heads; h++) {
@@ -176,50 +223,153 @@ void rope_and_store(Model& m, const Block& b, const Batch& batch, Layer kv, floa
       if (b.q_norm) rms_norm(head, h < c.heads ? b.q_norm : b.k_norm, c.dim, c.eps, head);
       rotate(head, batch.cos + angles, batch.sin + angles, c.dim);
     }
-    const __m512 scale = _mm512_set1_ps(c.attention_scale);
-    for (int i = 0; i < c.heads * c.dim; i += 16) _mm512_storeu_ps(heads + i, _mm512_mul_ps(_mm512_loadu_ps(heads + i), scale));
-    for (int side = 0; side < 2; side++)
-      for (int h = 0; h < c.kv_heads; h++) {
-        const float* source = heads + (c.heads + side * c.kv_heads + h) * c.dim;
-        uint16_t* place = kv.page(side, batch.pages[row], h) + batch.slots[row] * c.dim;
-        for (int d = 0; d < c.dim; d += 16) store_half(place + d, _mm512_loadu_ps(source + d));
+    const F scale = set1(c.attention_scale);
+    for (int i = 0; i < c.heads * c.dim; i += 16) store(heads + i, mul(load(heads + i), scale));
+    const int64_t page = batch.pages[row], slot = batch.slots[row];
+    for (int h = 0; h < c.kv_heads; h++) {
+      const float *k = heads + (c.heads + h) * c.dim, *v = k + c.kv_heads * c.dim;
+      uint16_t *keys = kv.page(0, page, h) + slot, *values = kv.page(1, page, h) + slot * c.dim;
+      for (int d = 0; d < c.dim; d += 16) {
+        uint16_t halves[16];
+        store(halves, load(k + d));
+        for (int i = 0; i < 16; i++) keys[(d + i) * PAGE_SIZE] = halves[i];
+        store(values + d, load(v + d));
       }
+    }
   });
 }
 
-struct Piece {
-  int sequence, first, count;  // rows
+// Pieces of few rows, whose splits may go to several members, get room for the results of each.
+struct Attention {
+  std::vector<Piece> pieces;
+  struct Unit {
+    int piece, head, split;  // split -1: all of them
+    size_t partial;          // first of `count * repeat`
+  };
+  std::vector<Unit> units, shared;  // shared: those to be merged, split counts how many
+  size_t num_partials = 0;
 };
 
-void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const std::vector<Piece>& pieces,
-               Layer kv, const float* qkv, float* out) {
-  const Config& c = m.config;
-  const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads;
-  m.team->share(int(pieces.size()) * c.kv_heads, [&](int unit) {
-    const Piece& piece = pieces[unit / c.kv_heads];
-    const int head = unit % c.kv_heads, s = piece.sequence;
-    const Span* spans = batch.spans + batch.span_starts[s];
-    const int num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
-    int entries = 0;
-    for (int i = 0; i < num_spans; i++) entries += spans[i].stop - spans[i].start;
-    own.queries.clear();
-    for (int row = piece.first; row < piece.first + piece.count; row++)
-      for (int r = 0; r < repeat; r++) {
-        const size_t at = size_t(head * repeat + r) * c.dim;
-        own.queries.push_back({qkv + size_t(row) * width + at, out + size_t(row) * c.heads * c.dim + at,
-                               entries - (batch.row_starts[s + 1] - row), int(batch.positions[row])});
+Query query_of(const Config& c, const Batch& batch, int sequence, int row, int entries, const float* q) {
+  return {q, entries - (batch.row_starts[sequence + 1] - row), int(batch.positions[row])};
+}
+
+int entries_of(const Batch& batch, int s) {
+  int entries = 0;
+  for (int i = batch.span_starts[s]; i < batch.span_starts[s + 1]; i++) entries += batch.spans[i].stop - batch.spans[i].start;
+  return entries;
+}
+
+// What is to be computed, of a layer with this window.
+Attention plan_attention(const Config& c, const Batch& batch, int window) {
+  Attention plan;
+  const int repeat = c.heads / c.kv_heads;
+  for (int s = 0; s < batch.num_sequences; s++) {
+    const int entries = entries_of(batch, s), num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
+    for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS) {
+      Piece piece{s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row), {}};
+      find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(c, batch, s, row, entries, nullptr),
+                  query_of(c, batch, s, row + piece.count - 1, entries, nullptr), piece.splits);
+      const int index = int(plan.pieces.size()), splits = int(piece.splits.size()), queries = piece.count * repeat;
+      for (int head = 0; head < c.kv_heads; head++) {
+        if (piece.count > FEW_ROWS || splits == 1) {
+          plan.units.push_back({index, head, -1, 0});
+          continue;
+        }
+        plan.shared.push_back({index, head, splits, plan.num_partials});
+        for (int split = 0; split < splits; split++, plan.num_partials += queries)
+          plan.units.push_back({index, head, split, plan.num_partials});
       }
-    attend(kv, head, spans, num_spans, b.window, own.queries.data(), int(own.queries.size()), own.scratch);
+      plan.pieces.push_back(std::move(piece));
+    }
+  }
+  return plan;
+}
+
+void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
+               const float* qkv, float* out) {
+  const Config& c = m.config;
+  const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads, stride = c.dim + 16;
+  float* memory = m.partials.get<float>(0);
+  auto partial_at = [&](float* base, size_t i) {
+    float* place = base + i * stride;
+    return Partial{place, place + c.dim, place + c.dim + 1};
+  };
+  auto result = [&](const Piece& piece, int head, int i) {  // of query i: [row, repeat]
+    return out + (size_t(piece.first + i / repeat) * c.heads + head * repeat + i % repeat) * c.dim;
+  };
+  m.team->share(int(plan.units.size()), own.member, [&](int u) {
+    const Attention::Unit& unit = plan.units[u];
+    const Piece& piece = plan.pieces[unit.piece];
+    const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
+    const Span* spans = batch.spans + batch.span_starts[piece.sequence];
+    own.queries.clear(), own.outs.clear();
+    for (int i = 0; i < queries; i++) {
+      const int row = piece.first + i / repeat;
+      const float* q = qkv + size_t(row) * width + (unit.head * repeat + i % repeat) * c.dim;
+      own.queries.push_back(query_of(c, batch, piece.sequence, row, entries, q));
+    }
+    auto split = [&](const Split& s, float* base, size_t first) {
+      own.outs.clear();
+      for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
+      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(), queries,
+                   own.outs.data(), own.scratch);
+    };
+    if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
+    own.scratch.outs.resize(size_t(queries) * stride), own.scratch.state.resize(2 * queries);
+    std::fill(own.scratch.state.begin(), own.scratch.state.end(), 0.0f);
+    auto whole = [&](int i) {
+      return Partial{result(piece, unit.head, i), &own.scratch.state[2 * i], &own.scratch.state[2 * i + 1]};
+    };
+    for (int i = 0; i < queries; i++) std::fill_n(whole(i).out, c.dim, 0.0f);
+    for (const Split& s : piece.splits) {
+      split(s, own.scratch.outs.data(), 0);
+      for (int i = 0; i < queries; i++) merge(whole(i), own.outs[i], c.dim);
+    }
+    for (int i = 0; i < queries; i++) divide(whole(i), c.dim);
+  });
+  if (plan.shared.empty()) return;
+  m.team->share(int(plan.shared.size()), own.member, [&](int u) {
+    const Attention::Unit& unit = plan.shared[u];
+    const Piece& piece = plan.pieces[unit.piece];
+    const int queries = piece.count * repeat;
+    for (int i = 0; i < queries; i++) {
+      float top = 0, total = 0;
+      const Partial whole{result(piece, unit.head, i), &top, &total};
+      std::fill_n(whole.out, c.dim, 0.0f);
+      for (int split = 0; split < unit.split; split++)
+        merge(whole, partial_at(memory, unit.partial + size_t(split) * queries + i), c.dim);
+      divide(whole, c.dim);
+    }
   });
 }
 
-void post_norm_add(Model& m, const float* norm, int count, float* out, float* x) {
+void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, float* out, float* x) {
   const int n = m.config.hidden;
-  m.team->share(count, [&](int row) {
+  m.team->share(count, own.member, [&](int row) {
     float *y = out + size_t(row) * n, *place = x + size_t(row) * n;
     rms_norm(y, norm, n, m.config.eps, y);
-    for (int i = 0; i < n; i += 16) _mm512_storeu_ps(place + i, _mm512_add_ps(_mm512_loadu_ps(place + i), _mm512_loadu_ps(y + i)));
+    for (int i = 0; i < n; i += 16) store(place + i, add(load(place + i), load(y + i)));
   });
+}
+
+// Memory for matrices, one after another: a core that streams a matrix has the next one on the way already. Huge
+// pages, because it would otherwise look up an address every 4 KiB.
+std::shared_ptr<uint8_t> take_memory(size_t bytes) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  constexpr size_t HUGE_PAGE = 2 << 20, REGION = 64 << 20;
+  static std::shared_ptr<uint8_t> region;
+  static size_t used = 0, size = 0;
+  bytes = (bytes + LINE - 1) / LINE * LINE;
+  if (!region || used + bytes > size) {
+    size = (std::max(bytes, REGION) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, used = 0;
+    region.reset((uint8_t*)std::aligned_alloc(HUGE_PAGE, size), std::free);
+    if (!region) return nullptr;
+    madvise(region.get(), size, MADV_HUGEPAGE);
+  }
+  used += bytes;
+  return {region, region.get() + used - bytes};
 }
 
 }  // namespace
@@ -232,69 +382,56 @@ void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // A matrix of `rows` raw rows that lie row_bytes apart; null without memory.
 void* twostroke_pack(void* team, int format, int rows, int cols, const uint8_t* raw, int64_t row_bytes) {
-  auto matrix = std::make_unique<Matrix>();
-  const Layout& l = LAYOUTS[format];
-  *matrix = {Format(format), rows, cols, block_bytes(l) * (cols / l.block), nullptr};
-  // Huge pages: a core that streams weights would otherwise look up an address every 4 KiB.
-  constexpr size_t HUGE_PAGE = 2 << 20;
-  const size_t align = matrix->bytes() < 4 * HUGE_PAGE ? 64 : HUGE_PAGE;  // small ones would waste most of a page
-  const size_t size = (matrix->bytes() + align - 1) / align * align;
-  matrix->data = (uint8_t*)std::aligned_alloc(align, size);
-  if (!matrix->data) return nullptr;
-  if (align == HUGE_PAGE) madvise(matrix->data, size, MADV_HUGEPAGE);
+  auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr});
+  matrix->memory = take_memory(matrix->bytes());
+  if (!matrix->memory) return nullptr;
+  matrix->data = matrix->memory.get();
   Matrix& packed = *matrix;
   Team& members = *(Team*)team;
-  members.run([&](int) {
-    members.share(rows / PANEL, [&](int p) {
-      pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, packed.data + p * packed.panel_bytes);
+  members.run([&](int member) {
+    members.share(rows / PANEL, member, [&](int p) {
+      pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, packed.data + p * packed.panel_bytes());
     });
   });
   return matrix.release();
 }
 
-void twostroke_matrix_free(void* matrix) {
-  std::free(((Matrix*)matrix)->data);
-  delete (Matrix*)matrix;
-}
+void twostroke_matrix_free(void* matrix) { delete (Matrix*)matrix; }
 
 int64_t twostroke_matrix_bytes(void* matrix) { return ((Matrix*)matrix)->bytes(); }
 
 void twostroke_unpack(void* matrix, int row, float* out) { unpack_row(*(Matrix*)matrix, row, out); }
 
-// [count, cols] float32 times the matrix: [count, rows].
-void twostroke_multiply(void* team, void* matrix, const float* x, int count, float* out) {
-  const Matrix& w = *(Matrix*)matrix;
-  Buffer memory;
-  Rows rows = Rows::in(memory.get<uint8_t>(Rows::bytes(count, w.cols)), count, w.cols);
-  Team& members = *(Team*)team;
-  members.run([&](int) {
-    members.share(count, [&](int i) { quantize_row(x + size_t(i) * w.cols, rows.at(i)); });
-    members.share(w.rows / PANEL, [&](int p) {
-      std::vector<float> sums(size_t(count) * PANEL + 16);
-      __m512* tile = (__m512*)((uintptr_t(sums.data()) + 63) / 64 * 64);
-      multiply(w, p, rows, count, tile);
-      for (int i = 0; i < count; i++) _mm512_storeu_ps(out + size_t(i) * w.rows + p * PANEL, tile[i]);
-    });
-  });
-}
-
 void* twostroke_model(void* team, const Config* config, void* embed) {
-  auto* m = new Model{*config, (const Matrix*)embed, {}, (Team*)team, {}, {}, {}, {}, {}, {}, {}};
+  auto* m = new Model;
+  m->config = *config, m->embed = (const Matrix*)embed, m->team = (Team*)team;
   m->own.resize(m->team->size());
+  for (int i = 0; i < m->team->size(); i++) m->own[i].member = i;
   return m;
 }
 
 void twostroke_model_free(void* model) { delete (Model*)model; }
 
+// [count, cols] float32, normed if a norm is given, times the matrix: [count, rows]. `model` lends team and buffers.
+void twostroke_multiply(void* model, void* matrix, const float* norm, const float* x, int count, float* out) {
+  Model& m = *(Model*)model;
+  const Linear layer{{(const Matrix*)matrix}};
+  m.prepared.get<uint8_t>(Rows::bytes(count, layer.cols));
+  m.team->run([&](int member) {
+    Model::Private& own = m.own[member];
+    store_linear(m, own, layer, prepare(m, own, layer, x, count, norm), count, nullptr, out, false);
+  });
+}
+
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
   auto part = [&](int i) { return (const Matrix*)matrices[i]; };
   ((Model*)model)->blocks.push_back({norms[0], norms[1], norms[2], norms[3], norms[4], norms[5],
-                                     {{part(0), part(1), part(2)}, bias}, {{part(3)}}, {{part(4), part(5)}}, {{part(6)}},
-                                     rope, window});
+                                     Linear({part(0), part(1), part(2)}, bias), Linear({part(3)}),
+                                     Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
 }
 
-// Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, 16, dim]; hidden: [rows, hidden].
+// Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...]; hidden: [rows, hidden].
 void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t pages, float* hidden) {
   Model& m = *(Model*)model;
   const Config& c = m.config;
@@ -304,14 +441,17 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t p
   float* attended = m.attended.get<float>(size_t(n) * q_size);
   float* gated = m.gated.get<float>(size_t(n) * c.intermediate);
   float* out = m.out.get<float>(size_t(n) * c.hidden);
-  m.quantized.get<uint8_t>(Rows::bytes(n, std::max({c.hidden, c.intermediate, q_size})));
-  std::vector<Piece> pieces;
-  for (int s = 0; s < batch.num_sequences; s++)
-    for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS)
-      pieces.push_back({s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row)});
+  m.prepared.get<uint8_t>(Rows::bytes(n, std::max({c.hidden, c.intermediate, q_size})));
+  std::vector<std::pair<int, Attention>> plans;  // by window
+  auto plan_of = [&](int window) -> Attention& {
+    for (auto& [known, plan] : plans)
+      if (known == window) return plan;
+    return plans.emplace_back(window, plan_attention(c, batch, window)).second;
+  };
+  for (const Block& b : m.blocks) m.partials.get<float>(plan_of(b.window).num_partials * (c.dim + 16));
   m.team->run([&](int member) {
     Model::Private& own = m.own[member];
-    m.team->share(n, [&](int row) {
+    m.team->share(n, member, [&](int row) {
       float* x = hidden + size_t(row) * c.hidden;
       unpack_row(*m.embed, int(batch.tokens[row]), x);
       if (c.embedding_scale != 1.0f)
@@ -319,29 +459,20 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t p
     });
     for (size_t i = 0; i < m.blocks.size(); i++) {
       const Block& b = m.blocks[i];
+      const Linear* following = i + 1 < m.blocks.size() ? &m.blocks[i + 1].qkv : nullptr;
       const Layer layer{kv + i * 2 * pages * c.kv_heads * PAGE_SIZE * c.dim, pages, c.kv_heads, c.dim};
-      store_linear(m, own, b.qkv, prepare(m, own, hidden, n, c.hidden, b.attn_norm), n, qkv, false);
-      rope_and_store(m, b, batch, layer, qkv);
-      attention(m, own, b, batch, pieces, layer, qkv, attended);
-      Rows rows = prepare(m, own, attended, n, q_size, nullptr);
-      store_linear(m, own, b.o, rows, n, b.attn_post_norm ? out : hidden, !b.attn_post_norm);
-      if (b.attn_post_norm) post_norm_add(m, b.attn_post_norm, n, out, hidden);
-      gated_linear(m, own, b.gate_up, prepare(m, own, hidden, n, c.hidden, b.mlp_norm), n, gated);
-      rows = prepare(m, own, gated, n, c.intermediate, nullptr);
-      store_linear(m, own, b.down, rows, n, b.mlp_post_norm ? out : hidden, !b.mlp_post_norm);
-      if (b.mlp_post_norm) post_norm_add(m, b.mlp_post_norm, n, out, hidden);
+      Rows rows = prepare(m, own, b.qkv, hidden, n, b.attn_norm);
+      store_linear(m, own, b.qkv, rows, n, &b.o, qkv, false);
+      rope_and_store(m, own, b, batch, layer, qkv);
+      attention(m, own, b, batch, plan_of(b.window), layer, qkv, attended);
+      rows = prepare(m, own, b.o, attended, n, nullptr);
+      store_linear(m, own, b.o, rows, n, &b.gate_up, b.attn_post_norm ? out : hidden, !b.attn_post_norm);
+      if (b.attn_post_norm) post_norm_add(m, own, b.attn_post_norm, n, out, hidden);
+      gated_linear(m, own, b.gate_up, prepare(m, own, b.gate_up, hidden, n, b.mlp_norm), n, &b.down, gated);
+      rows = prepare(m, own, b.down, gated, n, nullptr);
+      store_linear(m, own, b.down, rows, n, following, b.mlp_post_norm ? out : hidden, !b.mlp_post_norm);
+      if (b.mlp_post_norm) post_norm_add(m, own, b.mlp_post_norm, n, out, hidden);
     }
-  });
-}
-
-// Last norm and head: [count, hidden] to [count, vocabulary].
-void twostroke_logits(void* model, const float* norm, void* head, const float* hidden, int count, float* logits) {
-  Model& m = *(Model*)model;
-  const Linear layer{{(const Matrix*)head}};
-  m.quantized.get<uint8_t>(Rows::bytes(count, m.config.hidden));
-  m.team->run([&](int member) {
-    Model::Private& own = m.own[member];
-    store_linear(m, own, layer, prepare(m, own, hidden, count, m.config.hidden, norm), count, logits, false);
   });
 }
 }

@@ -1,49 +1,53 @@
-// Quantized matrices in panels of 16 output rows, streamed from front to back. GGUF's bits are kept, only reordered.
+// Matrices in panels of 16 output rows, streamed from front to back. GGUF's bits are kept, only reordered.
 //
-// A panel is a row of blocks, each of 32 columns (or 256 for the K formats): first its scales for all 16 rows, then
-// the quants of each group of 32 columns. A group is 8 chunks of 4 columns; a chunk is 64 bytes, 4 columns of row 0,
-// 4 of row 1, ...: what one VNNI instruction multiplies with 4 activations. Nibbles of chunks j and j + 4 share a
-// byte; the fifth and sixth bits follow as one 64-bit mask per chunk.
+// A panel is the scales of all its blocks (32 columns each, 256 for the K formats), for all 16 rows, and then the
+// quants of one group of 32 columns after another. A group is 8 chunks of 4 columns; a chunk is 64 bytes, 4 columns of
+// row 0, 4 of row 1, ...: what one VNNI instruction multiplies with 4 activations. Nibbles of chunks j and j + 4 share
+// a byte. A fifth bit of all chunks is one line more, with chunk j's in bit j; a fifth and a sixth are two, with those
+// of chunks j and 4 + j in bits 2 j and 2 j + 1. A bfloat16 group is 16 chunks of 2 columns.
 #pragma once
-#include <cstdlib>
-#include <stdexcept>
+#include <memory>
 
 #include "simd.h"
 
-constexpr int PANEL = 16, GROUP = 32;
+constexpr int PANEL = 16, GROUP = 32, LINE = 64;
 
-enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 
 struct Layout {
   int block;      // columns
-  int raw_bytes;  // of one row's block in a GGUF file
+  int raw_bytes;  // of one row's block in a file
   int bits;
   int zero;         // what a quant of weight 0 reads, where there is no minimum
   int scale_bytes;  // of a panel's block
 };
 
 constexpr Layout LAYOUTS[] = {
-    {32, 18, 4, 8, 32},     // Q4_0: scale
-    {32, 20, 4, 0, 64},     // Q4_1: scale, minimum
-    {32, 22, 5, 16, 32},    // Q5_0
-    {32, 24, 5, 0, 64},     // Q5_1
-    {32, 34, 8, 128, 32},   // Q8_0
-    {256, 144, 4, 0, 320},  // Q4_K: scale and minimum of the block, 8 of each for its groups
-    {256, 176, 5, 0, 320},  // Q5_K
-    {256, 210, 6, 32, 288}  // Q6_K: scale of the block, 16 for its groups of 16
+    {32, 18, 4, 8, 32},      // Q4_0: scale
+    {32, 20, 4, 0, 64},      // Q4_1: scale, minimum
+    {32, 22, 5, 16, 32},     // Q5_0
+    {32, 24, 5, 0, 64},      // Q5_1
+    {32, 34, 8, 128, 32},    // Q8_0
+    {256, 144, 4, 0, 320},   // Q4_K: scale and minimum of the block, 8 of each for its groups
+    {256, 176, 5, 0, 320},   // Q5_K
+    {256, 210, 6, 32, 288},  // Q6_K: scale of the block, 16 for its groups of 16
+    {32, 64, 16, 0, 0},      // BF16
 };
 
-constexpr int group_bytes(int bits) { return bits == 8 ? 512 : 256 + 64 * (bits - 4); }
-
-constexpr size_t block_bytes(const Layout& l) { return l.scale_bytes + (l.block / GROUP) * group_bytes(l.bits); }
+constexpr int group_bytes(int bits) { return bits * LINE; }
 
 struct Matrix {
   Format format;
   int rows, cols;
-  size_t panel_bytes;
+  std::shared_ptr<uint8_t> memory;  // of this matrix and its neighbours
   uint8_t* data;
-  size_t bytes() const { return panel_bytes * (rows / PANEL); }
-  const uint8_t* panel(int p) const { return data + panel_bytes * p; }
+
+  const Layout& layout() const { return LAYOUTS[format]; }
+  int groups() const { return cols / GROUP; }
+  size_t scale_bytes() const { return (size_t(cols) / layout().block * layout().scale_bytes + LINE - 1) / LINE * LINE; }
+  size_t panel_bytes() const { return scale_bytes() + size_t(groups()) * group_bytes(layout().bits); }
+  size_t bytes() const { return panel_bytes() * (rows / PANEL); }
+  const uint8_t* panel(int p) const { return data + panel_bytes() * p; }
 };
 
 // A row's block as a GGUF file has it: quants made unsigned, scales as they are.
@@ -85,6 +89,7 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
       }
       return;
     }
+    case BF16: return;
     case Q6_K:
       for (int half = 0; half < 2; half++) {
         const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
@@ -101,84 +106,87 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
 
 inline void pack_group(const RawBlock* rows, int column, int bits, uint8_t* out) {
   auto quant = [&](int chunk, int byte) { return rows[byte / 4].q[column + 4 * chunk + byte % 4]; };
-  if (bits == 8) {
-    for (int chunk = 0; chunk < 8; chunk++)
-      for (int byte = 0; byte < 64; byte++) out[64 * chunk + byte] = quant(chunk, byte);
-    return;
-  }
-  for (int chunk = 0; chunk < 4; chunk++)
-    for (int byte = 0; byte < 64; byte++)
-      out[64 * chunk + byte] = (quant(chunk, byte) & 15) | (quant(chunk + 4, byte) & 15) << 4;
-  for (int bit = 4; bit < bits; bit++)
-    for (int chunk = 0; chunk < 8; chunk++) {
-      uint64_t mask = 0;
-      for (int byte = 0; byte < 64; byte++) mask |= uint64_t(quant(chunk, byte) >> bit & 1) << byte;
-      std::memcpy(out + 256 + 64 * (bit - 4) + 8 * chunk, &mask, 8);
+  for (int byte = 0; byte < LINE; byte++) {
+    if (bits == 8) {
+      for (int chunk = 0; chunk < 8; chunk++) out[LINE * chunk + byte] = quant(chunk, byte);
+      continue;
     }
+    for (int chunk = 0; chunk < 4; chunk++)
+      out[LINE * chunk + byte] = (quant(chunk, byte) & 15) | (quant(chunk + 4, byte) & 15) << 4;
+    const int planes = bits - 4;
+    for (int plane = 0; plane < planes; plane++) out[LINE * (4 + plane) + byte] = 0;
+    for (int chunk = 0; planes && chunk < 8; chunk++)  // (a line that is not ours may be another member's)
+      out[LINE * (4 + chunk * planes / 8) + byte] |= quant(chunk, byte) >> 4 << chunk * planes % 8;
+  }
 }
 
 // One panel from 16 raw rows that lie row_bytes apart.
-inline void pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* out) {
-  const Layout& l = LAYOUTS[matrix.format];
+inline void pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
+  const Layout& l = matrix.layout();
+  uint8_t* out = scales + matrix.scale_bytes();
+  if (matrix.format == BF16) {
+    for (int column = 0; column < matrix.cols; column += 2, out += LINE)
+      for (int r = 0; r < PANEL; r++) std::memcpy(out + 4 * r, raw + r * row_bytes + 2 * column, 4);
+    return;
+  }
   RawBlock rows[PANEL];
-  for (int block = 0; block < matrix.cols / l.block; block++) {
+  for (int block = 0; block < matrix.cols / l.block; block++, scales += l.scale_bytes) {
     for (int r = 0; r < PANEL; r++) read_block(matrix.format, raw + r * row_bytes + size_t(block) * l.raw_bytes, rows[r]);
-    uint16_t* halves = (uint16_t*)out;
+    uint16_t* halves = (uint16_t*)scales;
     for (int r = 0; r < PANEL; r++) {
       halves[r] = rows[r].d;
-      if (matrix.format != Q6_K && l.zero == 0) halves[PANEL + r] = rows[r].m;
+      if (l.zero == 0) halves[PANEL + r] = rows[r].m;
       if (matrix.format == Q6_K)
-        for (int g = 0; g < 16; g++) out[32 + PANEL * g + r] = rows[r].scales[g];
+        for (int g = 0; g < 16; g++) scales[32 + PANEL * g + r] = rows[r].scales[g];
       if (matrix.format == Q4_K || matrix.format == Q5_K)
         for (int g = 0; g < 8; g++) {
-          out[64 + PANEL * g + r] = rows[r].scales[g];
-          out[192 + PANEL * g + r] = rows[r].mins[g];
+          scales[64 + PANEL * g + r] = rows[r].scales[g];
+          scales[192 + PANEL * g + r] = rows[r].mins[g];
         }
     }
-    out += l.scale_bytes;
     for (int g = 0; g < l.block / GROUP; g++, out += group_bytes(l.bits)) pack_group(rows, g * GROUP, l.bits, out);
   }
 }
 
-// Scales and minima of group g of a block for 16 rows. Q6_K has two scales a group, one for each half.
-template <Format F>
-inline void load_scales(const uint8_t* block, int g, __m512& scale, __m512& second) {
-  const __m512 d = load_half((const uint16_t*)block);
-  if constexpr (F == Q4_K || F == Q5_K) {
-    auto bytes = [&](int at) {
-      return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(block + at + PANEL * g))));
-    };
-    scale = _mm512_mul_ps(d, bytes(64));
-    second = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(load_half((const uint16_t*)block + PANEL), bytes(192)));
-  } else if constexpr (F == Q6_K) {
-    auto bytes = [&](int half) {
-      return _mm512_cvtepi32_ps(
-          _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(block + 32 + PANEL * (2 * g + half)))));
-    };
-    scale = _mm512_mul_ps(d, bytes(0)), second = _mm512_mul_ps(d, bytes(1));
+// Scales and minima of a block's group g for 16 rows. Q6_K has two scales a group, one for each half.
+template <Format T>
+inline void load_scales(const uint8_t* block, int g, F& scale, F& second) {
+  const F d = load((const uint16_t*)block);
+  if constexpr (T == Q4_K || T == Q5_K) {
+    scale = mul(d, load_u8(block + 64 + PANEL * g));
+    second = sub(zero(), mul(load((const uint16_t*)block + PANEL), load_u8(block + 192 + PANEL * g)));
+  } else if constexpr (T == Q6_K) {
+    scale = mul(d, load_i8(block + 32 + PANEL * 2 * g));
+    second = mul(d, load_i8(block + 32 + PANEL * (2 * g + 1)));
   } else {
     scale = d;
-    second = LAYOUTS[F].zero ? _mm512_setzero_ps() : load_half((const uint16_t*)block + PANEL);
+    second = LAYOUTS[T].zero ? zero() : load((const uint16_t*)block + PANEL);
   }
 }
 
 // The 8 chunks of a group as unsigned bytes.
 template <int BITS>
-inline void load_group(const uint8_t* p, __m512i* w) {
+inline void load_group(const uint8_t* p, I* w) {
   if constexpr (BITS == 8) {
-    for (int j = 0; j < 8; j++) w[j] = _mm512_loadu_si512(p + 64 * j);
-  } else {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int j = 0; j < 4; j++) {
-      const __m512i x = _mm512_loadu_si512(p + 64 * j);
-      w[j] = _mm512_and_si512(x, nibble);
-      w[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
-    }
-    for (int bit = 4; bit < BITS; bit++)
-      for (int j = 0; j < 8; j++) {
-        uint64_t mask;
-        std::memcpy(&mask, p + 256 + 64 * (bit - 4) + 8 * j, 8);
-        w[j] = _mm512_mask_add_epi8(w[j], mask, w[j], _mm512_set1_epi8(1 << bit));
-      }
+    for (int j = 0; j < 8; j++) w[j] = load_bytes(p + LINE * j);
+    return;
   }
+  for (int j = 0; j < 4; j++) {
+    const I x = load_bytes(p + LINE * j);
+    w[j] = low_nibbles(x), w[j + 4] = high_nibbles(x);
+  }
+  if constexpr (BITS == 5) {
+    const I v = load_bytes(p + LINE * 4);
+    w[0] = add_planes<16, 4>(w[0], v), w[1] = add_planes<16, 3>(w[1], v);
+    w[2] = add_planes<16, 2>(w[2], v), w[3] = add_planes<16, 1>(w[3], v);
+    w[4] = add_planes<16, 0>(w[4], v), w[5] = add_planes<16, -1>(w[5], v);
+    w[6] = add_planes<16, -2>(w[6], v), w[7] = add_planes<16, -3>(w[7], v);
+  }
+  if constexpr (BITS == 6)
+    for (int half = 0; half < 2; half++) {
+      const I v = load_bytes(p + LINE * (4 + half));
+      I* four = w + 4 * half;
+      four[0] = add_planes<48, 4>(four[0], v), four[1] = add_planes<48, 2>(four[1], v);
+      four[2] = add_planes<48, 0>(four[2], v), four[3] = add_planes<48, -2>(four[3], v);
+    }
 }

@@ -87,7 +87,13 @@ class LLM:
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         kv_dtype = str(kernels.kv_dtype).removeprefix("torch.")
         geometry = Geometry.of(self.config, kv_dtype, self.tokenizer.fingerprint)
-        self.pool = PagePool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels.device)
+        self.pool = PagePool(
+            geometry,
+            num_pages(geometry, page_size, kv_bytes),
+            page_size,
+            kernels.device,
+            transposed_keys=kernels.transposed_keys,
+        )
         self.decoder = Decoder(self.config, kernels, checkpoint.tensor)
         identity = f"{checkpoint.weights_id}-{kernels.name}-{kv_dtype}"
         index = INDEXES[prefix_index]

@@ -15,14 +15,20 @@ from twostroke.llm import LLM
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[(variant, threads) for variant in native.VARIANTS for threads in (1, 3)])
 def kernels(request: pytest.FixtureRequest) -> native.NativeKernels:
-    return native.NativeKernels(threads=request.param)
+    variant, threads = request.param
+    if variant not in native.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    return native.NativeKernels(threads, variant)
 
 
 def raw_tensor(name: str, rows: int, cols: int, seed: int = 0) -> RawTensor:
     """Any bytes are valid blocks, but for their float16 scales, which are made small and finite."""
     generator, kind = np.random.default_rng(seed), FORMATS[name]
+    if name == "BF16":
+        values = torch.from_numpy(generator.standard_normal((rows, cols)) * 0.01).bfloat16()
+        return RawTensor("w", name, (rows, cols), values.view(torch.uint8).numpy(), "test")
     blocks = generator.integers(0, 256, (rows * cols // kind.block_size, kind.block_bytes), dtype=np.uint8)
     halves = (generator.standard_normal((len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
     if name == "Q6_K":
@@ -42,8 +48,10 @@ def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeKernels) ->
     assert matrix.nbytes <= 1.03 * raw.nbytes
 
 
-def quantized(x: torch.Tensor) -> torch.Tensor:
-    """Activations as the kernels see them: int8 per group of 32."""
+def rounded(x: torch.Tensor, weights: str) -> torch.Tensor:
+    """Activations as the kernels see them: bfloat16 like the weights, or int8 per group of 32."""
+    if weights == "BF16":
+        return x.bfloat16().double()
     groups = x.view(len(x), -1, 32)
     scale = groups.abs().amax(-1, keepdim=True) / 127
     return ((groups / scale).round().nan_to_num() * scale).view_as(x).double()
@@ -56,7 +64,7 @@ def test_products(name: str, kernels: native.NativeKernels) -> None:
     x[3] = 0
     x[4, 32:64] = 0
     mine = native.Matrix(kernels, raw).multiply(x)
-    expected = quantized(x) @ raw.dequantize().double().T
+    expected = rounded(x, name) @ raw.dequantize().double().T
     # A value on the edge between two steps may be rounded either way: hence not to the last bit.
     assert (mine - expected).norm() < 2e-4 * expected.norm()
 
@@ -68,6 +76,15 @@ def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKerne
     together = matrix.multiply(x)
     for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23)]:
         assert (matrix.multiply(x[start:stop]) == together[start:stop]).all()
+
+
+@pytest.mark.skipif("avx512" not in native.variants(), reason="no AVX-512 here to compare with")
+def test_variants_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def logits(variant: str) -> torch.Tensor:
+        monkeypatch.setattr(native, "variants", lambda: (variant,))
+        return all_logits(LLM("smollm2-135m", backend="native", kv_bytes=1 << 28, prefix_index="off"), range(500, 640))
+
+    assert (logits("avx2") == logits("avx512")).all()
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m"])

@@ -59,11 +59,13 @@ class Pass(Protocol):
 class Kernels(Protocol):
     """One backend. Weights are opaque: whatever `pack` returned is what the backend's operations take.
 
-    `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count.
+    `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count;
+    `transposed_keys` whether its pages hold keys as [D, page_size].
     """
 
     name: str
     exact: bool
+    transposed_keys: bool
     device: torch.device
     threads: int  # of the CPU
     dtype: torch.dtype  # of activations

@@ -1,7 +1,7 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
 
-Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI; KV is
-float16. A row's result is the same bit for bit in any batch, chunk and thread count (`exact` is True).
+Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
+rounded to bfloat16 where weights are; KV is float16, keys transposed within a page. A row's result is the same bit for bit in any batch, chunk and thread count (`exact` is True).
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from twostroke.kernels.rope import frequencies
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # in the order of native/weights.h
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE = 16, 16
-NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+# What the processor must have for each compiled variant, the quickest first. They differ in speed, not in bits (but
+# for bfloat16 weights, whose products the processor rounds in its own way).
+VARIANTS = {
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
+    "avx2": ("avx2", "fma", "f16c"),
+}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -36,12 +41,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "matrix_free": (None, (_POINTER,)),
     "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
     "unpack": (None, (_POINTER, _INT, _POINTER)),
-    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, ctypes.c_int64, _POINTER)),
-    "logits": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "multiply": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
 }
 
 
@@ -61,17 +65,23 @@ class _Batch(ctypes.Structure):
     ]
 
 
+@cache
+def variants() -> tuple[str, ...]:
+    """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    return tuple(name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name))
+
+
 def unavailable() -> str | None:
     """Why the native backend cannot run here; None where it can."""
     try:
-        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
-    except (OSError, IndexError):
+        if variants():
+            return None
+    except OSError:
         return "the processor's features cannot be read (/proc/cpuinfo)"
-    if missing := [flag for flag in NEEDED if flag not in flags]:
-        return f"the processor has no {', '.join(missing)}"
-    if _library_path() is None:
+    if not any(_library_path(name) for name in VARIANTS):
         return "it was not compiled: install a C++ compiler, then the package again"
-    return None
+    return f"the processor has no {', '.join(VARIANTS['avx2'])}"
 
 
 def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int) -> str | None:
@@ -100,12 +110,17 @@ class NativeWeight:
 class NativeKernels:
     name = "native"
     exact = True
+    transposed_keys = True
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, variant: str | None = None) -> None:
+        """`variant` is one of `variants()`, the quickest unless said."""
         self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
-        self.library, self.threads = _library(), threads
+        self.library, self.threads = _library(variant or variants()[0]), threads
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
+        # A model without blocks has all that a product by itself takes.
+        self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None)
+        weakref.finalize(self, self.library.twostroke_model_free, self.bare)
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
         joined = torch.cat([b.dequantize(torch.float32) for b in bias]) if bias else None
@@ -140,9 +155,8 @@ class Matrix:
         return out
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(len(x), self.shape[0])
-        x = x.contiguous()
-        self.kernels.library.twostroke_multiply(self.kernels.team, self.handle, x.data_ptr(), len(x), out.data_ptr())
+        out, x, kernels = torch.empty(len(x), self.shape[0]), x.contiguous(), self.kernels
+        kernels.library.twostroke_multiply(kernels.bare, self.handle, None, x.data_ptr(), len(x), out.data_ptr())
         return out
 
 
@@ -209,20 +223,20 @@ class NativePass:
         hidden = hidden.contiguous()
         out = torch.empty(len(hidden), self.head.shape[0])
         norm = self.decoder.norm.vector.data_ptr()
-        self.library.twostroke_logits(
-            self.handle, norm, self.head.handle, hidden.data_ptr(), len(hidden), out.data_ptr()
+        self.library.twostroke_multiply(
+            self.handle, self.head.handle, norm, hidden.data_ptr(), len(hidden), out.data_ptr()
         )
         return out
 
 
-def _library_path() -> Path | None:
-    found = sorted(Path(__file__).parent.glob("_native*.so"))
+def _library_path(variant: str) -> Path | None:
+    found = sorted(Path(__file__).parent.glob(f"_native_{variant}*.so"))
     return found[0] if found else None
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_library_path()))
+def _library(variant: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_library_path(variant)))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, f"twostroke_{name}")
         function.restype, function.argtypes = result, arguments

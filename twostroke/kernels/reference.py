@@ -54,6 +54,7 @@ class Tile:
 class ReferenceKernels:
     name = "reference"
     exact = False
+    transposed_keys = False
 
     def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device = torch.device(device)

@@ -16,7 +16,7 @@ class PagePool:
     """All pages of one geometry on one device.
 
     Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side. On a CPU it is reserved as zeroed virtual memory, which costs
+    handed out one after another lie side by side; a backend may want a page's keys as [D, page_size] there. On a CPU it is reserved as zeroed virtual memory, which costs
     nothing until a page is written, so a large pool is free.
 
     Attributes:
@@ -24,11 +24,20 @@ class PagePool:
     """
 
     def __init__(
-        self, geometry: Geometry, num_pages: int, page_size: int = 16, device: torch.device | str = "cpu"
+        self,
+        geometry: Geometry,
+        num_pages: int,
+        page_size: int = 16,
+        device: torch.device | str = "cpu",
+        transposed_keys: bool = False,
     ) -> None:
         self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
         shape = (geometry.num_layers, 2, num_pages, geometry.num_kv_heads, page_size, geometry.head_dim)
         self.storage = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
+        keys, values = self.storage.unbind(1)
+        if transposed_keys:
+            keys = keys.view(*keys.shape[:3], geometry.head_dim, page_size).transpose(-1, -2)
+        self._sides = keys, values  # views of [layers, pages, Hkv, page_size, D]
         self.entry_bytes = geometry.entry_bytes
         self.reclaim: Callable[[int], None] | None = None
         self._refs = np.zeros(num_pages, np.int64)
@@ -96,18 +105,20 @@ class PagePool:
 
     def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
-        self.storage[:, :, target, :, start:stop] = self.storage[:, :, source, :, start:stop]
+        for side in self._sides:
+            side[:, target, :, start:stop] = side[:, source, :, start:stop]
         self._filled[target] = stop
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:
         """Gather entries: [layers, 2, n, Hkv, D], a copy."""
         index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
-        return self.storage.transpose(3, 4)[:, :, index[0], index[1]]
+        return torch.stack([side.transpose(2, 3)[:, index[0], index[1]] for side in self._sides], 1)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: torch.Tensor) -> None:
         """Scatter entries, the inverse of `read`."""
         index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
-        self.storage.transpose(3, 4)[:, :, index[0], index[1]] = entries.to(self.storage)
+        for side, new in zip(self._sides, entries.to(self.storage).unbind(1), strict=True):
+            side.transpose(2, 3)[:, index[0], index[1]] = new
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,2 @@
+// Compiled for AVX2 with FMA: setup.py gives each variant a source of its own, whose objects do not overwrite each other.
+#include "model.cpp"

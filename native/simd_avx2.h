@@ -1,0 +1,149 @@
+// The lanes of simd.h as pairs of AVX2 registers.
+#pragma once
+
+struct F {
+  __m256 a, b;
+};
+struct I {
+  __m256i a, b;
+};
+
+constexpr int TILE_ROWS = 2;
+
+#define PAIR(type, name, op) \
+  inline type name(type x, type y) { return {op(x.a, y.a), op(x.b, y.b)}; }
+PAIR(F, add, _mm256_add_ps)
+PAIR(F, sub, _mm256_sub_ps)
+PAIR(F, mul, _mm256_mul_ps)
+PAIR(F, div, _mm256_div_ps)
+PAIR(F, max, _mm256_max_ps)
+PAIR(F, min, _mm256_min_ps)
+#undef PAIR
+
+inline F both(__m256 x) { return {x, x}; }
+inline I both(__m256i x) { return {x, x}; }
+inline F zero() { return both(_mm256_setzero_ps()); }
+inline F set1(float x) { return both(_mm256_set1_ps(x)); }
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F load(const uint16_t* half) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};
+}
+inline void store(float* p, F v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
+inline void store(uint16_t* half, F v) {
+  _mm_storeu_si128((__m128i*)half, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(half + 8), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+inline F abs(F v) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, v.a), _mm256_andnot_ps(sign, v.b)};
+}
+inline F round(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
+inline __m256 times_power(__m256 a, __m256 n) {  // a and the result are normal numbers
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+}
+inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
+inline F zero_below(F x, F low, F value) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, low.a, _CMP_NLT_UQ), value.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, low.b, _CMP_NLT_UQ), value.b)};
+}
+inline __m256 select(uint32_t lanes, __m256 a, __m256 otherwise) {
+  const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes), bits), bits);
+  return _mm256_blendv_ps(otherwise, a, _mm256_castsi256_ps(chosen));
+}
+inline F select(uint32_t lanes, F x, F otherwise) {
+  return {select(lanes & 255, x.a, otherwise.a), select(lanes >> 8 & 255, x.b, otherwise.b)};
+}
+
+inline float sum(F v) {
+  const __m256 a = _mm256_add_ps(v.a, v.b);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float top(F v) {
+  const __m256 a = _mm256_max_ps(v.a, v.b);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+inline I int_zero() { return both(_mm256_setzero_si256()); }
+inline I int_set1(int32_t x) { return both(_mm256_set1_epi32(x)); }
+inline F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+inline I to_int(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+inline int32_t sum(I v) {
+  const __m256i a = _mm256_add_epi32(v.a, v.b);
+  __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+inline void store_int8(int8_t* p, I v) {  // values fit
+  const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1)));
+}
+inline F load_u8(const uint8_t* p) {
+  return to_float(I{_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+                    _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))});
+}
+inline F load_i8(const uint8_t* p) {
+  return to_float(I{_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+                    _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))});
+}
+
+inline I load_bytes(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline void store_bytes(uint8_t* p, I v) {
+  _mm256_storeu_si256((__m256i*)p, v.a), _mm256_storeu_si256((__m256i*)(p + 32), v.b);
+}
+inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }
+inline I high_nibbles(I v) { return {low_nibbles(_mm256_srli_epi16(v.a, 4)), low_nibbles(_mm256_srli_epi16(v.b, 4))}; }
+template <int PLANES, int SHIFT>
+inline __m256i add_planes(__m256i w, __m256i v) {
+  if constexpr (SHIFT > 0) v = _mm256_slli_epi16(v, SHIFT);
+  if constexpr (SHIFT < 0) v = _mm256_srli_epi16(v, -SHIFT);
+  return _mm256_or_si256(w, _mm256_and_si256(v, _mm256_set1_epi8(PLANES)));
+}
+template <int PLANES, int SHIFT>
+inline I add_planes(I w, I v) {
+  return {add_planes<PLANES, SHIFT>(w.a, v.a), add_planes<PLANES, SHIFT>(w.b, v.b)};
+}
+
+// Pairs of products are added in 16 bits, which 8-bit weights would overflow: those go as two nibbles.
+template <int BITS>
+inline __m256i dot4(__m256i acc, __m256i weights, __m256i four) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (BITS == 8) {
+    const __m256i high = low_nibbles(_mm256_srli_epi16(weights, 4));
+    acc = dot4<4>(acc, low_nibbles(weights), four);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(high, four), _mm256_slli_epi16(ones, 4)));
+  }
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, four), ones));
+}
+template <int BITS>
+inline I dot4(I acc, I weights, const int8_t* q) {
+  int32_t word;
+  std::memcpy(&word, q, 4);
+  const __m256i four = _mm256_set1_epi32(word);
+  return {dot4<BITS>(acc.a, weights.a, four), dot4<BITS>(acc.b, weights.b, four)};
+}
+
+inline __m256 dot2(__m256 acc, __m256i weights, __m256i two) {
+  auto even = [](__m256i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); };
+  auto odd = [](__m256i v) { return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff0000))); };
+  return _mm256_fmadd_ps(even(weights), even(two), _mm256_fmadd_ps(odd(weights), odd(two), acc));
+}
+inline F dot2(F acc, I weights, const uint16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, 4);
+  return {dot2(acc.a, weights.a, _mm256_set1_epi32(two)), dot2(acc.b, weights.b, _mm256_set1_epi32(two))};
+}
+inline void store_bf16(uint16_t* p, F v) {
+  alignas(32) uint32_t bits[16];
+  store((float*)bits, v);
+  for (int i = 0; i < 16; i++) p[i] = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
+}

@@ -1,0 +1,72 @@
+// The lanes of simd.h as AVX-512 registers, with VNNI and BF16.
+#pragma once
+
+using F = __m512;   // 16 floats
+using I = __m512i;  // 16 int32, or 64 bytes
+
+constexpr int TILE_ROWS = 8;  // rows that share one pass over weights, keys or values: as many as registers hold
+
+inline F zero() { return _mm512_setzero_ps(); }
+inline F set1(float x) { return _mm512_set1_ps(x); }
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline F load(const uint16_t* half) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)half)); }
+inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+inline void store(uint16_t* half, F v) { _mm256_storeu_si256((__m256i*)half, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F abs(F a) { return _mm512_abs_ps(a); }
+inline F round(F a) { return _mm512_roundscale_ps(a, 0); }
+inline F times_power(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
+inline F zero_below(F x, F low, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), value); }
+inline F select(uint32_t lanes, F a, F otherwise) { return _mm512_mask_mov_ps(otherwise, (__mmask16)lanes, a); }
+
+inline float sum(F v) {
+  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
+
+inline I int_zero() { return _mm512_setzero_si512(); }
+inline I int_set1(int32_t x) { return _mm512_set1_epi32(x); }
+inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+inline I to_int(F v) { return _mm512_cvtps_epi32(v); }  // to the nearest, ties to even
+inline int32_t sum(I v) { return _mm512_reduce_add_epi32(v); }
+inline void store_int8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+inline F load_u8(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+inline F load_i8(const uint8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+
+inline I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
+inline I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+// w with bits PLANES of v, moved there by a shift to the left (or right if negative), added.
+template <int PLANES, int SHIFT>
+inline I add_planes(I w, I v) {
+  if constexpr (SHIFT > 0) v = _mm512_slli_epi16(v, SHIFT);
+  if constexpr (SHIFT < 0) v = _mm512_srli_epi16(v, -SHIFT);
+  return _mm512_ternarylogic_epi32(w, v, _mm512_set1_epi8(PLANES), 0xf8);  // w | (v & planes)
+}
+
+// Each lane: four unsigned BITS-bit weights times the same four int8 activations, added to acc.
+template <int BITS>
+inline I dot4(I acc, I weights, const int8_t* q) {
+  int32_t four;
+  std::memcpy(&four, q, 4);
+  return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(four));
+}
+
+// Each lane: two bfloat16 weights times the same two bfloat16 activations, added to acc.
+inline F dot2(F acc, I weights, const uint16_t* x) {
+  int32_t two;
+  std::memcpy(&two, x, 4);
+  return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(two));
+}
+inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }

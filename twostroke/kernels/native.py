@@ -1,7 +1,8 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
 
 Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
-rounded to bfloat16 where weights are; KV is float16, keys transposed within a page. A row's result is the same bit for bit in any batch, chunk and thread count (`exact` is True).
+rounded to bfloat16 where weights are; KV is float16, keys transposed within a page. A row's result is the same bit
+for bit in any batch, chunk and thread count (`exact` is True).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ class PagePool:
     """All pages of one geometry on one device.
 
     Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side; a backend may want a page's keys as [D, page_size] there. On a CPU it is reserved as zeroed virtual memory, which costs
-    nothing until a page is written, so a large pool is free.
+    handed out one after another lie side by side; a backend may want a page's keys as [D, page_size] there. On a CPU
+    it is reserved as zeroed virtual memory, which costs nothing until a page is written, so a large pool is free.
 
     Attributes:
         reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).

@@ -82,7 +82,9 @@ def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKerne
 def test_variants_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     def logits(variant: str) -> torch.Tensor:
         monkeypatch.setattr(native, "variants", lambda: (variant,))
-        return all_logits(LLM("smollm2-135m", backend="native", kv_bytes=1 << 28, prefix_index="off"), list(range(500, 640)))
+        return all_logits(
+            LLM("smollm2-135m", backend="native", kv_bytes=1 << 28, prefix_index="off"), list(range(500, 640))
+        )
 
     assert (logits("avx2") == logits("avx512")).all()
 

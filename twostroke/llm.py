@@ -10,6 +10,7 @@ from typing import Any
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.checkpoints.fetch import Progress
+from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.engine import Engine
@@ -52,6 +53,7 @@ class LLM:
         backend: str = "auto",
         device: str = "cpu",
         dtype: str = "auto",
+        weights: str = "stored",
         threads: int | None = None,
         kv_bytes: int | None = None,
         page_size: int = 16,
@@ -66,7 +68,8 @@ class LLM:
             name_or_path: a catalog name, a GGUF file, a Hugging Face directory, or a hub id.
             backend: "reference" (PyTorch, the default), or "native" (quick; CPU, quantized weights, int8 activations).
             device: any torch device.
-            dtype: of activations, weights and KV: "float32", "bfloat16", or "auto".
+            dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
+            weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4".
             threads: CPU threads; None for the cores this process may use.
             kv_bytes: memory for KV pages; None for a quarter of what is free now, 4 GiB at most.
             page_size: entries per page.
@@ -80,7 +83,8 @@ class LLM:
         """
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
-        checkpoint = open_checkpoint(name_or_path, progress=progress)
+        check_weights(weights)  # before anything is fetched
+        checkpoint = quantize(open_checkpoint(name_or_path, progress=progress), weights, threads)
         head_dim = checkpoint.config.head_dim
         kernels = create_kernels(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]

@@ -1,5 +1,8 @@
 """Number formats against the `gguf` package, bit for bit, and the views and copies of RawTensor."""
 
+import mmap
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -104,3 +107,15 @@ def test_misuse_is_refused() -> None:
         RawTensor.from_bytes("w", "Q8_0", (5, 64), tensor.data.reshape(-1), "file: w")
     with pytest.raises(CheckpointError, match="not whole Q8_0 blocks"):
         RawTensor.from_bytes("w", "Q8_0", (4, 60), tensor.data.reshape(-1), "file: w")
+
+
+def test_released_bytes_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(random_tensor("Q8_0", 64, 1024).data.tobytes())
+    with path.open("rb") as stream:
+        whole = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    tensor = RawTensor.from_bytes("w", "Q8_0", (64, 1024), whole, "file: w")
+    for part in (tensor, tensor.rows(7, 23), random_tensor("Q8_0", 4, 64)):
+        before = part.data.copy()
+        part.release()
+        assert np.array_equal(part.data, before)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
+from twostroke.kernels.encode import Encoder
 from twostroke.kernels.formats import RawTensor
 from twostroke.models.config import ModelConfig, tensor_shapes
 
@@ -42,7 +43,8 @@ class Checkpoint:
     """A model's weights, checked when opened: every tensor the config asks for is there with the right shape.
 
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them; `transforms` says what
-    `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1).
+    `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), and
+    `encoders` what it then turns into another format (see `quantize`), when asked and not before.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Checkpoint:
     tokenizer_source: GgufTokenizerSource | HfTokenizerSource
     stored: Mapping[str, RawTensor] = field(repr=False)
     transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
+    encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():
@@ -66,28 +69,32 @@ class Checkpoint:
         return set(self.stored)
 
     def matrices(self) -> dict[str, RawTensor]:
-        """The stored tensors of two dimensions, as they are."""
-        return {name: tensor for name, tensor in self.stored.items() if len(tensor.shape) == 2}
+        """The tensors of two dimensions by format and shape; those that are yet to be encoded without their bytes."""
+        found = {name: tensor for name, tensor in self.stored.items() if len(tensor.shape) == 2}
+        return found | {name: encoder.outline(found[name]) for name, encoder in self.encoders.items()}
 
     def tensor(self, name: str) -> RawTensor:
         """The tensor of that Twostroke name, in the layout `ModelConfig` describes, or a CheckpointError."""
         found = self.stored.get(name)
         if found is None:
             raise CheckpointError(f"{self.files[0]}: there is no tensor {name} in this checkpoint")
-        transform = self.transforms.get(name)
-        return transform(found) if transform else found
+        for change in (self.transforms.get(name), self.encoders.get(name)):
+            found = change(found) if change else found
+        return found
 
     @cached_property
     def weights_id(self) -> str:
         """Hex digest of the config, every tensor's name, format and shape, and 4 KiB spread over each one's bytes.
 
-        It names one set of weights wherever the file lies. A sample, not a checksum: it tells models apart,
-        quantizations and fine-tunes too, but does not detect damage.
+        It names one set of weights wherever the file lies, and another once they are re-encoded. A sample, not a
+        checksum: it tells models apart, quantizations and fine-tunes too, but does not detect damage.
         """
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
         for name in sorted(self.stored):
             tensor = self.stored[name]
-            digest.update(f"\n{name} {tensor.format} {tensor.shape}\n".encode())
+            encoder = self.encoders.get(name)
+            formats = f"{tensor.format} to {encoder.format}" if encoder else tensor.format
+            digest.update(f"\n{name} {formats} {tensor.shape}\n".encode())
             data = tensor.data.reshape(-1)  # contiguous, so still a view
             if data.size <= SAMPLE_PIECES * PIECE_BYTES:
                 digest.update(data.tobytes())

@@ -1,0 +1,103 @@
+"""Weights quantized on load: which matrices become what, what it changes in answers, and that KV tells them apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.test_against_transformers import all_logits
+from twostroke.checkpoints.quantize import quantize
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.errors import InvalidRequest
+from twostroke.kernels.encode import Encoder
+from twostroke.kernels.formats import RawTensor
+from twostroke.kv.cache import KVCache
+from twostroke.llm import LLM
+
+IDS = [5, 9, 200, 17, 33, 5, 80, 81, 3, 44] * 4
+WEIGHTS = ("bf16", "int8", "int4")
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_matrices_change_and_the_rest_does_not(weights: str, tiny_directory: Callable[[str], Path]) -> None:
+    original = open_checkpoint(str(tiny_directory("qwen2")))
+    changed = quantize(original, weights)
+    matrices = changed.matrices()
+    for name in original.names():
+        before, after = original.tensor(name), changed.tensor(name)
+        if name not in matrices:
+            assert after is before
+            continue
+        expected = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q8_0" if name == "head" else "Q4_1"}[weights]
+        assert matrices[name].format == after.format == expected
+        assert matrices[name].nbytes == after.nbytes < before.nbytes
+        tolerance = {"bf16": 0.002, "int8": 0.01, "int4": 0.1}[weights]
+        assert (after.dequantize() - before.dequantize()).norm() < tolerance * before.dequantize().norm()
+
+
+def test_a_tied_embedding_is_the_head(tiny_directory: Callable[[str], Path]) -> None:
+    assert quantize(open_checkpoint(str(tiny_directory("llama"))), "int4").tensor("embed").format == "Q8_0"
+
+
+def test_what_would_only_lose_stays() -> None:
+    original = open_checkpoint("smollm2-135m")
+    same = quantize(original, "int4")
+    assert not same.encoders  # Q4_1, and the embedding in Q8_0
+    assert same.weights_id == original.weights_id
+    assert set(quantize(original, "int8").encoders) == set(original.matrices()) - {"embed"}
+
+
+def test_rows_that_gguf_permutes_are_permuted_still() -> None:
+    original = open_checkpoint("smollm2-135m")
+    name = "layers.3.q"
+    assert name in original.transforms
+    assert (quantize(original, "int8").tensor(name).data == Encoder("Q8_0")(original.tensor(name)).data).all()
+
+
+def test_logits_are_near(family: str, tiny_llm: Callable[..., LLM]) -> None:
+    exact = all_logits(tiny_llm(family), IDS)
+    distances = [
+        float((all_logits(tiny_llm(family, weights=weights), IDS) - exact).norm() / exact.norm()) for weights in WEIGHTS
+    ]
+    # Random weights make the most of rounding: trained ones lose far less (benchmarks/quality.py).
+    assert distances[0] < 0.05
+    assert distances[1] < 0.1
+    assert max(distances[:2]) < distances[2] < 0.7
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_schedules_still_agree(weights: str, tiny_llm: Callable[..., LLM]) -> None:
+    whole, chunked = (all_logits(tiny_llm(weights=weights, max_step_tokens=n), IDS) for n in (512, 7))
+    torch.testing.assert_close(whole, chunked, atol=1e-3, rtol=0)
+
+
+def test_values_know_the_weights_that_computed_them(tiny_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """They may meet, being of one geometry, but none passes for the other's work."""
+    llms = {weights: tiny_llm(weights=weights) for weights in ("stored", *WEIGHTS)}
+    assert len({llm.model.id for llm in llms.values()}) == len(llms)
+    llms["int8"].prefill(IDS).save(tmp_path / "a.kv")
+    for weights, llm in llms.items():
+        kv = KVCache.load(tmp_path / "a.kv", llm)
+        assert kv.canonical_length(llm.model.id) == (len(IDS) if weights == "int8" else 0)
+
+
+def test_nothing_is_encoded_before_it_is_asked_for(
+    tiny_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RawTensor, "dequantize", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(Encoder, "__call__", lambda *_: pytest.fail("a tensor was encoded"))
+    checkpoint = quantize(open_checkpoint(str(tiny_directory("qwen2"))), "int4")
+    assert len(checkpoint.weights_id) == 32
+    with pytest.raises(InvalidRequest, match="threads"):
+        LLM(str(tiny_directory("qwen2")), weights="int4", threads=0)
+
+
+def test_what_cannot_be_is_said(tiny_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="weights must be one of stored, bf16, int8, int4, not 'int3'"):
+        LLM("no-such-model", weights="int3")
+    narrow = open_checkpoint(str(tiny_directory("llama")))
+    odd = RawTensor("layers.0.q", "F32", (64, 40), narrow.tensor("layers.0.q").data[:, :160], "file: q")
+    monkeypatch.setitem(narrow.stored, "layers.0.q", odd)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match="multiple of 32, and file: q has 40 columns: take 'stored' or 'bf16'"):
+        quantize(narrow, "int8")

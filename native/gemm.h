@@ -1,10 +1,8 @@
 // Activations times panels: int8 per token and group of 32 against quantized weights, bfloat16 against bfloat16.
 //
 // A row's sum runs over its groups in order, with the same operations on the same values whether one row is computed
-// or hundreds: what differs is only how often a panel is unpacked. So the bits do not depend on the number of rows.
+// or eight share a pass over a panel. So the bits do not depend on the number of rows.
 #pragma once
-#include <vector>
-
 #include "weights.h"
 
 // Prepared rows. Pointers to row 0; a row has cols of q and b, and cols / 32 of everything else (halves: twice that).
@@ -84,7 +82,7 @@ inline void products(const I* w, const int8_t* q, const int32_t* halves, I& lo, 
   if constexpr (T != Q6_K) lo = hi;
 }
 
-// Few rows: the panel is read as it lies, and its scales are worked out on the way.
+// 16 sums of M rows, in one pass over a panel.
 template <Format T, int M>
 [[gnu::noinline]] void stream(const Matrix& matrix, const uint8_t* p, Rows rows, F* out) {
   constexpr Layout L = LAYOUTS[T];
@@ -110,49 +108,6 @@ template <Format T, int M>
         acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
       }
     }
-  for (int m = 0; m < M; m++) out[m] = acc[m];
-}
-
-// Many rows: the panel is unpacked once, into memory that stays in cache.
-struct Unpacked {
-  uint8_t* q;     // [groups, 8, LINE]
-  float* scales;  // [groups, 2, PANEL]
-  static size_t bytes(int groups) { return size_t(groups) * (8 * LINE + 2 * PANEL * sizeof(float)); }
-  static Unpacked in(uint8_t* memory, int groups) { return {memory, (float*)(memory + size_t(groups) * 8 * LINE)}; }
-};
-
-template <Format T>
-void unpack(const Matrix& matrix, const uint8_t* p, Unpacked to) {
-  constexpr Layout L = LAYOUTS[T];
-  constexpr int per_block = L.block / GROUP;
-  const uint8_t* quants = p + matrix.scale_bytes();
-  for (int g = 0; g < matrix.groups(); g++, quants += group_bytes(L.bits)) {
-    I w[8];
-    F scale, second;
-    load_group<L.bits>(quants, w);
-    load_scales<T>(p + g / per_block * L.scale_bytes, g % per_block, scale, second);
-    for (int j = 0; j < 8; j++) store_bytes(to.q + (8 * g + j) * LINE, w[j]);
-    store(to.scales + 2 * g * PANEL, scale), store(to.scales + (2 * g + 1) * PANEL, second);
-  }
-}
-
-template <Format T, int M>
-[[gnu::noinline]] void tile(Unpacked from, Rows rows, F* out) {
-  F acc[M];
-  for (int m = 0; m < M; m++) acc[m] = zero();
-  const int groups = rows.groups();
-  for (int g = 0; g < groups; g++) {
-    I w[8];
-    for (int j = 0; j < 8; j++) w[j] = load_bytes(from.q + (8 * g + j) * LINE);
-    const F scale = load(from.scales + 2 * g * PANEL), second = load(from.scales + (2 * g + 1) * PANEL);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++) {
-      const size_t at = size_t(m) * groups + g;
-      I lo, hi;
-      products<T>(w, rows.q + at * GROUP, rows.halves + 2 * at, lo, hi);
-      acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
-    }
-  }
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }
 
@@ -189,21 +144,6 @@ inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* o
       else
         stream<T, M>(matrix, p, rows.at(row), out + row);
     });
-  });
-}
-
-inline void unpack(const Matrix& matrix, int panel, Unpacked to) {
-  with_format(matrix.format, [&]<Format T>() {
-    if constexpr (T != BF16) unpack<T>(matrix, matrix.panel(panel), to);
-  });
-}
-
-// As `multiply`, of a panel that was unpacked. bfloat16 is read as it lies.
-inline void multiply(const Matrix& matrix, int panel, Unpacked from, Rows rows, int count, F* out) {
-  if (matrix.format == BF16) return multiply(matrix, panel, rows, count, out);
-  with_format(matrix.format, [&]<Format T>() {
-    if constexpr (T != BF16)
-      in_tiles<TILE_ROWS>(count, 0, [&]<int M>(int row) { tile<T, M>(from, rows.at(row), out + row); });
   });
 }
 

@@ -9,8 +9,6 @@
 #include "gemm.h"
 #include "threads.h"
 
-namespace {
-
 // A panel of a matrix, and where its sums go.
 struct Job {
   const Matrix* matrix;
@@ -74,8 +72,6 @@ void rotate(float* head, const float* cos, const float* sin, int dim) {
   }
 }
 
-}  // namespace
-
 struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
   float eps, attention_scale, embedding_scale;
@@ -107,7 +103,7 @@ struct Model {
   Buffer x, qkv, attended, gated, out, prepared, partials;
   struct Private {
     int member;
-    Buffer norm, prepared, sums, unpacked;
+    Buffer norm, prepared, sums;
     Scratch scratch;
     std::vector<Query> queries;
     std::vector<Partial> outs;
@@ -115,12 +111,9 @@ struct Model {
   std::vector<Private> own;
 };
 
-namespace {
-
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
-constexpr int MANY_ROWS = 16;   // so many make it worth while to unpack a panel
 constexpr int ROW_BLOCK = 64;   // rows whose activations stay in cache while panels go by
-constexpr int UNIT = 4;         // panels a member takes at a time
+constexpr int UNIT = 2;         // panels a member takes at a time
 constexpr int QUERY_ROWS = 16;  // rows of a chunk that share converted keys and values
 
 // Rows ready to be multiplied, each first normed if a norm is given.
@@ -147,17 +140,13 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
   return rows;
 }
 
-// How many panels go together: less for long rows, whose unpacked panels would not stay in cache.
-int unit_of(const Linear& layer, int count) {
-  return count < MANY_ROWS || size_t(UNIT) * Unpacked::bytes(layer.cols / GROUP) > (512 << 10) ? UNIT / 2 : UNIT;
-}
+int units_of(const Linear& layer) { return (int(layer.jobs.size()) + UNIT - 1) / UNIT; }
 
 // Ask for what this member reads first of a layer, while there is nothing better to do.
 void fetch_start(const Model& m, const Model::Private& own, const Linear* layer, int count) {
   constexpr int BYTES = 16 << 10;
-  if (!layer || count >= MANY_ROWS) return;
-  const int unit = unit_of(*layer, count), units = (int(layer->jobs.size()) + unit - 1) / unit;
-  const size_t first = size_t(m.team->begin(units, own.member)) * unit;
+  if (!layer || count > ROW_BLOCK) return;
+  const size_t first = size_t(m.team->begin(units_of(*layer), own.member)) * UNIT;
   size_t bytes = 0;
   for (size_t i = first; i < layer->jobs.size() && bytes < BYTES; i++) {
     const Job& job = layer->jobs[i];
@@ -171,29 +160,20 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear* layer,
 template <int STEP, class Emit>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
             const Emit& emit) {
-  const int num_jobs = int(layer.jobs.size()), unit = unit_of(layer, count), groups = rows.groups();
-  const bool many = count >= MANY_ROWS;
   F* sums = own.sums.get<F>(UNIT * ROW_BLOCK);
-  uint8_t* memory = many ? own.unpacked.get<uint8_t>(unit * Unpacked::bytes(groups)) : nullptr;
-  auto unpacked = [&](int i) { return Unpacked::in(memory + i * Unpacked::bytes(groups), groups); };
-  auto piece = [&](int u) {
-    const Job* jobs = &layer.jobs[size_t(u) * unit];
-    const int n = std::min(unit, num_jobs - u * unit);
-    if (many)
-      for (int i = 0; i < n; i++) unpack(*jobs[i].matrix, jobs[i].panel, unpacked(i));
+  auto piece = [&](int unit) {
+    const Job* jobs = &layer.jobs[size_t(unit) * UNIT];
+    const int n = std::min(UNIT, int(layer.jobs.size()) - unit * UNIT);
     for (int first = 0; first < count; first += ROW_BLOCK) {
       const int block = std::min(ROW_BLOCK, count - first);
       for (int i = 0; i < n; i++)
-        if (many)
-          multiply(*jobs[i].matrix, jobs[i].panel, unpacked(i), rows.at(first), block, sums + i * ROW_BLOCK);
-        else
-          multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first), block, sums + i * ROW_BLOCK);
+        multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first), block, sums + i * ROW_BLOCK);
       for (int i = 0; i < n; i += STEP)
         for (int r = 0; r < block; r++)
           emit(jobs[i], first + r, sums[i * ROW_BLOCK + r], sums[(i + STEP - 1) * ROW_BLOCK + r]);
     }
   };
-  m.team->share((num_jobs + unit - 1) / unit, own.member, piece, [&] { fetch_start(m, own, next, count); });
+  m.team->share(units_of(layer), own.member, piece, [&] { fetch_start(m, own, next, count); });
 }
 
 void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
@@ -371,8 +351,6 @@ std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   used += bytes;
   return {region, region.get() + used - bytes};
 }
-
-}  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {

@@ -5,7 +5,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models check clean
+.PHONY: run chat test test-models bench-peers bench-quality check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -21,6 +21,12 @@ test: $(VENV)/installed-dev
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
+
+bench-peers: $(VENV)/installed  ## against other engines, which it installs: half an hour the first time
+	$(BIN)/python benchmarks/peers.py run $(PEERS)
+
+bench-quality: $(VENV)/installed  ## what number formats cost: perplexity and KL to float32 on Wikipedia; 20 minutes
+	$(BIN)/python -m benchmarks.quality
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,112 @@
+"""The command: `setup` makes environments and weights, `run` compares, and sets up first what is missing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from itertools import chain, count
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.peer.bandwidth import memory_read
+from benchmarks.peer.engines import ENGINES
+from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment
+from benchmarks.peer.figures import DEFINITIONS
+from benchmarks.peer.report import record, table
+from benchmarks.peer.turns import Workload, compare
+from benchmarks.peer.weights import ensure_weights
+from twostroke.benchmark.machine import describe as describe_machine
+from twostroke.checkpoints.catalog import CATALOG
+from twostroke.checkpoints.fetch import home
+from twostroke.errors import TwostrokeError
+
+WORK = home() / "peers"
+ALL = ",".join(ENGINES)
+MODELS = "smollm2-135m,qwen2.5-coder-0.5b,qwen2.5-coder-1.5b"
+PRESETS = (Workload("batch", 256, 64, batch=8), Workload("long", 8000, 32))
+
+app = typer.Typer(help="Compare engines side by side on this machine.", no_args_is_help=True, add_completion=False)
+Engines = Annotated[str, typer.Option(help="Names with commas between them.")]
+Models = Annotated[str, typer.Option(help="Names of the catalog with commas between them.")]
+Work = Annotated[Path, typer.Option(help="Where environments, weights and logs are kept.")]
+
+
+def names(text: str, known: dict[str, Any]) -> list[str]:
+    """`a,b`, each of them known, each once."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found or not set(found) <= set(known):
+        raise typer.BadParameter(f"{text!r}: there are {', '.join(known)}")
+    return found
+
+
+def free_name(folder: Path, stem: str) -> Path:
+    """STEM.json, or STEM-2.json and so on: a second run of a day does not replace the first."""
+    candidates = (folder / f"{stem}{suffix}.json" for suffix in chain([""], (f"-{i}" for i in count(2))))
+    return next(path for path in candidates if not path.exists())
+
+
+def say(text: str) -> None:
+    """Progress, away from the tables."""
+    typer.echo(text, err=True)
+
+
+@app.command()
+def setup(engines: Engines = ALL, models: Models = MODELS, work: Work = WORK) -> None:
+    """Install engines, each in an environment of its own, and convert models for them. What is there is kept."""
+    chosen, work, failed = names(engines, ENGINES), work.expanduser().resolve(), False
+    for name in chosen:
+        try:
+            say(f"{name}: installing")
+            ensure_environment(ENGINES[name], work)
+            for model in names(models, CATALOG):
+                say(f"{name}: {model}")
+                ensure_weights(ENGINES[name], model, work)
+        except (CannotSetUp, TwostrokeError) as error:
+            say(f"{name}: {error}")
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    *,
+    models: Models = MODELS,
+    engines: Engines = ALL,
+    workloads: Annotated[str, typer.Option(help="Of single, batch (8 x 256 + 64), long (8000 + 32).")] = "single",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the workload `single`.")] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Of the workload `single`.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once, of the workload `single`.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured ones; medians are reported.")] = 5,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    work: Work = WORK,
+    output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
+) -> None:
+    """Measure in turn, print a table for each model and workload, and keep the raw numbers."""
+    known = {one.name: one for one in (Workload("single", prompt_tokens, output_tokens, batch), *PRESETS)}
+    chosen, work = names(engines, ENGINES), work.expanduser().resolve()
+    todo = [(model, known[name]) for model in names(models, CATALOG) for name in names(workloads, known)]
+    read = memory_read(threads)
+    machine = describe_machine()
+    facts = machine | {"memory_read": read, "threads": threads, "rounds": rounds}
+    facts |= {"definitions": DEFINITIONS, "prompts": "random ordinary tokens, fresh every round, the same for all"}
+    results: list[dict[str, Any]] = []
+    path = free_name(output, f"peers-{datetime.now(UTC):%Y-%m-%d}")
+    for model, workload in todo:
+        try:
+            entries = compare(model, workload, chosen, rounds, threads, work, say)
+        except TwostrokeError as error:
+            say(f"{model}: {error}")
+            continue
+        typer.echo(table(model, workload, entries) + "\n")
+        results.append(record(model, workload, entries))
+        output.mkdir(parents=True, exist_ok=True)  # after each: what is measured is kept if the next is interrupted
+        path.write_text(json.dumps(facts | {"results": results}))
+    where = f"{machine['machine']['cpu']}, {threads} threads, medians of {rounds}"
+    typer.echo(f"{where}; memory read {read['bytes_per_second'] / 1e9:.0f} GB/s ({read['what']})")
+
+
+if __name__ == "__main__":
+    app(prog_name="peers.py")

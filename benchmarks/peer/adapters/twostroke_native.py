@@ -1,0 +1,28 @@
+"""Ours: the native backend, without a prefix index."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+from benchmarks.peer.protocol import Answer, Job, Options
+from twostroke import LLM, SamplingParams
+
+
+class Twostroke:
+    def __init__(self, options: Options) -> None:
+        self.version = version("twostroke")
+        self._llm = LLM(options.model, backend="native", threads=options.threads, prefix_index="off")
+
+    def answer(self, job: Job) -> Answer:
+        params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise
+        began = time.perf_counter()
+        done = self._llm.generate(job.prompts, params)
+        return Answer(
+            [[token.id for token in one.tokens] for one in done],
+            [[at - began for at in one.timings.tokens] for one in done],
+        )
+
+
+def load(options: Options) -> Twostroke:
+    return Twostroke(options)

@@ -1,0 +1,80 @@
+"""A virtual environment for each engine: their dependencies exclude one another."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peer.engines import Engine
+
+ROOT = Path(__file__).resolve().parents[2]  # of the repository: workers import `benchmarks` from there
+
+
+class CannotSetUp(Exception):
+    """An engine or a model is not to be had; the message is one line."""
+
+
+def python(engine: Engine, work: Path) -> Path:
+    """The interpreter that runs the engine's workers."""
+    return work / engine.name / "bin" / "python" if engine.requirements else Path(sys.executable)
+
+
+def ensure_environment(engine: Engine, work: Path) -> None:
+    """Make the environment unless it is there, with these very requirements. Raises CannotSetUp."""
+    if not engine.requirements:
+        return
+    directory, recipe = work / engine.name, repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted))
+    installed = directory / "installed"  # written last: an environment without it is half made
+    if installed.is_file() and installed.read_text() == recipe:
+        return
+    log = log_file(work, f"setup-{engine.name}")
+    pip = [str(python(engine, work)), "-m", "pip"]
+    steps = [
+        [sys.executable, "-m", "venv", "--clear", str(directory)],
+        [*pip, "install", *engine.pip, *engine.requirements],
+        *([[*pip, "uninstall", "--yes", *engine.unwanted]] if engine.unwanted else []),
+    ]
+    for step in steps:
+        run(step, log, engine.build)
+    installed.write_text(recipe)
+
+
+def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
+    """Run a command, its output at the end of `log`. Raises CannotSetUp with the line that says most."""
+    with log.open("a") as stream:
+        done = subprocess.run(
+            command,
+            env=environment(variables or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            check=False,
+        )
+    if done.returncode:
+        raise CannotSetUp(f"{last_words(log) or f'exit status {done.returncode}'} (more in {log.name})")
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that is not ours: what the user has set, and `variables`."""
+    inherited = dict(os.environ)
+    # `import twostroke` sets this for its own threads; peers get their own default, and our worker sets it again.
+    inherited.pop("GOMP_SPINCOUNT", None)
+    return {**inherited, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **variables}
+
+
+def log_file(work: Path, name: str) -> Path:
+    path = work / "logs" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    return path
+
+
+def last_words(log: Path) -> str:
+    """Of a log: its last line that names an error, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|\w*(Error|Exception)\b)[:\s]", line)]
+    return (errors or lines or [""])[-1][:200]

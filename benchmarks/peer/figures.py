@@ -1,0 +1,81 @@
+"""From times of tokens to figures: rates, medians over rounds, and ratios. Pure functions.
+
+Rates are of all sequences of a workload together. Unlike in `twostroke.benchmark.latency`, decode is timed from the
+moment when all of them have their first token: engines differ in whether they decode some sequences while they prefill
+others, and neither way may lend one stroke's time to the other. What that gains or costs is in the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+DEFINITIONS = {
+    "ttft_s": "first token of the last sequence to get one - start; the engine is given token ids",
+    "prefill": "prompt tokens / ttft_s",
+    "decode": "tokens that came after start + ttft_s / (last token - start - ttft_s)",
+    "total": "prompt and output tokens / (last token - start)",
+    "peak_rss_bytes": "VmHWM of the worker and its children, added up; loading and files mapped in are part of it",
+    "ratio": "ours / the best peer's median, the best peer chosen for each column",
+    "idle_cpu": "processor time / wall time of the worker while other workers had their turns",
+    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second; None for decode where no token came after the last first one."""
+
+    ttft_s: float
+    prefill: float
+    decode: float | None
+    total: float
+
+
+def rates(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Rates:
+    """Of one turn: `times` are when each token of each sequence came, in seconds since the start."""
+    ttft, last = max(one[0] for one in times), max(one[-1] for one in times)
+    outputs, prompts = sum(map(len, times)), prompt_tokens * len(times)
+    decoded = sum(at > ttft for one in times for at in one)
+    return Rates(
+        ttft_s=ttft,
+        prefill=prompts / ttft,
+        decode=decoded / (last - ttft) if decoded else None,
+        total=(prompts + outputs) / last,
+    )
+
+
+def medians(rounds: Sequence[Rates]) -> Rates:
+    """Each figure's own median."""
+    decodes = [one.decode for one in rounds if one.decode is not None]
+    return Rates(
+        ttft_s=median(one.ttft_s for one in rounds),
+        prefill=median(one.prefill for one in rounds),
+        decode=median(decodes) if decodes else None,
+        total=median(one.total for one in rounds),
+    )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours to the best peer's."""
+
+    value: float
+    peer: str
+
+
+def ratio(figures: dict[str, float | None], ours: str) -> Ratio | None:
+    """`figures` by engine, larger is better. None where we or all peers are missing."""
+    mine = figures.get(ours)
+    peers = {name: figure for name, figure in figures.items() if name != ours and figure is not None}
+    if mine is None or not peers:
+        return None
+    best = max(peers, key=lambda name: peers[name])
+    return Ratio(mine / peers[best], best)
+
+
+def turn_order(engines: Sequence[str], round_number: int) -> list[str]:
+    """Each round begins with another engine, so that no one always follows the same neighbour's heat and caches."""
+    start = round_number % len(engines) if engines else 0
+    return [*engines[start:], *engines[:start]]

@@ -1,0 +1,95 @@
+"""What is printed and what is kept: a table in Markdown for each model and workload, and the raw numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.peer.engines import ENGINES, OURS
+from benchmarks.peer.figures import Rates, medians, ratio
+from benchmarks.peer.turns import Entry, Workload
+from benchmarks.peer.weights import describe
+
+IDLE_LIMIT = 0.02  # of a core: what a waiting worker may use before the comparison is in doubt
+OTHERS_LIMIT = 0.10  # the same, of everything else on the machine
+
+# Columns of figures that have a ratio; "total" says something of its own only where prompts overlap answers.
+COLUMNS: dict[str, Callable[[Rates], float | None]] = {
+    "prefill tok/s": lambda one: one.prefill,
+    "decode tok/s": lambda one: one.decode,
+    "total tok/s": lambda one: one.total,
+}
+
+
+def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
+    """A row for each engine that was measured, one for the ratios, and a line for each that was not."""
+    columns = [name for name in COLUMNS if name != "total tok/s" or workload.batch > 1]
+    measured = {one.engine: medians([turn.rates for turn in one.turns]) for one in entries if one.turns}
+    title = f"**{model}**, {workload.batch} x ({workload.prompt_tokens} + {workload.output_tokens}) tokens"
+    lines = [
+        title,
+        "",
+        row(["engine", "weights", *columns, "peak RSS MiB"]),
+        row(["---", "---", *["---:"] * (len(columns) + 1)]),
+    ]
+    for one in entries:
+        if one.engine in measured:
+            cells = [number(COLUMNS[name](measured[one.engine])) for name in columns]
+            peak = f"{one.peak_rss_bytes / 2**20:.0f}"
+            lines.append(row([f"{one.engine} {one.version}", describe(ENGINES[one.engine], model), *cells, peak]))
+    lines.append(row([f"{OURS} / best peer", "", *(ratio_cell(name, measured) for name in columns), ""]))
+    lines += [f"\n{one.engine}: {one.failure}" for one in entries if one.failure]
+    lines += [f"\n{doubt}" for doubt in doubts(entries)]
+    return "\n".join(lines)
+
+
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}" if value >= 200 else f"{value:.1f}"
+
+
+def ratio_cell(column: str, measured: dict[str, Rates]) -> str:
+    found = ratio({name: COLUMNS[column](one) for name, one in measured.items()}, OURS)
+    return "" if found is None else f"{found.value:.2f} ({found.peer})"
+
+
+def doubts(entries: Sequence[Entry]) -> list[str]:
+    """Why the figures may not be worth much."""
+    found = [
+        f"Not idle: {one.engine} used {one.idle_cpu:.0%} of a core while others had their turns."
+        for one in entries
+        if one.idle_cpu > IDLE_LIMIT
+    ]
+    crowded = [turn.others_cpu for one in entries for turn in one.turns if turn.others_cpu > OTHERS_LIMIT]
+    if crowded:
+        turns = sum(len(one.turns) for one in entries)
+        found.append(
+            f"Not quiet: in {len(crowded)} of {turns} turns other processes took up to {max(crowded):.0%} of a core."
+        )
+    return found
+
+
+def record(model: str, workload: Workload, entries: Sequence[Entry]) -> dict[str, Any]:
+    """The same with every number, for JSON."""
+    return {
+        "model": model,
+        "workload": asdict(workload),
+        "engines": [
+            {
+                "engine": one.engine,
+                "version": one.version,
+                "weights": describe(ENGINES[one.engine], model),
+                "medians": asdict(medians([turn.rates for turn in one.turns])) if one.turns else None,
+                "peak_rss_bytes": one.peak_rss_bytes,
+                "load_s": one.load_s,
+                "idle_cpu": one.idle_cpu,
+                "failure": one.failure,
+                "rounds": [asdict(turn) for turn in one.turns],
+            }
+            for one in entries
+        ],
+    }

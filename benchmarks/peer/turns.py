@@ -1,0 +1,155 @@
+"""One model, one workload, all engines: loaded one after another, then measured in turn, round by round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peer.client import Worker, WorkerFailed
+from benchmarks.peer.engines import ENGINES
+from benchmarks.peer.environments import CannotSetUp, ensure_environment
+from benchmarks.peer.figures import Rates, rates, turn_order
+from benchmarks.peer.processes import busy_seconds
+from benchmarks.peer.protocol import Job, Options
+from benchmarks.peer.weights import ensure_weights
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.errors import TwostrokeError
+
+SETTLE_S = 1.5  # after a turn: vLLM polls for a second before it sleeps, OpenMP threads spin for some milliseconds
+WARMUP_TOKENS = 8  # of output; the warm-up's prompts have the workload's own length, as some engines compile for it
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`batch` sequences at once."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One measurement. `times` as in `protocol.Answer`; `others_cpu` as in `figures.DEFINITIONS`."""
+
+    rates: Rates
+    times: list[list[float]]
+    tokens: list[list[int]]
+    others_cpu: float
+
+
+@dataclass
+class Entry:
+    """All that was measured of an engine; `failure` is why there is no more of it."""
+
+    engine: str
+    version: str = ""
+    load_s: float = 0.0
+    turns: list[Turn] = field(default_factory=list[Turn])
+    peak_rss_bytes: int = 0
+    idle_cpu_s: float = 0.0
+    waited_s: float = 0.0
+    failure: str | None = None
+
+    @property
+    def idle_cpu(self) -> float:
+        return self.idle_cpu_s / self.waited_s if self.waited_s else 0.0
+
+
+Say = Callable[[str], None]
+
+
+class Prompts:
+    """Random tokens, fresh for every round: whatever an engine remembers of one is of no use in the next."""
+
+    def __init__(self, model: str) -> None:
+        checkpoint = open_checkpoint(model)
+        tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+        ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.special_ids))
+        self._ordinary = ordinary[ordinary < checkpoint.config.vocab_size]
+        self.longest = checkpoint.config.max_position
+
+    def make(self, workload: Workload, round_number: int) -> list[list[int]]:
+        seed = [round_number, workload.prompt_tokens, workload.output_tokens, workload.batch]
+        rows = np.random.default_rng(seed).choice(self._ordinary, (workload.batch, workload.prompt_tokens))
+        return rows.tolist()
+
+
+def compare(
+    model: str, workload: Workload, engines: Sequence[str], rounds: int, threads: int, work: Path, say: Say
+) -> list[Entry]:
+    """An entry for each engine, in the order given. The workers live no longer than this call.
+
+    Raises TwostrokeError where the model itself is not to be had, or is too short for the workload.
+    """
+    prompts = Prompts(model)
+    context = workload.prompt_tokens + workload.output_tokens
+    if context > prompts.longest:
+        raise TwostrokeError(f"{model} has {prompts.longest} positions, and {workload.name} needs {context}")
+    entries = {name: Entry(name) for name in engines}
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for entry in entries.values():
+            if (worker := load(entry, model, context, workload.batch, threads, work, say)) is not None:
+                workers[entry.engine] = stack.enter_context(worker)
+        # Round 0 warms up. All run in it before any is measured: what an engine does first, it does unmeasured.
+        for round_number in range(rounds + 1):
+            for name in turn_order(list(workers), round_number):
+                entry = entries[name]
+                say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
+                others = [(entries[other], worker) for other, worker in workers.items() if other != name]
+                try:
+                    with idleness(others):
+                        turn = take_turn(workers[name], prompts.make(workload, round_number), workload, round_number)
+                    time.sleep(SETTLE_S)
+                    entry.peak_rss_bytes = workers[name].peak_rss_bytes()
+                    entry.turns += [turn] if round_number else []
+                except WorkerFailed as failure:
+                    entry.failure = str(failure)
+                    say(f"{name}: {failure}")
+                    workers.pop(name).close()
+    return list(entries.values())
+
+
+def load(entry: Entry, model: str, context: int, sequences: int, threads: int, work: Path, say: Say) -> Worker | None:
+    """A worker that is ready, set up first where need be; None, and the reason in its entry, where there is none."""
+    engine = ENGINES[entry.engine]
+    try:
+        say(f"{model}: loading {engine.name}")
+        ensure_environment(engine, work)
+        options = Options(ensure_weights(engine, model, work), threads, context, sequences)
+        worker = Worker(engine, options, work)
+    except (CannotSetUp, WorkerFailed) as failure:
+        entry.failure = str(failure)
+        say(f"{engine.name}: {failure}")
+        return None
+    entry.version, entry.load_s = worker.ready.version, worker.ready.load_s
+    return worker
+
+
+def take_turn(worker: Worker, prompts: list[list[int]], workload: Workload, round_number: int) -> Turn:
+    """Run one engine once. Raises WorkerFailed."""
+    job = Job(prompts, workload.output_tokens if round_number else min(WARMUP_TOKENS, workload.output_tokens))
+    busy, mine, began = busy_seconds(), worker.cpu_seconds(), time.perf_counter()
+    answer = worker.answer(job)
+    elapsed = time.perf_counter() - began
+    others = busy_seconds() - busy - (worker.cpu_seconds() - mine)
+    return Turn(rates(workload.prompt_tokens, answer.times), answer.times, answer.tokens, max(0.0, others) / elapsed)
+
+
+@contextmanager
+def idleness(others: Sequence[tuple[Entry, Worker]]) -> Generator[None]:
+    """Note how much processor time the workers take whose turn it is not: it would be taken from the one that runs."""
+    before, began = [worker.cpu_seconds() for _, worker in others], time.perf_counter()
+    yield
+    elapsed = time.perf_counter() - began
+    for (entry, worker), used in zip(others, before, strict=True):
+        entry.idle_cpu_s += worker.cpu_seconds() - used
+        entry.waited_s += elapsed

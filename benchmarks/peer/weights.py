@@ -1,0 +1,88 @@
+"""A model of the catalog in the forms that engines read. All are made from the one GGUF file, and kept.
+
+`catalog` is our own engine's, which opens the GGUF by name; `safetensors` is what the file stands for, in bfloat16;
+`openvino` is int4 made from that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.peer.engines import ENGINES, Engine
+from benchmarks.peer.environments import CannotSetUp, ensure_environment, log_file, python, run
+from twostroke.checkpoints.catalog import CATALOG
+from twostroke.checkpoints.fetch import fetch
+
+INT4_GROUP = 128  # optimum's own; rows that it does not divide need a smaller one
+
+
+def ensure_weights(engine: Engine, model: str, work: Path) -> str:
+    """What the engine is told to open. Raises CannotSetUp, or FetchError where the model itself is not to be had."""
+    return FORMS[engine.form](model, work)
+
+
+def catalog(model: str, work: Path) -> str:
+    gguf(model, work)
+    return model
+
+
+def gguf(model: str, work: Path) -> str:
+    return str(fetch(CATALOG[model]))
+
+
+def safetensors(model: str, work: Path) -> str:
+    maker = ENGINES["transformers"]
+
+    def make(directory: Path) -> None:
+        ensure_environment(maker, work)
+        command = [str(python(maker, work)), "-m", "benchmarks.peer.dequantize", gguf(model, work), str(directory)]
+        run(command, log_file(work, f"dequantize-{model}"))
+
+    return once(work / "models" / model / "safetensors", make)
+
+
+def openvino(model: str, work: Path) -> str:
+    maker = ENGINES["openvino"]
+
+    def make(directory: Path) -> None:
+        ensure_environment(maker, work)
+        dense = Path(safetensors(model, work))
+        width = json.loads((dense / "config.json").read_text())["hidden_size"]
+        group = [] if width % INT4_GROUP == 0 else ["--group-size", str(INT4_GROUP // 2)]
+        command = [str(python(maker, work).with_name("optimum-cli")), "export", "openvino", "--model", str(dense)]
+        command += ["--task", "text-generation-with-past", "--weight-format", "int4", *group, str(directory)]
+        run(command, log_file(work, f"export-{model}"))
+
+    return once(work / "models" / model / "openvino-int4", make)
+
+
+FORMS: dict[str, Callable[[str, Path], str]] = {
+    "catalog": catalog,
+    "gguf": gguf,
+    "safetensors": safetensors,
+    "openvino": openvino,
+}
+
+
+def once(directory: Path, make: Callable[[Path], None]) -> str:
+    """The directory, made elsewhere first if it is not there: one that has the name is whole."""
+    if not directory.is_dir():
+        partial = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        make(partial)
+        if not partial.is_dir():
+            raise CannotSetUp(f"nothing was written to {directory.name}")
+        os.replace(partial, directory)
+    return str(directory)
+
+
+def describe(engine: Engine, model: str) -> str:
+    """The weights in words."""
+    found = re.search(r"[-.](q\d\w*)\.gguf$", CATALOG[model].file, re.IGNORECASE)
+    return engine.weights.format(quantization=found[1].upper() if found else "").strip()

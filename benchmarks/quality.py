@@ -1,0 +1,190 @@
+"""What number formats cost in quality: perplexity on real text, and the distance to float32.
+
+    python -m benchmarks.quality --model smollm2-135m --windows 64
+
+Every setting of a model reads the same windows of Wikipedia, each the beginning of another article. The baseline is the
+PyTorch reference in float32 over the weights as the checkpoint has them. The catalog's checkpoints have 4- to 8-bit
+weights and no others are to be had, so re-encoded weights are made from what those dequantize to. Their figures tell
+what re-encoding adds: nothing at all where it finds the very steps that the weights have already.
+
+A model's settings are open side by side, so that no logits need to be kept: the largest, qwen2.5-coder-1.5b, takes
+12 GB. Results go to benchmarks/results, a file a day; a model measured again replaces what the day's file had of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from benchmarks.wikipedia import SOURCE, articles
+from twostroke.benchmark.machine import describe
+from twostroke.checkpoints.quantize import quantize
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Prefill, Program
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+
+RESULTS = Path(__file__).parent / "results"
+RESAMPLES = 10_000
+ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000 words
+
+DEFINITIONS = {
+    "perplexity": "exp of the mean surprise, -log p of the token that follows in the text",
+    "kl": "mean over tokens of KL(baseline || setting) of the next token, in nats",
+    "kl_interval": "95%, bootstrap over windows: tokens of one window are not independent",
+    "top1": "share of tokens after which the baseline and the setting have the same likeliest next token",
+    "weight_bytes": "of all matrices in their formats; the reference computes on them dequantized",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is run."""
+
+    backend: str
+    dtype: str
+    weights: str = "stored"
+
+    def open(self, model: str) -> LLM:
+        options = asdict(self)
+        return LLM(model, kv_bytes=1 << 26, prefix_index="off", **options)
+
+    def weight_bytes(self, model: str) -> int:
+        return sum(tensor.nbytes for tensor in quantize(open_checkpoint(model), self.weights).matrices().values())
+
+
+BASELINE = Setting("reference", "float32")
+STORED = (BASELINE, Setting("reference", "bfloat16"), Setting("native", "float32"))
+ENCODED = tuple(
+    Setting(backend, "float32", weights) for weights in ("bf16", "int8", "int4") for backend in ("reference", "native")
+)
+SETTINGS = {
+    "smollm2-135m": STORED + ENCODED,
+    "qwen2.5-coder-0.5b": STORED + ENCODED,
+    "qwen2.5-coder-1.5b": STORED,
+    "gemma3-270m": STORED,
+}
+
+
+def windows(llm: LLM, count: int, length: int) -> list[list[int]]:
+    """The first `length` + 1 tokens of so many articles, with whatever the tokenizer begins a text with."""
+    starts = (llm.tokenizer.encode(article[: 16 * length])[: length + 1] for article in articles())
+    return list(islice((ids for ids in starts if len(ids) > length), count))
+
+
+def logits(llm: LLM, ids: Sequence[int]) -> torch.Tensor:
+    """[len(ids), vocab] float32."""
+
+    def program() -> Program:
+        return (yield Prefill(ids, logits="all"))
+
+    request = Request(program, SamplingParams(), llm.tokenizer)
+    llm.engine.finish([llm.engine.submit(request)])
+    return request.result.logits
+
+
+def compare(baseline: torch.Tensor, mine: torch.Tensor, following: Sequence[int]) -> np.ndarray:
+    """Of each of n rows of logits: surprise, KL from the baseline, and whether the likeliest is the same; [3, n]."""
+    parts: list[torch.Tensor] = []
+    for p, q, words in zip(baseline.split(ROWS), mine.split(ROWS), torch.tensor(following).split(ROWS), strict=True):
+        log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+        surprise = -log_q.gather(-1, words[:, None])[:, 0].double()
+        divergence = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1, dtype=torch.float64)
+        same = (p.argmax(-1) == q.argmax(-1)).double()
+        parts.append(torch.stack([surprise, divergence, same]))
+    return torch.cat(parts, -1).numpy()
+
+
+def interval(means: np.ndarray) -> list[float]:
+    """Of the mean over windows, from each one's own mean: where 95% of resampled means lie."""
+    draws = np.random.default_rng(0).integers(0, len(means), (RESAMPLES, len(means)))
+    return np.percentile(means[draws].mean(1), (2.5, 97.5)).tolist()
+
+
+def openable(model: str) -> Iterator[tuple[Setting, LLM]]:
+    """The settings of a model that can run here, the baseline first."""
+    for setting in SETTINGS[model]:
+        try:
+            yield setting, setting.open(model)
+        except InvalidRequest as error:
+            print(f"{model}, {setting}: left out, {error}", file=sys.stderr)
+
+
+def measure(model: str, count: int, length: int) -> dict[str, Any]:
+    """Facts about every setting of a model, over `count` windows of `length` tokens."""
+    settings, llms = zip(*openable(model), strict=True)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # the native backend holds PyTorch to one
+    texts = windows(llms[0], count, length)
+    measured = np.empty((len(llms), 3, len(texts), length))
+    for i, ids in enumerate(texts):
+        baseline = logits(llms[0], ids[:-1])
+        for llm, mine in zip(llms, measured, strict=True):
+            mine[:, i] = compare(baseline, baseline if llm is llms[0] else logits(llm, ids[:-1]), ids[1:])
+    rows = [
+        asdict(setting)
+        | {"weight_bytes": setting.weight_bytes(model), "perplexity": float(np.exp(surprise.mean()))}
+        | {"kl": float(kl.mean()), "kl_interval": interval(kl.mean(-1)), "top1": float(same.mean())}
+        for setting, (surprise, kl, same) in zip(settings, measured, strict=True)
+    ]
+    return {"windows": len(texts), "tokens": len(texts) * length, "settings": rows} | describe()
+
+
+def table(model: str, facts: dict[str, Any]) -> str:
+    """In Markdown."""
+    lines = [
+        f"{model}: {facts['tokens']:,} tokens in {facts['windows']} windows",
+        "",
+        "| backend | dtype | weights | MB | perplexity | KL to float32, nats (95%) | top-1 equal |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    for row in facts["settings"]:
+        low, high = row["kl_interval"]
+        lines.append(
+            f"| {row['backend']} | {row['dtype']} | {row['weights']} | {row['weight_bytes'] / 1e6:.0f} "
+            f"| {row['perplexity']:.3f} | {row['kl']:.2g} ({low:.2g} to {high:.2g}) | {row['top1']:.1%} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def save(model: str, facts: dict[str, Any]) -> Path:
+    """Into the file of today."""
+    path = RESULTS / f"quality-{datetime.now(UTC).date()}.json"
+    known: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        known = json.loads(path.read_text())["models"]
+    RESULTS.mkdir(exist_ok=True)
+    text = {"source": SOURCE.description, "licence": SOURCE.licence, "package": SOURCE.packages[0]}
+    report = {"text": text, "definitions": DEFINITIONS, "models": known | {model: facts}}
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
+    parser.add_argument("--model", action="append", choices=SETTINGS, help="may be repeated; all if none is given")
+    parser.add_argument("--windows", type=int, default=64, help="articles to read (default 64, 85 at most)")
+    parser.add_argument("--tokens", type=int, default=256, help="of each (default 256)")
+    options = parser.parse_args()
+    for model in options.model or SETTINGS:
+        facts = measure(model, options.windows, options.tokens)
+        print(table(model, facts), flush=True)
+        print(save(model, facts), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The figures of `benchmarks/peer`: rates, medians, ratios, and the table made of them."""
+
+import pytest
+
+from benchmarks.peer.engines import ENGINES, OURS
+from benchmarks.peer.figures import Rates, medians, rates, ratio, turn_order
+from benchmarks.peer.protocol import Answer, Job
+from benchmarks.peer.report import doubts, table
+from benchmarks.peer.turns import Entry, Turn, Workload
+from benchmarks.peer.weights import describe
+from benchmarks.peer.worker import check
+
+
+def turn(prefill: float, decode: float | None, others_cpu: float = 0.0) -> Turn:
+    return Turn(Rates(1.0, prefill, decode, prefill), [], [], others_cpu)
+
+
+def entry(engine: str, *turns: Turn, idle_cpu: float = 0.0) -> Entry:
+    return Entry(engine, "1.0", turns=list(turns), peak_rss_bytes=300 << 20, idle_cpu_s=idle_cpu, waited_s=1.0)
+
+
+def test_rates_of_one_sequence() -> None:
+    found = rates(100, [[2.0, 2.5, 3.0]])
+    assert found == Rates(ttft_s=2.0, prefill=50.0, decode=2.0, total=103 / 3)
+
+
+def test_decode_of_a_batch_counts_from_the_last_first_token() -> None:
+    # One sequence decodes while the other is still in its prompt: its second token belongs to neither stroke's rate.
+    found = rates(100, [[1.0, 3.0, 5.0], [4.0, 5.0, 6.0]])
+    assert found == Rates(ttft_s=4.0, prefill=50.0, decode=3 / 2, total=206 / 6)
+
+
+def test_one_token_has_no_decode_rate() -> None:
+    assert rates(8, [[2.0]]).decode is None
+    assert medians([rates(8, [[2.0]])]).decode is None
+
+
+def test_each_figure_has_its_own_median() -> None:
+    found = medians([Rates(1, 10, 3, 7), Rates(2, 30, 1, 8), Rates(9, 20, 2, 1)])
+    assert found == Rates(ttft_s=2, prefill=20, decode=2, total=7)
+
+
+def test_ratio_is_to_the_best_peer_and_never_to_ourselves() -> None:
+    found = ratio({OURS: 30.0, "slow": 10.0, "fast": 20.0, "absent": None}, OURS)
+    assert found is not None
+    assert (found.value, found.peer) == (1.5, "fast")
+    assert ratio({OURS: 30.0}, OURS) is None
+    assert ratio({"fast": 20.0}, OURS) is None
+
+
+def test_every_engine_is_first_once() -> None:
+    names = ["a", "b", "c"]
+    orders = [turn_order(names, number) for number in range(3)]
+    assert [order[0] for order in orders] == names
+    assert all(sorted(order) == names for order in orders)
+    assert turn_order(names, 3) == names
+
+
+def test_table_chooses_the_best_peer_for_each_column() -> None:
+    entries = [
+        entry(OURS, turn(100, 50), turn(300, 30), turn(200, 40)),
+        entry("llama.cpp", turn(50, 80)),
+        entry("openvino", turn(400, 20)),
+        Entry("vllm", failure="no wheel for this machine"),
+    ]
+    lines = table("smollm2-135m", Workload("single", 512, 64), entries).splitlines()
+    assert lines[0] == "**smollm2-135m**, 1 x (512 + 64) tokens"
+    assert f"| {OURS} 1.0 | GGUF Q4_1 | 200 | 40.0 | 300 |" in lines
+    assert f"| {OURS} / best peer |  | 0.50 (openvino) | 0.50 (llama.cpp) |  |" in lines
+    assert "vllm: no wheel for this machine" in lines
+    assert not any(line.startswith("| vllm") for line in lines)
+    assert "total" not in lines[2]
+    assert "total tok/s" in table("smollm2-135m", Workload("batch", 256, 64, batch=8), entries)
+
+
+def test_a_disturbed_comparison_says_so() -> None:
+    assert doubts([entry(OURS, turn(1, 1)), entry("vllm", turn(1, 1))]) == []
+    found = doubts([entry(OURS, turn(1, 1, others_cpu=0.6), turn(1, 1)), entry("vllm", turn(1, 1), idle_cpu=0.3)])
+    assert found == [
+        "Not idle: vllm used 30% of a core while others had their turns.",
+        "Not quiet: in 1 of 3 turns other processes took up to 60% of a core.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "times", "elapsed"),
+    [
+        ([[1]], [[0.5]], 0.5),  # stopped early
+        ([[1, 2]], [[0.5]], 0.5),  # a time is missing
+        ([[1, 2]], [[0.5, 0.4]], 0.5),  # backwards
+        ([[1, 2]], [[-1.0, 0.5]], 0.5),  # another clock
+        ([[1, 2]], [[0.1, 0.2]], 0.5),  # faster than it was
+        ([[1, 2]], [[0.1, 0.6]], 0.5),  # later than the answer
+        ([[1, 2], [1, 2]], [[0.1, 0.5], [0.1, 0.5]], 0.5),  # more sequences than were asked for
+    ],
+)
+def test_a_worker_refuses_what_was_not_asked(tokens: list[list[int]], times: list[list[float]], elapsed: float) -> None:
+    job = Job([[7, 8, 9]], output_tokens=2)
+    check(job, Answer([[1, 2]], [[0.3, 0.5]]), 0.5)
+    with pytest.raises(RuntimeError):
+        check(job, Answer(tokens, times), elapsed)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "weights"),
+    [
+        ("llama.cpp", "smollm2-135m", "GGUF Q4_1"),
+        (OURS, "qwen2.5-coder-0.5b", "GGUF Q4_K_M"),
+        ("vllm", "smollm2-135m", "bfloat16"),
+    ],
+)
+def test_weights_are_named(engine: str, model: str, weights: str) -> None:
+    assert describe(ENGINES[engine], model) == weights

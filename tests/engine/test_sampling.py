@@ -40,6 +40,7 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [None, 0, 1, "true", "", []],
     "logprobs": [-1, 1001, *WHOLE],
     "n": [0, -1, 1025, None, *WHOLE],
+    "constraint": ["1", True, 1.0, [1], {}, b"json"],
 }
 GOOD: dict[str, list[Any]] = {
     "max_tokens": [1, None, 10**400, np.int64(3)],
@@ -58,6 +59,7 @@ GOOD: dict[str, list[Any]] = {
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 1000],
     "n": [1, 1024],
+    "constraint": [None, len],
 }
 FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 
@@ -85,7 +87,7 @@ def test_good_edges_are_taken(name: str, value: Any) -> None:
         assert set(taken) == set(value)
     else:
         assert taken == value
-        assert type(taken) in (bool, int, float, dict, type(None)), "numpy's types are left behind"
+        assert type(taken) in (bool, int, float, dict, type(len), type(None)), "numpy's types are left behind"
 
 
 junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
@@ -133,6 +135,7 @@ def test_ids_are_checked_against_a_vocabulary(fields: dict[str, Any]) -> None:
         *(({name: 0.5}, True) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")),
         ({"logit_bias": {0: 1}}, True),
         ({"min_tokens": 1}, True),
+        ({"constraint": len}, True),
     ],
 )
 def test_whether_logits_are_shaped(fields: dict[str, Any], shapes: bool) -> None:

@@ -80,7 +80,7 @@ def test_decode_time_memory(tiny_llm: TinyLLM) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"times": 0}, "times must be an integer of at least 1"),
+        ({"times": 0}, "times must be an integer from 1 to 64"),
         ({"times": 2.5}, "times"),
         ({"sinks": -1}, "sinks"),
         ({"keep": "first"}, "keep must be one of last, all"),

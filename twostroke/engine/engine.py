@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from twostroke.engine.placement import Placement
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Entry, run
-from twostroke.engine.sampler import sample
+from twostroke.engine.sampler import Draw, Sampled, sample
 from twostroke.engine.scheduler import SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import TwostrokeError
@@ -25,10 +26,26 @@ from twostroke.errors import TwostrokeError
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Tokens that a step computed: those of decoding lanes, and those of chunks (replays included)."""
+
+    prefill: int = 0
+    decode: int = 0
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Batch:
+        decode = sum(len(entry.tokens) == 1 and isinstance(entry.lane, DecodeLane) for entry in entries)
+        return cls(sum(len(entry.tokens) for entry in entries) - decode, decode)
+
+
 class Engine:
     """Runs requests over one or more models.
 
     Single-threaded: whoever waits for tokens calls `step`, which serves every request.
+
+    Attributes:
+        batch: what the last step computed.
     """
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
@@ -38,6 +55,7 @@ class Engine:
         self._queues = Queues()
         self._driver = Driver(self.models, default)
         self._placement = Placement(self.models.values(), self._queues)
+        self.batch = Batch()
 
     @property
     def num_waiting(self) -> int:
@@ -99,6 +117,7 @@ class Engine:
         entries, failed = self._placement.place(plan(self._queues.running, self.config))
         for choice, error in failed:
             self._fail({choice.request}, error)
+        self.batch = Batch.of(entries)
         by_model: dict[str, list[Entry]] = {}
         for entry in entries:
             if not entry.lane.choice.done:
@@ -109,7 +128,7 @@ class Engine:
         worked = bool(entries)
         while ready := self._ready():
             worked = True
-            self._guarded({lane.choice.request for lane in ready}, self._sample, ready)
+            self._sample(ready)
             self._resume()
         return worked
 
@@ -139,14 +158,26 @@ class Engine:
         return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
     def _sample(self, ready: list[DecodeLane]) -> None:
-        by_model: dict[str, list[DecodeLane]] = {}
+        """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
+        drawn: dict[str, list[tuple[DecodeLane, Draw]]] = {}
         for lane in ready:
-            by_model.setdefault(lane.model.name, []).append(lane)
-        for lanes in by_model.values():
-            logits = torch.stack([lane.logits for lane in lanes if lane.logits is not None])
-            for lane, sampled in zip(lanes, sample(logits, [lane.draw() for lane in lanes]), strict=True):
-                self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
-                lane.sampled(sampled)
+            request = lane.choice.request
+            self._guarded({request}, lambda one: drawn.setdefault(one.model.name, []).append((one, one.draw())), lane)
+        for pairs in drawn.values():
+            # Without those that a sibling's failure has ended since.
+            live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]
+            if live:
+                self._guarded({lane.choice.request for lane, _ in live}, self._sample_rows, live)
+
+    def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
+        logits = torch.stack([lane.logits for lane, _ in pairs if lane.logits is not None])
+        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs]), strict=True):
+            if not lane.choice.done:
+                self._guarded({lane.choice.request}, self._take, lane, sampled)
+
+    def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
+        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+        lane.sampled(sampled)
 
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
         """Run something on behalf of requests; what it raises ends them and nobody else."""

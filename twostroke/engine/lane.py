@@ -197,6 +197,7 @@ class DecodeLane(Lane[Decode]):
             self._prompt,
             track.ids,
             tuple(banned),
+            None if track.constraint is None else track.constraint.mask(),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
         )

@@ -20,6 +20,7 @@ from twostroke.engine.track import Token, Track
 
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
+PATIENCE = 10.0  # seconds: a request counts as arrived so much later per unit of priority
 
 
 @dataclass
@@ -88,9 +89,14 @@ class Choice:
         return results if self.side_by_side else results[0]
 
     @property
-    def order(self) -> tuple[int, int]:
-        """First come, first served; the youngest is preempted first."""
-        return self.request.arrival_order, self.index
+    def order(self) -> tuple[float, int, int]:
+        """First come, first served; the youngest is preempted first.
+
+        A priority moves the arrival, so it never starves anybody: what waits longer than `PATIENCE` per unit of
+        difference comes before what arrives now.
+        """
+        request = self.request
+        return request.timings.arrival + PATIENCE * request.priority, request.arrival_order, self.index
 
     def seed(self, stream: int) -> bytes:
         """Of a random stream: a function of the request's seed, the choice and the stream alone."""
@@ -125,6 +131,7 @@ class Request:
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
         events: tokens in the order they were made, for the caller to take.
+        priority: lower is served sooner; 0 is ordinary. Set it before the request is submitted.
         error: why the request failed, if it did.
         result: what the first choice's program returned.
         prefilled_tokens: tokens that its prefills asked for, a repeated prompt as often as it is repeated.
@@ -143,6 +150,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
+        self.priority = 0
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None

@@ -23,6 +23,7 @@ class Draw:
         seed, index: the random number is a function of these two alone.
         prompt, output: int token ids so far, for penalties.
         banned: ids that may not be sampled (ending tokens before min_tokens).
+        allowed: bool [n], the only ids that may be; None for all.
         stats: whether entropy and top probability are wanted.
         keep_logits: whether the row's logits are wanted.
     """
@@ -33,6 +34,7 @@ class Draw:
     prompt: np.ndarray
     output: Sequence[int]
     banned: Sequence[int] = ()
+    allowed: np.ndarray | None = None
     stats: bool = False
     keep_logits: bool = False
 
@@ -97,6 +99,10 @@ def _shape(row: torch.Tensor, draw: Draw) -> None:
         row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
     if draw.index < params.min_tokens and draw.banned:
         row[_ids(np.array(draw.banned, np.int64), row)] = -torch.inf
+    if draw.allowed is not None:
+        count = min(len(draw.allowed), len(row))
+        row[:count].masked_fill_(torch.from_numpy(~draw.allowed[:count]).to(row.device), -torch.inf)
+        row[count:] = -torch.inf
 
 
 def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:

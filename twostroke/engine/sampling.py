@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+from twostroke.engine.constraint import ConstraintFactory
 from twostroke.errors import InvalidRequest
 
 
@@ -32,6 +33,7 @@ class SamplingParams:
         ignore_eos: the model's own end tokens do not end generation.
         logprobs: also return this many most likely alternatives of each token.
         n: how many choices to generate for a prompt; they share its pages.
+        constraint: makes what restricts each choice's tokens (a grammar); its end ends the choice, min_tokens or not.
     """
 
     max_tokens: int | None = 256
@@ -50,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    constraint: ConstraintFactory | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -77,6 +80,8 @@ class SamplingParams:
         fine = self.logprobs is None or _is_int(self.logprobs, 0, 1000)
         self._require("logprobs", fine, "from 0 to 1000, or None")
         self._require("n", _is_int(self.n, 1, 1024), "from 1 to 1024")
+        fine = self.constraint is None or callable(self.constraint)
+        self._require("constraint", fine, "what makes a Constraint, or None")
         # What the caller passed may be changed later, or be of numpy's types.
         for name, kind in _KINDS.items():
             if (value := getattr(self, name)) is not None:
@@ -97,6 +102,7 @@ class SamplingParams:
         """Whether anything but the model's own logits decides."""
         return bool(
             self.logit_bias
+            or self.constraint is not None
             or self.min_tokens
             or self.repetition_penalty != 1.0
             or self.presence_penalty

@@ -1,12 +1,12 @@
 """Who enters how many tokens in the next step.
 
 One rule: every lane has tokens it knows and has not entered, and a step lets lanes catch up within a token
-budget. Lanes that are one token behind (decoding) come first, one token each; what is left of the budget goes to
-the others in order of arrival, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking,
-prefix hits and replays after a preemption are all just lanes with more or fewer tokens to go.
+budget. Lanes that are one token behind (decoding) come first, one token each; what is left of the budget is shared
+by the others, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking, prefix hits and replays
+after a preemption are all just lanes with more or fewer tokens to go.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.lane import Lane
@@ -39,12 +39,25 @@ def plan(running: Iterable[Choice], config: SchedulerConfig) -> list[tuple[Lane,
     # More decoding lanes than budget: they all go. Leaving some out would stall streams to save a little time.
     # And the oldest of the others gets on by a token at least: decoding never starves a prefill.
     budget = max(1, config.max_step_tokens - len(chosen))
-    for lane in lanes:
-        if lane.decoding:
-            continue
-        if budget <= 0:
-            break
-        count = min(budget, len(lane.todo))
-        chosen.append((lane, count))
-        budget -= count
-    return chosen
+    behind = [lane for lane in lanes if not lane.decoding]
+    counts = share([len(lane.todo) for lane in behind], budget)
+    return chosen + [(lane, count) for lane, count in zip(behind, counts, strict=True) if count]
+
+
+def share(todo: Sequence[int], budget: int) -> list[int]:
+    """How many of its tokens each lane enters, given in order of arrival.
+
+    Half of the budget goes by arrival, so the oldest always gets on: no stream of short prompts starves a long one.
+    The other half goes to whoever has least to go, so no long prompt keeps all short ones behind it waiting.
+    """
+    counts = [0] * len(todo)
+
+    def spend(order: Iterable[int], tokens: int) -> int:
+        for i in order:
+            more = min(tokens, todo[i] - counts[i])
+            counts[i], tokens = counts[i] + more, tokens - more
+        return tokens
+
+    left = budget // 2 + spend(range(len(todo)), budget - budget // 2)
+    spend(sorted(range(len(todo)), key=lambda i: todo[i] - counts[i]), left)
+    return counts

@@ -33,13 +33,14 @@ class Token:
 
 
 class Track:
-    """Collects sampled tokens until one ends it: an ending token, a stop string, or max_tokens."""
+    """Collects sampled tokens until one ends it: an ending token, a stop string, a constraint's end, or max_tokens."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer, choice: int) -> None:
         self.params, self.choice = params, choice
         self.sampled: list[Sampled] = []
         self.ids: list[int] = []
         self.finish_reason: str | None = None
+        self.constraint = None if params.constraint is None else params.constraint()
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._text = tokenizer.stream()
         self._stops = StopStrings(params.stop)
@@ -52,9 +53,13 @@ class Track:
         if armed and sampled.id in self.ending_ids:
             # Its own text, if it has any, is not part of the answer.
             return self._token(sampled, self._end("stop"))
+        if self.constraint is not None:
+            self.constraint.advance(sampled.id)
         text, stopped = self._scan(self._text.push(sampled.id), armed)
         if stopped:
             self.finish_reason = "stop"
+        elif self.constraint is not None and self.constraint.finished:
+            text += self._end("stop", armed)
         elif full or (self.params.max_tokens is not None and len(self.ids) >= self.params.max_tokens):
             text += self._end("length", armed)
         return self._token(sampled, text)

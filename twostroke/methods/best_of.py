@@ -20,7 +20,7 @@ class BestOf(Method, name="best-of"):
     candidates: int = 4
 
     def __post_init__(self) -> None:
-        require_int(self, "candidates", 1)
+        require_int(self, "candidates", 1, 64)
 
     def program(self, prompt: list[int]) -> Program:
         kv = yield Prefill(prompt)

@@ -41,11 +41,12 @@ def method(name: str, **parameters: Any) -> Method:
     return METHODS[name](**parameters)
 
 
-def require_int(owner: Method, field: str, least: int) -> None:
-    """Raise InvalidRequest unless the field is an int of at least `least`."""
+def require_int(owner: Method, field: str, least: int, most: int | None = None) -> None:
+    """Raise InvalidRequest unless the field is an int of at least `least` (and at most `most`)."""
     value = getattr(owner, field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidRequest(f"{owner.name}: {field} must be an integer of at least {least}, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidRequest(f"{owner.name}: {field} must be an integer {wanted}, not {value!r}")
 
 
 def require_choice(owner: Method, field: str, choices: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ class Repeat(Method, name="repeat"):
     keep: str = "last"
 
     def __post_init__(self) -> None:
-        require_int(self, "times", 1)
+        require_int(self, "times", 1, 64)  # or a request over HTTP could ask for a list as long as memory
         require_int(self, "sinks", 0)
         require_choice(self, "keep", ("last", "all"))
 

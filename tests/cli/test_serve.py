@@ -1,0 +1,50 @@
+"""`twostroke serve` as a process: it says where it listens, answers, and ends on SIGTERM."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+
+def test_serve(tiny: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--model", tiny, "--threads", "1", "--kv-bytes", "16MiB", "--port", port, "--served-name", "tiny"]
+    command = [sys.executable, "-m", "twostroke", "serve", *map(str, options), "--log-format", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url, end = f"http://127.0.0.1:{port}", time.monotonic() + 40
+            while True:
+                try:
+                    assert httpx.get(f"{url}/health").status_code == 200
+                    break
+                except httpx.TransportError:
+                    assert process.poll() is None
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+            body = {"model": "tiny", "prompt": "the", "max_tokens": 3}
+            assert httpx.post(f"{url}/v1/completions", json=body).json()["usage"]["prompt_tokens"] == 1
+        finally:
+            process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    assert f"127.0.0.1:{port}" in errors
+    lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line.get("path") == "/v1/completions"]
+    assert (line["status"], line["prompt_tokens"], line["level"]) == (200, 1, "info")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("options", [("--log-format", "xml"), ("--max-queued", "-1"), ("--port", "70000")])
+def test_wrong_options(options: tuple[str, str], tiny: str, run: Callable[..., Any]) -> None:
+    result = run("serve", "--model", tiny, *options)
+    assert result.exit_code == 2
+    assert options[0] in result.output

@@ -1,0 +1,106 @@
+"""A tiny model behind a real server on the loopback, and behind ASGI alone."""
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from twostroke.llm import LLM
+from twostroke.server.app import create_app
+from twostroke.server.run import Server, make_server
+from twostroke.server.settings import Settings
+
+LONG = {"max_tokens": 1900, "ignore_eos": True}  # seconds of work
+
+
+@dataclass
+class Serving:
+    """A server that runs in a thread of this process."""
+
+    llm: LLM
+    server: Server
+    thread: threading.Thread
+    url: str
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30)
+
+    @property
+    def pages_used(self) -> int:
+        index = self.llm.model.index
+        return self.llm.pool.num_used - (0 if index is None else index.num_pages)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(llm: LLM, **settings: Any) -> Iterator[Serving]:
+    """Listens at a free port of the loopback."""
+    server = make_server(llm, Settings(**({"grace_s": 0.5, "model_name": "tiny"} | settings)), "127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    eventually(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    running = Serving(llm, server, thread, f"http://127.0.0.1:{port}")
+    try:
+        yield running
+    finally:
+        running.stop()
+        assert llm.engine.num_running + llm.engine.num_waiting == 0
+        assert running.pages_used == 0, "pages were lost"
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def open_tiny(tiny_directory: Callable[[str], Path]) -> Callable[..., LLM]:
+    def opened(**options: Any) -> LLM:
+        return LLM(str(tiny_directory("llama")), **({"kv_bytes": 16 << 20, "threads": 1} | options))
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def server(tiny_directory: Callable[[str], Path]) -> Iterator[Serving]:
+    with serving(LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Serving) -> openai.OpenAI:
+    return server.client
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_directory: Callable[[str], Path]) -> LLM:
+    """The same model without a server, to compare with."""
+    return LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)
+
+
+@contextlib.asynccontextmanager
+async def asgi(llm: LLM, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application itself, without a socket."""
+    app = create_app(llm, Settings(**({"model_name": "tiny"} | settings)))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        yield client

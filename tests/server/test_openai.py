@@ -1,0 +1,260 @@
+"""OpenAI's own client: what it gets over HTTP is what `LLM.generate` makes."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.conftest import LONG, Serving, eventually
+from twostroke.llm import LLM
+from twostroke.methods import method
+
+SAMPLED = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
+MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "remember", "description": "Keep a person.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "forget"}},
+]
+
+
+def texts(llm: LLM, prompts: list[Any], **options: Any) -> list[list[str]]:
+    return [[output.text for output in completion.outputs] for completion in llm.generate(prompts, **options)]
+
+
+def flat(lists: list[list[str]]) -> list[str]:
+    return [text for texts in lists for text in texts]
+
+
+def test_completions_plain(client: openai.OpenAI, reference: LLM) -> None:
+    """A text, token ids, several of both, and n: the texts of generate, in order."""
+    expected = texts(reference, ["the quick"], **SAMPLED, n=2)[0]
+    made = client.completions.create(model="tiny", prompt="the quick", n=2, **SAMPLED)
+    assert [choice.text for choice in made.choices] == expected
+    assert expected[0] != expected[1]
+    assert [choice.index for choice in made.choices] == [0, 1]
+    ids = [[5, 6, 7], [9, 9]]
+    batch = client.completions.create(model="tiny", prompt=ids, n=2, **SAMPLED)
+    assert [choice.text for choice in batch.choices] == flat(texts(reference, ids, **SAMPLED, n=2))
+    assert batch.usage is not None
+    assert batch.usage.prompt_tokens == 5
+    one = client.completions.create(model="tiny", prompt=ids[0], **SAMPLED)
+    assert one.choices[0].text == batch.choices[0].text
+
+
+def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
+    """The pieces of every choice joined are its text, and usage comes when asked for."""
+    prompts = ["the quick", "the lazy dog"]
+    expected = flat(texts(reference, prompts, **SAMPLED, n=2))
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    pieces, reasons, usages = [""] * 4, [None] * 4, []
+    for chunk in client.completions.create(
+        model="tiny", prompt=prompts, n=2, stream=True, stream_options=options, **SAMPLED
+    ):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+        usages.append(chunk.usage)
+    assert pieces == expected
+    assert set(reasons) <= {"stop", "length"}
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts)
+    assert not chunk.choices
+    ids = [output.tokens for completion in reference.generate(prompts, **SAMPLED, n=2) for output in completion.outputs]
+    assert counts[-1] == sum(map(len, ids))
+
+
+def test_chat(client: openai.OpenAI, reference: LLM) -> None:
+    expected = reference.chat(MESSAGES, **SAMPLED)
+    made = client.chat.completions.create(model="tiny", messages=MESSAGES, **SAMPLED)
+    assert made.choices[0].message.content == expected.text
+    assert made.choices[0].finish_reason == expected.finish_reason
+    parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in MESSAGES]
+    same = client.chat.completions.create(model="tiny", messages=parts, max_completion_tokens=20, **SAMPLED)
+    assert same.choices[0].message.content == expected.text
+    assert same.usage is not None
+    assert same.usage.prompt_tokens_details is not None
+    cached = same.usage.prompt_tokens_details.cached_tokens
+    assert cached == (same.usage.prompt_tokens - 1) // 16 * 16, "all whole pages but the last token's"
+    timings: Any = same.choices[0].timings  # pyright: ignore[reportAttributeAccessIssue]
+    assert timings["ttft_ms"] == pytest.approx(timings["queue_ms"] + timings["prefill_ms"], abs=0.01)
+    assert timings["itl_p99_ms"] >= timings["itl_mean_ms"] > 0
+    streamed, roles = "", []
+    for chunk in client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **SAMPLED):
+        roles.append(chunk.choices[0].delta.role)
+        streamed += chunk.choices[0].delta.content or ""
+    assert streamed == expected.text
+    assert roles == ["assistant", *[None] * (len(roles) - 1)]
+
+
+def test_stop_min_tokens_and_ignore_eos(client: openai.OpenAI, reference: LLM) -> None:
+    whole = texts(reference, ["the"], max_tokens=40, ignore_eos=True)[0][0]
+    middle = whole[len(whole) // 2 :][:3]
+    fields = {"max_tokens": 40, "stop": [middle]}
+    cut = client.completions.create(
+        model="tiny", prompt="the", temperature=0, extra_body={"ignore_eos": True}, **fields
+    )
+    assert cut.choices[0].text == whole[: whole.index(middle)]
+    assert cut.choices[0].finish_reason == "stop"
+    late = {"ignore_eos": True, "min_tokens": 40}
+    kept = client.completions.create(model="tiny", prompt="the", temperature=0, extra_body=late, **fields)
+    assert kept.choices[0].text == whole
+
+
+def test_logprobs(client: openai.OpenAI, reference: LLM) -> None:
+    expected = reference.generate(["the"], max_tokens=6, logprobs=3, ignore_eos=True)[0].tokens
+    more: Any = {"ignore_eos": True}
+    made = client.completions.create(
+        model="tiny", prompt="the", max_tokens=6, temperature=0, logprobs=3, extra_body=more
+    ).choices[0]
+    assert made.logprobs is not None
+    assert made.logprobs.token_logprobs == pytest.approx([token.logprob for token in expected], abs=1e-4)
+    assert made.logprobs.tokens == [reference.tokenizer.token_text(token.id) for token in expected]
+    assert [len(top) for top in made.logprobs.top_logprobs or ()] == [3] * 6
+    assert made.logprobs.text_offset is not None
+    assert made.logprobs.text_offset[0] == 0
+    ids = reference.tokenizer.encode_chat(MESSAGES)
+    expected = reference.generate([ids], max_tokens=6, logprobs=2, ignore_eos=True)[0].tokens
+    fields: Any = {"max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 2, "extra_body": more}
+    chat = client.chat.completions.create(model="tiny", messages=MESSAGES, **fields).choices[0]
+    assert chat.logprobs is not None
+    whole = chat.logprobs.content or []
+    assert [entry.logprob for entry in whole] == pytest.approx([token.logprob for token in expected], abs=1e-4)
+    assert [bytes(entry.bytes or ()) for entry in whole] == [
+        reference.tokenizer.token_bytes(token.id, skip_special=False) for token in expected
+    ]
+    assert all(entry.top_logprobs[0].logprob >= entry.logprob - 1e-6 for entry in whole)
+    stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **fields)
+    entries = [e for chunk in stream for c in chunk.choices if c.logprobs for e in c.logprobs.content or ()]
+    assert [entry.token for entry in entries] == [entry.token for entry in whole]
+
+
+def test_methods(client: openai.OpenAI, reference: LLM) -> None:
+    """By a field of the body, and by the model's alias."""
+    prompt, fields = "the quick brown fox", {"max_tokens": 12, "temperature": 0}
+    twice = reference.generate([prompt], max_tokens=12, method=method("repeat", sinks=4))[0].text
+    wanted: Any = {"method": {"name": "repeat", "times": 2, "sinks": 4}}
+    assert client.completions.create(model="tiny", prompt=prompt, extra_body=wanted, **fields).choices[0].text == twice
+    alias: Any = {"method": {"sinks": 4}}
+    made = client.completions.create(model="tiny:repeat", prompt=prompt, extra_body=alias, **fields)
+    assert made.choices[0].text == twice
+    assert made.model == "tiny:repeat"
+    assert twice != texts(reference, [prompt], max_tokens=12)[0][0]
+    names = [model.id for model in client.models.list()]
+    assert {"tiny", "tiny:repeat", "tiny:best-of"} <= set(names)
+    assert client.models.retrieve("tiny:repeat").id == "tiny:repeat"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_json_schema(seed: int, client: openai.OpenAI) -> None:
+    """Whatever a random model would say, it says it in the form asked for, several at a time and streamed too."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    fields: Any = {"messages": MESSAGES, "model": "tiny", "seed": seed, "response_format": form, "n": 3}
+    made = client.chat.completions.create(**fields)
+    contents = [choice.message.content or "" for choice in made.choices]
+    for choice in made.choices:
+        person = json.loads(choice.message.content or "")
+        assert set(person) == {"name", "age"}
+        assert len(person["name"]) <= 6
+        assert 0 <= person["age"] <= 99
+        assert choice.finish_reason == "stop"
+    assert len(set(contents)) == 3
+    streamed = [""] * 3
+    for chunk in client.chat.completions.create(stream=True, **fields):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == contents
+
+
+def test_json_object_regex_and_choice(client: openai.OpenAI) -> None:
+    fields: Any = {"model": "tiny", "prompt": "the", "max_tokens": 300, "seed": 1}
+    for body, form in (({"regex": r"[A-Z]{3}-\d{2}"}, 6), ({"choice": ["yes", "no"]}, None)):
+        text = client.completions.create(extra_body=body, **fields).choices[0].text
+        assert len(text) == form or text in ("yes", "no")
+    small: Any = {"response_format": {"type": "json_object"}, "logit_bias": {}}
+    text = client.completions.create(extra_body=small, **fields | {"seed": 3}).choices[0]
+    assert text.text.startswith("{")
+    if text.finish_reason == "stop":
+        assert isinstance(json.loads(text.text), dict)
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    """A call is parsed, its arguments follow the schema, and a stream says the same piece by piece."""
+    fields: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": 4, "parallel_tool_calls": False}
+    named: Any = {"type": "function", "function": {"name": "remember"}}
+    made = client.chat.completions.create(tool_choice=named, **fields).choices[0]
+    assert made.finish_reason == "tool_calls"
+    assert made.message.content is None
+    call: Any = (made.message.tool_calls or [])[0]
+    assert call.function.name == "remember"
+    assert set(json.loads(call.function.arguments)) == {"name", "age"}
+    names, arguments, ids, reasons = "", "", [], []
+    for chunk in client.chat.completions.create(tool_choice=named, stream=True, **fields):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            assert delta.function is not None
+            names, arguments = names + (delta.function.name or ""), arguments + (delta.function.arguments or "")
+            ids.append(delta.id)
+        reasons.append(chunk.choices[0].finish_reason)
+    assert (names, arguments) == ("remember", call.function.arguments)
+    assert [id is not None for id in ids] == [True] + [False] * (len(ids) - 1)
+    assert reasons[-1] == "tool_calls"
+    any_of = client.chat.completions.create(tool_choice="required", **fields).choices[0]
+    assert (any_of.message.tool_calls or [])[0].type == "function"
+    none = client.chat.completions.create(tool_choice="none", max_tokens=5, **fields).choices[0]
+    assert none.message.tool_calls is None
+    auto = client.chat.completions.create(max_tokens=30, **fields).choices[0]
+    assert auto.message.content
+    # And the next turn, with the call's result.
+    turn: Any = [*MESSAGES, made.message.model_dump(exclude_none=True)]
+    turn.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
+    after = client.chat.completions.create(model="tiny", messages=turn, tools=TOOLS, max_tokens=5)
+    before = client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=5)
+    assert after.usage is not None
+    assert before.usage is not None
+    assert after.usage.prompt_tokens > before.usage.prompt_tokens + len(call.function.arguments) // 4
+
+
+def test_responses(client: openai.OpenAI, reference: LLM) -> None:
+    expected = reference.chat(MESSAGES, max_tokens=20, temperature=1.0, seed=5)
+    fields: Any = {"model": "tiny", "instructions": "be quick", "input": "the fox?", "max_output_tokens": 20}
+    fields["extra_body"] = {"seed": 5}
+    made = client.responses.create(**fields)
+    assert made.output_text == expected.text
+    assert made.status == ("completed" if expected.finish_reason == "stop" else "incomplete")
+    events = list(client.responses.create(stream=True, **fields))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected.text
+    assert events[0].type == "response.created"
+    last: Any = events[-1]
+    assert last.response.output_text == expected.text
+    assert last.response.usage.output_tokens == len(expected.tokens)
+    form: Any = {"format": {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}}
+    shaped = client.responses.create(model="tiny", input="the fox?", text=form)
+    assert set(json.loads(shaped.output_text)) == {"name", "age"}
+
+
+def test_cancellation(server: Serving, client: openai.OpenAI) -> None:
+    """A client that closes its stream frees the pages; the others' text does not change."""
+    text = client.completions.create(model="tiny", prompt="the quick", **SAMPLED).choices[0].text
+    stream = client.completions.create(model="tiny", prompt="the lazy", stream=True, extra_body=LONG)
+    next(iter(stream))
+    assert server.pages_used > 0
+    assert client.completions.create(model="tiny", prompt="the quick", **SAMPLED).choices[0].text == text
+    stream.close()
+    eventually(lambda: server.pages_used == 0 and server.llm.engine.num_running == 0)
+
+
+def test_tokenize(server: Serving, reference: LLM) -> None:
+    with server.http() as http:
+        made = http.post("/tokenize", json={"prompt": "the quick fox"}).json()
+        assert made["tokens"] == reference.tokenizer.encode("the quick fox")
+        assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+        assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"] == "the quick fox"
+        chat = http.post("/tokenize", json={"messages": MESSAGES}).json()
+        assert chat["tokens"] == reference.tokenizer.encode_chat(MESSAGES)

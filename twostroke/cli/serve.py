@@ -1,0 +1,57 @@
+"""`twostroke serve`: an OpenAI-compatible server."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from twostroke.cli.options import ModelOptions, parse_size, spread
+from twostroke.cli.report import note
+from twostroke.errors import InvalidRequest
+
+
+def _server(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Server", **settings)
+
+
+@spread
+def serve(
+    *,
+    host: Annotated[str, _server(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000,
+    served_name: Annotated[str | None, _server(help="What clients call the model.", show_default="its name")] = None,
+    api_key: Annotated[
+        str | None, _server(envvar="TWOSTROKE_API_KEY", help="What clients must send as a bearer token.")
+    ] = None,
+    max_running: Annotated[int, _server(min=1, help="Most answers generated at once.")] = 256,
+    max_queued: Annotated[int, _server(min=0, help="Most answers that wait; beyond, 429.")] = 512,
+    max_body: Annotated[Any, _server(parser=parse_size, metavar="SIZE", help="Longest request body.")] = "8MiB",
+    timeout: Annotated[
+        float | None, _server(help="Seconds a request may take that names no timeout.", show_default="no limit")
+    ] = None,
+    grace: Annotated[float, _server(min=0, help="Seconds that running requests have to finish at shutdown.")] = 30.0,
+    log_format: Annotated[str, _server(help="text or json.")] = "text",
+    model_options: ModelOptions,
+) -> None:
+    """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
+    if log_format not in ("text", "json"):
+        raise typer.BadParameter("text or json", param_hint="--log-format")
+    try:
+        from twostroke.server.logs import configure
+        from twostroke.server.run import make_server
+        from twostroke.server.settings import Settings
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"serving needs {error.name}: pip install 'twostroke[serve]'") from None
+
+    settings = Settings(
+        model_name=served_name,
+        api_key=api_key or None,
+        max_queued=max_queued,
+        max_body_bytes=max_body,
+        timeout_s=timeout,
+        grace_s=grace,
+    )
+    llm = model_options.open(max_running=max_running)
+    configure(log_format)
+    note(f"{llm!r} at http://{host}:{port}/v1 (process {os.getpid()})")
+    make_server(llm, settings, host, port).run()

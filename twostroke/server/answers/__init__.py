@@ -1,0 +1,1 @@
+"""How each API writes what a generation makes, whole and as a stream."""

@@ -1,0 +1,75 @@
+"""OpenAI's text completions."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.track import Token
+from twostroke.server.answers.answer import Answer, logprob, timings
+from twostroke.server.generation import Generation
+from twostroke.server.schemas.completions import CompletionBody
+
+
+class CompletionAnswer(Answer):
+    """One choice for each prompt and n."""
+
+    def __init__(self, model: str, generation: Generation, body: CompletionBody, tokenizer: Tokenizer) -> None:
+        super().__init__("cmpl-", model, generation, body)
+        self._logprobs, self._tokenizer = body.logprobs, tokenizer
+        self._options = body.stream_options
+        self._kept: dict[tuple[int, int], list[Token]] = {}
+        self._lengths: dict[int, int] = {}  # characters of each choice so far
+
+    def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
+        self.output_tokens += 1
+        if not token.text and token.finish_reason is None and self._logprobs is None:
+            return
+        chunk = self._object([self._choice(place, [token])])
+        if self._options.include_usage or self._options.continuous_usage_stats:
+            chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
+        yield chunk
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        if self._options.include_usage:
+            yield {**self._object([]), "usage": self.usage()}
+
+    def keep(self, place: int, token: Token) -> None:
+        self.output_tokens += 1
+        self._kept.setdefault((place, token.choice), []).append(token)
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice(place, tokens) for (place, _), tokens in sorted(self._kept.items())]
+        return {**self._object(choices), "usage": self.usage()}
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _choice(self, place: int, tokens: list[Token]) -> dict[str, Any]:
+        index, last = self.choice_index(place, tokens[0]), tokens[-1]
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": "".join(token.text for token in tokens),
+            "logprobs": None if self._logprobs is None else self._log_probabilities(index, tokens),
+            "finish_reason": last.finish_reason,
+        }
+        if last.finish_reason is not None and last.choice == 0:
+            choice["timings"] = timings(self.generation.requests[place])
+        return choice
+
+    def _log_probabilities(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+        name, offsets = self._tokenizer.token_text, list[int]()
+        for token in tokens:
+            offsets.append(self._lengths.get(index, 0))
+            self._lengths[index] = offsets[-1] + len(token.text)
+        return {
+            "tokens": [name(token.id) for token in tokens],
+            "token_logprobs": [logprob(token.logprob) for token in tokens],
+            "top_logprobs": [{name(id): logprob(value) for id, value in token.top_logprobs or ()} for token in tokens],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,106 @@
+"""Errors as OpenAI's clients know them: a status, and an object with a message, a type, a field and a code."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twostroke.errors import InvalidRequest, OutOfPages
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: the HTTP status.
+        message: what is wrong and what to do.
+        param: the field that is wrong, as `messages[0].content`.
+        code: a name that programs can test for.
+        headers: additional response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The object that is the response's body, or the event's that ends a stream."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class Overloaded(ApiError):
+    """The queue is full."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        message = f"the server is busy: try again in {retry_after_s} s"
+        super().__init__(429, message, code="queue_full", headers={"retry-after": str(retry_after_s)})
+
+
+class ShuttingDown(ApiError):
+    """No new work, and what ran longer than the grace time has been cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
+
+
+class DeadlineExceeded(ApiError):
+    """The request took longer than it was given."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(504, f"the request was not done within its {timeout_s:g} s", param="timeout", code="timeout")
+
+
+class EngineFailed(ApiError):
+    """The engine has stopped for good."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"the engine has failed ({reason}) and must be restarted", code="engine_failed")
+
+
+def from_engine(error: Exception) -> ApiError:
+    """What a client is told of an error that ended its request. Only errors raised on purpose show their message."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return invalid(error)
+    if isinstance(error, OutOfPages):
+        return ApiError(400, f"the request does not fit into the KV cache: {error}", code="context_length_exceeded")
+    return ApiError(500, "this request failed inside the server; the others go on", code="internal_error")
+
+
+def invalid(error: InvalidRequest, param: str | None = None) -> ApiError:
+    """A refusal by the library. Its messages begin with the field's name where one is at fault."""
+    named = re.match(r"([a-z_]+) must be ", str(error))
+    return ApiError(400, str(error), param=param or (named[1] if named else None))
+
+
+def from_validation(errors: Sequence[Any]) -> ApiError:
+    """What pydantic found, by the first field that is wrong."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    param = field_path(first["loc"])
+    message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    if param is None:
+        return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
+    return ApiError(400, f"{param}: {message}", param=param)
+
+
+def field_path(location: Sequence[str | int]) -> str | None:
+    """("body", "messages", 0, "role") as `messages[0].role`; None for the body itself."""
+    path = ""
+    for part in location[1:]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or None

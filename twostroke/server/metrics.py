@@ -1,0 +1,120 @@
+"""What Prometheus sees. Times are in seconds, by the definitions of `benchmark.pace`."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twostroke.engine.engine import Batch, Engine
+from twostroke.engine.request import Request
+from twostroke.llm import LLM
+
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class EngineCollector(Collector):
+    """Reads the engine when it is scraped: plain numbers, so from any thread."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def collect(self) -> Iterator[Metric]:
+        engine: Engine = self._llm.engine
+        pool, index = self._llm.pool, self._llm.model.index
+        cached = 0 if index is None else index.num_pages
+        pages = GaugeMetricFamily(
+            "twostroke_kv_pages",
+            "KV pages: free, in the prefix index (cached), or held by requests alone (used)",
+            labels=["state"],
+        )
+        pages.add_metric(["used"], max(0, pool.num_used - cached))
+        pages.add_metric(["cached"], cached)
+        pages.add_metric(["free"], pool.num_free)
+        yield pages
+        requests = GaugeMetricFamily("twostroke_requests", "Choices (n per prompt) in the engine", labels=["state"])
+        requests.add_metric(["running"], engine.num_running)
+        requests.add_metric(["waiting"], engine.num_waiting)
+        yield requests
+        queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
+        yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
+        yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
+        yield _counter("preemptions", "Choices that gave up their pages and started again", engine.preemptions)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"twostroke_{name}", text, value=value)
+
+
+class Metrics:
+    """Every metric of one server, in a registry of its own."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(llm))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"twostroke_{name}", text, labels, registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"twostroke_{name}", text, labels, registry=registry)
+
+        self._ttft = histogram("time_to_first_token_seconds", "First token - arrival", LONG)
+        self._itl = histogram("inter_token_latency_seconds", "Every gap between consecutive tokens", SHORT)
+        self._tpot = histogram("time_per_output_token_seconds", "(last - first) / (n - 1)", SHORT)
+        self._whole = histogram("request_seconds", "End - arrival", LONG)
+        self._queue = histogram("queue_seconds", "Start - arrival", LONG)
+        self._prefill = histogram("prefill_seconds", "First token - start", LONG)
+        self._decode = histogram("decode_seconds", "Last token - first token", LONG)
+        self._step = histogram("step_seconds", "A step of the engine", SHORT, "kind")
+        self._batch = histogram("step_tokens", "Tokens that a step computes", TOKENS, "kind")
+        self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
+        self._requests = counter("finished_requests", "Prompts that came to their end", "outcome")
+        self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
+        self._rejected = counter("rejected_requests", "Requests refused at the door", "reason")
+        self._errors = counter("errors", "Prompts that failed", "error")
+
+    def step(self, seconds: float, batch: Batch) -> None:
+        """One step of the engine. Called by its thread."""
+        kind = "mixed" if batch.prefill and batch.decode else "prefill" if batch.prefill else "decode"
+        self._step.labels(kind).observe(seconds)
+        for name, tokens in (("prefill", batch.prefill), ("decode", batch.decode)):
+            if tokens:
+                self._batch.labels(name).observe(tokens)
+
+    def output_tokens(self, count: int) -> None:
+        self._tokens.labels("output").inc(count)
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(reason).inc()
+
+    def finished(self, request: Request, error: Exception | None) -> None:
+        """A prompt has come to its end, whatever kind of end."""
+        timings = request.timings
+        self._tokens.labels("prompt").inc(request.prompt_tokens)
+        self._tokens.labels("computed").inc(max(0, request.prefilled_tokens - request.cached_tokens))
+        outcome = "error" if error is not None else "aborted" if request.cancelled else "done"
+        self._requests.labels(outcome).inc()
+        if error is not None:
+            self._errors.labels(type(error).__name__).inc()
+        if outcome == "aborted":
+            self._aborted.inc()
+        if timings.scheduled is not None:
+            self._queue.observe(timings.scheduled - timings.arrival)
+        if timings.ttft is not None and timings.scheduled is not None:
+            self._ttft.observe(timings.ttft)
+            self._prefill.observe(timings.tokens[0] - timings.scheduled)
+            self._decode.observe(timings.tokens[-1] - timings.tokens[0])
+        if not timings.in_bulk:
+            for gap in timings.itls:
+                self._itl.observe(gap)
+            if timings.tpot is not None:
+                self._tpot.observe(timings.tpot)
+        if outcome == "done" and timings.finished is not None:
+            self._whole.observe(timings.finished - timings.arrival)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -93,7 +93,8 @@ def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int)
         return f"it wants heads of a multiple of 64, not {head_dim}"
     for tensor in tensors.values():
         if len(tensor.shape) == 2 and tensor.format not in FORMATS:
-            return f"it has no kernels for {tensor.format} weights ({tensor.name})"
+            wanted = "open the model with weights bf16, int8 or int4"
+            return f"it has no kernels for {tensor.format} weights ({tensor.name}): {wanted}"
         if len(tensor.shape) == 2 and (tensor.shape[0] % PANEL or tensor.shape[1] % 32):
             return f"it wants multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None

@@ -1,14 +1,14 @@
 """What number formats cost in quality: perplexity on real text, and the distance to float32.
 
-    python -m benchmarks.quality --model smollm2-135m --windows 64
+    python -m benchmarks.quality --model smollm2-135m
 
 Every setting of a model reads the same windows of Wikipedia, each the beginning of another article. The baseline is the
 PyTorch reference in float32 over the weights as the checkpoint has them. The catalog's checkpoints have 4- to 8-bit
-weights and no others are to be had, so re-encoded weights are made from what those dequantize to. Their figures tell
-what re-encoding adds: nothing at all where it finds the very steps that the weights have already.
+weights and no others are to be had, so re-encoded weights are made from what those dequantize to, its channels
+shuffled: figures are of what re-encoding adds to the checkpoint's own loss.
 
-A model's settings are open side by side, so that no logits need to be kept: the largest, qwen2.5-coder-1.5b, takes
-12 GB. Results go to benchmarks/results, a file a day; a model measured again replaces what the day's file had of it.
+Settings are opened one after another and the baseline's logits kept in a temporary file: 2.5 GB for 4,096 tokens of
+152,000 words. Results go to benchmarks/results, a file a day; a model measured again replaces what the day's file had.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from benchmarks.shuffled import shuffled
 from benchmarks.wikipedia import SOURCE, articles
 from twostroke.benchmark.machine import describe
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
@@ -61,8 +64,11 @@ class Setting:
     weights: str = "stored"
 
     def open(self, model: str) -> LLM:
-        options = asdict(self)
-        return LLM(model, kv_bytes=1 << 26, prefix_index="off", **options)
+        checkpoint = open_checkpoint(model)
+        source = checkpoint if self.weights == "stored" else shuffled(checkpoint)
+        llm = LLM(source, kv_bytes=1 << 26, prefix_index="off", **asdict(self))
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # the native backend holds PyTorch to one
+        return llm
 
     def weight_bytes(self, model: str) -> int:
         return sum(tensor.nbytes for tensor in quantize(open_checkpoint(model), self.weights).matrices().values())
@@ -81,9 +87,9 @@ SETTINGS = {
 }
 
 
-def windows(llm: LLM, count: int, length: int) -> list[list[int]]:
+def windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
     """The first `length` + 1 tokens of so many articles, with whatever the tokenizer begins a text with."""
-    starts = (llm.tokenizer.encode(article[: 16 * length])[: length + 1] for article in articles())
+    starts = (tokenizer.encode(article[: 16 * length])[: length + 1] for article in articles())
     return list(islice((ids for ids in starts if len(ids) > length), count))
 
 
@@ -116,31 +122,36 @@ def interval(means: np.ndarray) -> list[float]:
     return np.percentile(means[draws].mean(1), (2.5, 97.5)).tolist()
 
 
-def openable(model: str) -> Iterator[tuple[Setting, LLM]]:
-    """The settings of a model that can run here, the baseline first."""
-    for setting in SETTINGS[model]:
-        try:
-            yield setting, setting.open(model)
-        except InvalidRequest as error:
-            print(f"{model}, {setting}: left out, {error}", file=sys.stderr)
+def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
+    """Logits at every token but the last of each text; the model is gone after them."""
+    llm = setting.open(model)
+    for ids in texts:
+        yield logits(llm, ids[:-1])
 
 
 def measure(model: str, count: int, length: int) -> dict[str, Any]:
     """Facts about every setting of a model, over `count` windows of `length` tokens."""
-    settings, llms = zip(*openable(model), strict=True)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # the native backend holds PyTorch to one
-    texts = windows(llms[0], count, length)
-    measured = np.empty((len(llms), 3, len(texts), length))
-    for i, ids in enumerate(texts):
-        baseline = logits(llms[0], ids[:-1])
-        for llm, mine in zip(llms, measured, strict=True):
-            mine[:, i] = compare(baseline, baseline if llm is llms[0] else logits(llm, ids[:-1]), ids[1:])
-    rows = [
-        asdict(setting)
-        | {"weight_bytes": setting.weight_bytes(model), "perplexity": float(np.exp(surprise.mean()))}
-        | {"kl": float(kl.mean()), "kl_interval": interval(kl.mean(-1)), "top1": float(same.mean())}
-        for setting, (surprise, kl, same) in zip(settings, measured, strict=True)
-    ]
+    checkpoint = open_checkpoint(model)
+    texts = windows(Tokenizer.from_source(checkpoint.tokenizer_source), count, length)
+    rows: list[dict[str, Any]] = []
+    with TemporaryFile(dir=RESULTS) as file:
+        shape = (len(texts), length, checkpoint.config.vocab_size)
+        baseline = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+        for kept, found in zip(baseline, read(BASELINE, model, texts), strict=True):
+            kept.copy_(found)
+        for setting in SETTINGS[model]:
+            found = baseline if setting == BASELINE else read(setting, model, texts)
+            try:
+                each = [compare(p, q, ids[1:]) for p, q, ids in zip(baseline, found, texts, strict=True)]
+            except InvalidRequest as error:
+                print(f"{model}, {setting}: left out, {error}", file=sys.stderr)
+                continue
+            surprise, kl, same = np.stack(each, 1)
+            rows.append(
+                asdict(setting)
+                | {"weight_bytes": setting.weight_bytes(model), "perplexity": float(np.exp(surprise.mean()))}
+                | {"kl": float(kl.mean()), "kl_interval": interval(kl.mean(-1)), "top1": float(same.mean())}
+            )
     return {"windows": len(texts), "tokens": len(texts) * length, "settings": rows} | describe()
 
 
@@ -167,7 +178,6 @@ def save(model: str, facts: dict[str, Any]) -> Path:
     known: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         known = json.loads(path.read_text())["models"]
-    RESULTS.mkdir(exist_ok=True)
     text = {"source": SOURCE.description, "licence": SOURCE.licence, "package": SOURCE.packages[0]}
     report = {"text": text, "definitions": DEFINITIONS, "models": known | {model: facts}}
     path.write_text(json.dumps(report, indent=1) + "\n")
@@ -177,9 +187,10 @@ def save(model: str, facts: dict[str, Any]) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
     parser.add_argument("--model", action="append", choices=SETTINGS, help="may be repeated; all if none is given")
-    parser.add_argument("--windows", type=int, default=64, help="articles to read (default 64, 85 at most)")
+    parser.add_argument("--windows", type=int, default=32, help="articles to read (default 32, 85 at most)")
     parser.add_argument("--tokens", type=int, default=256, help="of each (default 256)")
     options = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
     for model in options.model or SETTINGS:
         facts = measure(model, options.windows, options.tokens)
         print(table(model, facts), flush=True)

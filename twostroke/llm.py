@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
@@ -48,7 +49,7 @@ class LLM:
 
     def __init__(
         self,
-        name_or_path: str = DEFAULT_MODEL,
+        model: str | Checkpoint = DEFAULT_MODEL,
         *,
         backend: str = "auto",
         device: str = "cpu",
@@ -65,7 +66,7 @@ class LLM:
         """Open a model, fetching it first if it is not there.
 
         Args:
-            name_or_path: a catalog name, a GGUF file, a Hugging Face directory, or a hub id.
+            model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or what `open_checkpoint` opened.
             backend: "reference" (PyTorch, the default), or "native" (quick; CPU, quantized weights, int8 activations).
             device: any torch device.
             dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
@@ -84,7 +85,8 @@ class LLM:
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
         check_weights(weights)  # before anything is fetched
-        checkpoint = quantize(open_checkpoint(name_or_path, progress=progress), weights, threads)
+        opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+        checkpoint = quantize(opened, weights, threads)
         head_dim = checkpoint.config.head_dim
         kernels = create_kernels(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]

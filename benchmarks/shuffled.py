@@ -1,0 +1,33 @@
+"""The same model with its channels in another order: every product, and so every answer, stays what it is.
+
+Weights that once were rounded in groups of 32 lie on the steps of those groups, where rounding them again costs nothing
+or too little. In another order each group holds values of 32 old ones, as unlike any grid as weights never rounded.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.kernels.formats import RawTensor
+
+
+def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:
+    """In float32. The residual stream is shuffled, the MLP's inside, and within each head the values."""
+    config, random = checkpoint.config, np.random.default_rng(seed)
+    hidden, mlp = random.permutation(config.hidden_size), random.permutation(config.intermediate_size)
+    value, heads = random.permutation(config.head_dim), np.arange(config.num_heads)[:, None] * config.head_dim
+    values, attended = (heads[: config.num_kv_heads] + value).reshape(-1), (heads + value).reshape(-1)
+    rows = {"v": values, "v_bias": values, "o": hidden, "gate": mlp, "up": mlp, "down": hidden}
+    rows |= dict.fromkeys(("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "norm"), hidden)
+    columns = dict.fromkeys(("embed", "head", "q", "k", "v", "gate", "up"), hidden) | {"o": attended, "down": mlp}
+
+    def reorder(name: str) -> RawTensor:
+        tensor, part = checkpoint.tensor(name), name.split(".")[-1]
+        x = tensor.dequantize().numpy()
+        x = x[rows.get(part, slice(None))]
+        x = x[:, columns[part]] if part in columns else x
+        data = np.ascontiguousarray(x).view(np.uint8).reshape(-1, 4 * x.shape[-1])
+        return replace(tensor, format="F32", data=data)
+
+    return replace(checkpoint, stored={name: reorder(name) for name in checkpoint.stored}, transforms={})

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from benchmarks.shuffled import shuffled
 from benchmarks.wikipedia import SOURCE, articles
 from twostroke.benchmark.machine import describe
+from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -63,15 +64,17 @@ class Setting:
     dtype: str
     weights: str = "stored"
 
+    def checkpoint(self, model: str) -> Checkpoint:
+        found = open_checkpoint(model)
+        return found if self.weights == "stored" else shuffled(found)
+
     def open(self, model: str) -> LLM:
-        checkpoint = open_checkpoint(model)
-        source = checkpoint if self.weights == "stored" else shuffled(checkpoint)
-        llm = LLM(source, kv_bytes=1 << 26, prefix_index="off", **asdict(self))
+        llm = LLM(self.checkpoint(model), kv_bytes=1 << 26, prefix_index="off", **asdict(self))
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # the native backend holds PyTorch to one
         return llm
 
     def weight_bytes(self, model: str) -> int:
-        return sum(tensor.nbytes for tensor in quantize(open_checkpoint(model), self.weights).matrices().values())
+        return sum(tensor.nbytes for tensor in quantize(self.checkpoint(model), self.weights).matrices().values())
 
 
 BASELINE = Setting("reference", "float32")

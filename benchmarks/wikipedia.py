@@ -26,8 +26,8 @@ TEXT = "{http://www.mediawiki.org/xml/export-0.10/}text"
 MARKUP = (
     (r"(?s)<!--.*?-->|<ref[^>]*/>|<ref.*?</ref>|<math.*?</math>", ""),
     (r"\{\{[^{}]*\}\}|\{\|[^{}]*\|\}", ""),  # templates and tables
-    (r"\[\[(?:File|Image|Category):[^\[\]]*\]\]", ""),
-    (r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]", r"\1"),  # [[page|words]]
+    (r"\[\[(?!File:|Image:|Category:)(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]", r"\1"),  # [[page|words]]
+    (r"\[\[[^\[\]]*\]\]", ""),
     (r"\[https?://\S+ ?([^\]]*)\]", r"\1"),
     (r"'{2,}", ""),
     (r"&nbsp;", " "),

@@ -1,8 +1,10 @@
 """Weights quantized on load: which matrices become what, what it changes in answers, and that KV tells them apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,12 +42,16 @@ def test_a_tied_embedding_is_the_head(tiny_directory: Callable[[str], Path]) -> 
     assert quantize(open_checkpoint(str(tiny_directory("llama"))), "int4").tensor("embed").format == "Q8_0"
 
 
-def test_what_would_only_lose_stays() -> None:
+def test_what_is_there_already_or_would_grow_in_4_bits_stays() -> None:
     original = open_checkpoint("smollm2-135m")
     same = quantize(original, "int4")
     assert not same.encoders  # Q4_1, and the embedding in Q8_0
     assert same.weights_id == original.weights_id
     assert set(quantize(original, "int8").encoders) == set(original.matrices()) - {"embed"}
+    blocks = RawTensor("embed", "Q4_0", (49152, 576), np.zeros((49152, 324), np.uint8), "file: embed")
+    smaller = replace(original, stored={**original.stored, "embed": blocks})
+    assert not quantize(smaller, "int4").encoders
+    assert "embed" in quantize(smaller, "int8").encoders
 
 
 def test_rows_that_gguf_permutes_are_permuted_still() -> None:

@@ -41,13 +41,14 @@ struct Scratch {
   std::vector<float> keys, values, weights, outs, state;
 };
 
-// Scores of R rows against two pages of keys.
+// Scores of R rows against two pages of keys. What comes from memory asks for what comes four pages later as it goes.
 template <int R, class T>
-void score_pages(const Query* rows, const T* first, const T* second, int dim, float* out) {
+void score_pages(const Query* rows, const T* first, const T* second, int dim, float* out, const T* const* ahead) {
   F acc[R][2];
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
   for (int d = 0; d < dim; d++) {
     const F a = load(first + PAGE_SIZE * d), b = load(second + PAGE_SIZE * d);
+    if constexpr (sizeof(T) == 2) fetch(ahead[d % 2] + PAGE_SIZE * (d - d % 2));
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const F q = set1(rows[r].q[d]);
@@ -59,7 +60,7 @@ void score_pages(const Query* rows, const T* first, const T* second, int dim, fl
 
 // Adds a page's values, weighted, to the sums of R rows.
 template <int R, class T>
-void add_page(const Partial* rows, const float* weights, const T* values, int dim) {
+void add_page(const Partial* rows, const float* weights, const T* values, int dim, const T* ahead) {
   constexpr int C = 2 * TILE_ROWS / R >= 4 ? 4 : 2;
   for (int d = 0; d < dim; d += 16 * C) {
     F acc[R][C];
@@ -68,6 +69,8 @@ void add_page(const Partial* rows, const float* weights, const T* values, int di
     for (int k = 0; k < PAGE_SIZE; k++) {
       F v[C];
       for (int c = 0; c < C; c++) v[c] = load(values + k * dim + d + 16 * c);
+      if constexpr (sizeof(T) == 2)
+        for (int c = 0; c < C; c += 2) fetch(ahead + k * dim + d + 16 * c);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const F w = set1(weights[r * KEYS + k]);
@@ -98,6 +101,11 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
 inline void attend_split(const Layer& layer, int head, const Span* spans, int num_spans, int before, int window,
                          const Query* rows, int count, const Partial* out, Scratch& scratch) {
   const int dim = layer.dim, page_size = PAGE_SIZE * dim;
+  int end = before, reach = 0;  // the pages that the last row may see are enough: weights of 0 add nothing
+  bool whole = window == 0;     // all pages are full, and rows see what is before them
+  for (; reach < num_spans && end <= rows[count - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
+    whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
+  num_spans = reach;
   const bool many = count > TILE_ROWS;  // then pages are converted to float32 once
   if (many) scratch.keys.resize(2 * page_size), scratch.values.resize(page_size);
   scratch.weights.resize(size_t(count) * KEYS);
@@ -106,29 +114,32 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
     for (int i = 0; i < page_size; i += 16) store(to + i, load(from + i));
     return (const float*)to;
   };
-  auto fetch_page = [&](int side, int i) {  // pages lie anywhere, so only we know which comes next
-    if (i >= num_spans) return;
-    const char* next = (const char*)layer.page(side, spans[i].page, head);
-    for (int line = 0; line < 2 * page_size; line += 64) fetch(next + line);
+  constexpr int AHEAD_PAGES = 2;
+  // Pages lie anywhere, so only we know which comes next: after the keys come the values.
+  auto page = [&](int i) {
+    i = std::min(i, 2 * num_spans - 1);
+    return (const uint16_t*)layer.page(i >= num_spans, spans[i % num_spans].page, head);
   };
+  for (int i = 0; i < AHEAD_PAGES; i++) fetch_bytes(page(i), 2 * page_size);
   for (int i = 0; i < num_spans; i += 2) {
-    fetch_page(0, i + 2), fetch_page(0, i + 3), fetch_page(1, i), fetch_page(1, i + 1);
-    const uint16_t* first = layer.page(0, spans[i].page, head);
-    const uint16_t* second = i + 1 < num_spans ? layer.page(0, spans[i + 1].page, head) : first;  // never looked at
+    const uint16_t *first = page(i), *second = i + 1 < num_spans ? page(i + 1) : first;  // never looked at
     float* to = weights + PAGE_SIZE * i;
     if (many) {
       const float *a = convert(first, scratch.keys.data()), *b = convert(second, scratch.keys.data() + page_size);
-      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows + r, a, b, dim, to + size_t(r) * KEYS); });
+      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R, float>(rows + r, a, b, dim, to + size_t(r) * KEYS, {}); });
     } else {
-      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows + r, first, second, dim, to + size_t(r) * KEYS); });
+      const uint16_t* ahead[] = {page(i + AHEAD_PAGES), page(i + AHEAD_PAGES + 1)};
+      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows, first, second, dim, to, ahead); });
     }
   }
   for (int r = 0; r < count; r++) {
     float* row = weights + size_t(r) * KEYS;
     F highest = set1(-INFINITY), total = zero();
-    uint32_t any = 0;
-    int base = before;
-    for (int i = 0; i < num_spans; i++) {
+    const int full = whole ? std::clamp((rows[r].order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
+    for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
+    uint32_t any = full;
+    int base = before + PAGE_SIZE * full;
+    for (int i = full; i < num_spans; i++) {
       const uint32_t seen = visible(spans[i], base - spans[i].start, rows[r], window);
       base += spans[i].stop - spans[i].start;
       const F s = select(seen, load(row + PAGE_SIZE * i), set1(-INFINITY));
@@ -146,13 +157,13 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
     std::fill_n(out[r].out, dim, 0.0f);
   }
   for (int i = 0; i < num_spans; i++) {
-    const uint16_t* v = layer.page(1, spans[i].page, head);
     const float* w = weights + PAGE_SIZE * i;
     if (many) {
-      const float* values = convert(v, scratch.values.data());
-      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R>(out + r, w + size_t(r) * KEYS, values, dim); });
+      const float* values = convert(page(num_spans + i), scratch.values.data());
+      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R, float>(out + r, w + size_t(r) * KEYS, values, dim, {}); });
     } else {
-      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R>(out + r, w + size_t(r) * KEYS, v, dim); });
+      const uint16_t *values = page(num_spans + i), *ahead = page(num_spans + i + AHEAD_PAGES);
+      in_row_tiles(count, 0, [&]<int R>(int) { add_page<R>(out, w, values, dim, ahead); });
     }
   }
 }

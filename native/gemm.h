@@ -3,45 +3,62 @@
 // A row's sum runs over its groups in order, with the same operations on the same values whether one row is computed
 // or eight share a pass over a panel. So the bits do not depend on the number of rows.
 #pragma once
+#include <algorithm>
+#include <bit>
+
 #include "weights.h"
 
-// Prepared rows. Pointers to row 0; a row has cols of q and b, and cols / 32 of everything else (halves: twice that).
+// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones.
+constexpr int fewer(int rows) { return rows > 8 ? 8 : rows / 2; }
+
+// Rows ready to be multiplied. A tile holds group after group, and of each group its rows side by side.
 struct Rows {
   int8_t* q;
   float* scale;
   float* weighted;  // scale * sum of q: what a minimum is multiplied with
-  int32_t* halves;  // sums of q over 16 columns
+  int32_t* sums;    // of q, times -8: what a weight's zero adds, up to a power of two
+  int32_t* halves;  // of q over 16 columns, times -32: the same for Q6_K
   uint16_t* b;      // the row in bfloat16
-  int cols;
+  int count, cols;
   int groups() const { return cols / GROUP; }
+  // The first row of a tile.
   Rows at(int row) const {
-    const size_t g = size_t(row) * groups(), c = size_t(row) * cols;
-    return {q + c, scale + g, weighted + g, halves + 2 * g, b + c, cols};
+    const size_t g = size_t(row) * groups();
+    return {q + GROUP * g, scale + g, weighted + g, sums + g, halves + 2 * g, b + GROUP * g, count - row, cols};
   }
-  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * 16); }
-  static Rows in(uint8_t* memory, size_t rows, int cols) {
-    const size_t g = rows * (cols / GROUP);
-    float* floats = (float*)(memory + rows * cols);
-    int32_t* halves = (int32_t*)(floats + 2 * g);
-    return {(int8_t*)memory, floats, floats + g, halves, (uint16_t*)(halves + 2 * g), cols};
+  // Where a row's first group lies, in groups, and how far the next one is.
+  void place(int row, size_t& first, int& stride) const {
+    int start = row / PASS_ROWS * PASS_ROWS;
+    for (stride = PASS_ROWS;; stride = fewer(stride)) {
+      for (; row - start >= stride && count - start >= stride;) start += stride;
+      if (count - start >= stride) break;
+    }
+    first = size_t(start) * groups() + (row - start);
+  }
+  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * 20); }
+  static Rows in(uint8_t* memory, int count, int cols) {
+    const size_t g = size_t(count) * (cols / GROUP);
+    float* floats = (float*)(memory + GROUP * g);
+    int32_t* ints = (int32_t*)(floats + 2 * g);
+    return {(int8_t*)memory, floats, floats + g, ints, ints + g, (uint16_t*)(ints + 3 * g), count, cols};
   }
 };
 
-inline void quantize_row(const float* x, Rows row) {
-  for (int g = 0; g < row.groups(); g++, x += GROUP) {
-    const F a = load(x), b = load(x + 16);
-    const float highest = top(max(abs(a), abs(b)));
-    const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
-    const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
-    store_int8(row.q + g * GROUP, qa), store_int8(row.q + g * GROUP + 16, qb);
-    row.halves[2 * g] = sum(qa), row.halves[2 * g + 1] = sum(qb);
-    row.scale[g] = highest / 127.0f;
-    row.weighted[g] = row.scale[g] * float(row.halves[2 * g] + row.halves[2 * g + 1]);
-  }
+// 32 columns at a place.
+inline void quantize_group(F a, F b, Rows rows, size_t at) {
+  const float highest = top(max(abs(a), abs(b)));
+  const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
+  const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
+  store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
+  const int32_t first = sum(qa), second = sum(qb);
+  rows.sums[at] = -8 * (first + second);
+  rows.halves[2 * at] = -32 * first, rows.halves[2 * at + 1] = -32 * second;
+  rows.scale[at] = highest / 127.0f;
+  rows.weighted[at] = rows.scale[at] * float(first + second);
 }
 
-inline void round_row(const float* x, Rows row) {
-  for (int i = 0; i < row.cols; i += 16) store_bf16(row.b + i, load(x + i));
+inline void round_group(F a, F b, Rows rows, size_t at) {
+  store_bf16(rows.b + at * GROUP, a), store_bf16(rows.b + at * GROUP + 16, b);
 }
 
 // Calls action<T>() for the format.
@@ -60,7 +77,7 @@ inline void with_format(Format format, const Action& action) {
   }
 }
 
-constexpr int AHEAD = 4096;  // bytes of weights asked for before they are needed
+constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed
 
 // One group's share of a row's 16 sums. `lo` and `hi` are products with the first and the last 16 columns.
 template <Format T>
@@ -73,11 +90,15 @@ inline F add_group(F acc, I lo, I hi, F scale, F second, float a, float weighted
 
 // Products of a group's 32 weights and activations, less what the weights' zero adds to them (an exact integer).
 template <Format T>
-inline void products(const I* w, const int8_t* q, const int32_t* halves, I& lo, I& hi) {
+inline void products(const I* w, Rows rows, size_t at, I& lo, I& hi) {
   constexpr int bits = LAYOUTS[T].bits, zero = LAYOUTS[T].zero;
-  lo = int_set1(T == Q6_K ? -zero * halves[0] : -zero * (halves[0] + halves[1]));
+  const int8_t* q = rows.q + at * GROUP;
+  if constexpr (T == Q6_K)
+    lo = int_set1(rows.halves[2 * at]);
+  else
+    lo = zero ? shift_left<std::countr_zero(unsigned(zero ? zero : 8)) - 3>(int_set1(rows.sums[at])) : int_zero();
   for (int j = 0; j < 4; j++) lo = dot4<bits>(lo, w[j], q + 4 * j);
-  hi = T == Q6_K ? int_set1(-zero * halves[1]) : lo;
+  hi = T == Q6_K ? int_set1(rows.halves[2 * at + 1]) : lo;
   for (int j = 4; j < 8; j++) hi = dot4<bits>(hi, w[j], q + 4 * j);
   if constexpr (T != Q6_K) lo = hi;
 }
@@ -102,9 +123,9 @@ template <Format T, int M>
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
-        const size_t at = size_t(m) * groups + g;
+        const size_t at = size_t(g) * M + m;
         I lo, hi;
-        products<T>(w, rows.q + at * GROUP, rows.halves + 2 * at, lo, hi);
+        products<T>(w, rows, at, lo, hi);
         acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
       }
     }
@@ -115,15 +136,16 @@ template <int M>
 [[gnu::noinline]] void stream_bf16(const uint8_t* p, Rows rows, F* out) {
   F even[M], odd[M];
   for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
-  for (int c = 0; c < rows.cols; c += 4, p += 2 * LINE) {
-    const I first = load_bytes(p), second = load_bytes(p + LINE);
-    fetch(p + AHEAD), fetch(p + AHEAD + LINE);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const uint16_t* b = rows.b + size_t(m) * rows.cols + c;
-      even[m] = dot2(even[m], first, b), odd[m] = dot2(odd[m], second, b + 2);
+  for (int g = 0; g < rows.groups(); g++)
+    for (int c = 0; c < GROUP; c += 4, p += 2 * LINE) {
+      const I first = load_bytes(p), second = load_bytes(p + LINE);
+      fetch(p + AHEAD), fetch(p + AHEAD + LINE);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) {
+        const uint16_t* b = rows.b + (size_t(g) * M + m) * GROUP + c;
+        even[m] = dot2(even[m], first, b), odd[m] = dot2(odd[m], second, b + 2);
+      }
     }
-  }
   for (int m = 0; m < M; m++) out[m] = add(even[m], odd[m]);
 }
 
@@ -131,14 +153,14 @@ template <int M>
 template <int M, class Step>
 inline void in_tiles(int count, int row, const Step& step) {
   for (; count - row >= M; row += M) step.template operator()<M>(row);
-  if constexpr (M > 1) in_tiles<M / 2>(count, row, step);
+  if constexpr (M > 1) in_tiles<fewer(M)>(count, row, step);
 }
 
-// 16 outputs of each of `count` rows.
+// 16 outputs of each of `count` rows, of which the first begins a tile.
 inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* out) {
   const uint8_t* p = matrix.panel(panel);
   with_format(matrix.format, [&]<Format T>() {
-    in_tiles<TILE_ROWS>(count, 0, [&]<int M>(int row) {
+    in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
       if constexpr (T == BF16)
         stream_bf16<M>(p, rows.at(row), out + row);
       else

@@ -20,6 +20,7 @@ struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
   int cols, width = 0;
+  int unit = 2;  // panels a member takes at a time
 
   // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
   Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
@@ -27,7 +28,7 @@ struct Linear {
     if (pairs) {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
-      width = parts[0]->rows;
+      width = parts[0]->rows, unit = 4;  // a group of 32 outputs
       return;
     }
     for (auto* part : parts) {
@@ -35,6 +36,7 @@ struct Linear {
       width += part->rows;
     }
   }
+  int units() const { return (int(jobs.size()) + unit - 1) / unit; }
   bool any(bool bf16) const {
     return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return (job.matrix->format == BF16) == bf16; });
   }
@@ -112,9 +114,20 @@ struct Model {
 };
 
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
-constexpr int ROW_BLOCK = 64;   // rows whose activations stay in cache while panels go by
-constexpr int UNIT = 2;         // panels a member takes at a time
+constexpr int ROW_BLOCK = 60;   // rows whose activations stay in cache while panels go by
+constexpr int MOST_PANELS = 4;  // of a unit
 constexpr int QUERY_ROWS = 16;  // rows of a chunk that share converted keys and values
+
+// One row in whatever its layer multiplies.
+void prepare_row(const float* x, const Linear& layer, bool ints, bool bf16, Rows rows, int row) {
+  size_t at;
+  int stride;
+  rows.place(row, at, stride);
+  for (int c = 0; c < layer.cols; c += GROUP, at += stride) {
+    if (ints) quantize_group(load(x + c), load(x + c + 16), rows, at);
+    if (bf16) round_group(load(x + c), load(x + c + 16), rows, at);
+  }
+}
 
 // Rows ready to be multiplied, each first normed if a norm is given.
 Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, const float* norm) {
@@ -127,8 +140,7 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
       rms_norm(source, norm, cols, m.config.eps, normed);
       source = normed;
     }
-    if (ints) quantize_row(source, rows.at(i));
-    if (bf16) round_row(source, rows.at(i));
+    prepare_row(source, layer, ints, bf16, rows, i);
   };
   if (count <= FEW_ROWS) {
     Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
@@ -140,56 +152,70 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
   return rows;
 }
 
-int units_of(const Linear& layer) { return (int(layer.jobs.size()) + UNIT - 1) / UNIT; }
-
 // Ask for what this member reads first of a layer, while there is nothing better to do.
-void fetch_start(const Model& m, const Model::Private& own, const Linear* layer, int count) {
-  constexpr int BYTES = 16 << 10;
-  if (!layer || count > ROW_BLOCK) return;
-  const size_t first = size_t(m.team->begin(units_of(*layer), own.member)) * UNIT;
-  size_t bytes = 0;
-  for (size_t i = first; i < layer->jobs.size() && bytes < BYTES; i++) {
-    const Job& job = layer->jobs[i];
-    for (size_t at = 0; at < job.matrix->panel_bytes() && bytes < BYTES; at += LINE, bytes += LINE)
-      fetch(job.matrix->panel(job.panel) + at);
+void fetch_start(const Model& m, const Model::Private& own, const Linear& layer, int count) {
+  constexpr size_t BYTES = 16 << 10;
+  if (count > ROW_BLOCK) return;
+  const size_t first = size_t(m.team->begin(layer.units(), own.member)) * layer.unit;
+  for (size_t i = first, bytes = 0; i < layer.jobs.size() && bytes < BYTES; i++) {
+    const Job& job = layer.jobs[i];
+    const size_t more = std::min(job.matrix->panel_bytes(), BYTES - bytes);
+    fetch_bytes(job.matrix->panel(job.panel), more), bytes += more;
   }
 }
 
-// Every panel times every row. emit(job, row, sum of this panel, sum of the next) takes the results; `next` is the
-// layer that comes after.
-template <int STEP, class Emit>
-void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
-            const Emit& emit) {
-  F* sums = own.sums.get<F>(UNIT * ROW_BLOCK);
+// Every panel times every row. emit(jobs, n, first row, rows, sums [n][ROW_BLOCK]) takes the results of a unit's n
+// panels; finish() is called when a member has nothing left to do.
+template <class Emit, class Finish>
+void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
+            const Finish& finish) {
+  F* sums = own.sums.get<F>(MOST_PANELS * ROW_BLOCK);
   auto piece = [&](int unit) {
-    const Job* jobs = &layer.jobs[size_t(unit) * UNIT];
-    const int n = std::min(UNIT, int(layer.jobs.size()) - unit * UNIT);
+    const Job* jobs = &layer.jobs[size_t(unit) * layer.unit];
+    const int n = std::min(layer.unit, int(layer.jobs.size()) - unit * layer.unit);
     for (int first = 0; first < count; first += ROW_BLOCK) {
       const int block = std::min(ROW_BLOCK, count - first);
       for (int i = 0; i < n; i++)
         multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first), block, sums + i * ROW_BLOCK);
-      for (int i = 0; i < n; i += STEP)
-        for (int r = 0; r < block; r++)
-          emit(jobs[i], first + r, sums[i * ROW_BLOCK + r], sums[(i + STEP - 1) * ROW_BLOCK + r]);
+      emit(jobs, n, first, block, sums);
     }
   };
-  m.team->share(units_of(layer), own.member, piece, [&] { fetch_start(m, own, next, count); });
+  m.team->share(layer.units(), own.member, piece, finish);
 }
 
-void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
-                  float* out, bool add_to) {
-  linear<1>(m, own, layer, rows, count, next, [&](const Job& job, int row, F sum, F) {
-    float* place = out + size_t(row) * layer.width + job.column;
-    if (layer.bias) sum = add(sum, load(layer.bias + job.column));
-    store(place, add_to ? add(sum, load(place)) : sum);
-  });
+template <class Finish>
+void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out, bool add_to,
+                  const Finish& finish) {
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++)
+      for (int i = 0; i < n; i++) {
+        float* place = out + size_t(first + r) * layer.width + jobs[i].column;
+        F sum = sums[i * ROW_BLOCK + r];
+        if (layer.bias) sum = add(sum, load(layer.bias + jobs[i].column));
+        store(place, add_to ? add(sum, load(place)) : sum);
+      }
+  };
+  linear(m, own, layer, rows, count, emit, finish);
 }
 
-void gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear* next,
-                  float* out) {
-  linear<2>(m, own, layer, rows, count, next, [&](const Job& job, int row, F gate, F up) {
-    store(out + size_t(row) * layer.width + job.column, mul(m.config.gelu ? gelu16(gate) : silu16(gate), up));
-  });
+// Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
+Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear& next) {
+  const Rows out = Rows::in(m.gated.get<uint8_t>(0), count, next.cols);
+  const bool ints = next.any(false), bf16 = next.any(true);
+  auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
+  auto emit = [&](const Job* jobs, int, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++) {
+      const F a = gated(sums[r], sums[ROW_BLOCK + r]), b = gated(sums[2 * ROW_BLOCK + r], sums[3 * ROW_BLOCK + r]);
+      size_t at;
+      int stride;
+      out.place(first + r, at, stride);
+      at += size_t(jobs->column / GROUP) * stride;
+      if (ints) quantize_group(a, b, out, at);
+      if (bf16) round_group(a, b, out, at);
+    }
+  };
+  linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });
+  return out;
 }
 
 void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& batch, Layer kv, float* qkv) {
@@ -266,8 +292,20 @@ Attention plan_attention(const Config& c, const Batch& batch, int window) {
   return plan;
 }
 
+// Ask for the keys that this member looks at first.
+void fetch_keys(const Model& m, const Model::Private& own, const Batch& batch, const Attention& plan, Layer kv) {
+  if (batch.num_rows > ROW_BLOCK) return;
+  const Attention::Unit& unit = plan.units[m.team->begin(int(plan.units.size()), own.member)];
+  const Piece& piece = plan.pieces[unit.piece];
+  const Split& split = piece.splits[std::max(0, unit.split)];
+  const Span* spans = batch.span_starts[piece.sequence] + batch.spans + split.first;
+  for (int i = 0; i < split.count; i++)
+    fetch_bytes(kv.page(0, spans[i].page, unit.head), size_t(2) * PAGE_SIZE * kv.dim);
+}
+
+template <class Finish>
 void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
-               const float* qkv, float* out) {
+               const float* qkv, float* out, const Finish& finish) {
   const Config& c = m.config;
   const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads, stride = c.dim + 16;
   float* memory = m.partials.get<float>(0);
@@ -307,7 +345,7 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
       for (int i = 0; i < queries; i++) merge(whole(i), own.outs[i], c.dim);
     }
     for (int i = 0; i < queries; i++) divide(whole(i), c.dim);
-  });
+  }, finish);
   if (plan.shared.empty()) return;
   m.team->share(int(plan.shared.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.shared[u];
@@ -397,7 +435,7 @@ void twostroke_multiply(void* model, void* matrix, const float* norm, const floa
   m.prepared.get<uint8_t>(Rows::bytes(count, layer.cols));
   m.team->run([&](int member) {
     Model::Private& own = m.own[member];
-    store_linear(m, own, layer, prepare(m, own, layer, x, count, norm), count, nullptr, out, false);
+    store_linear(m, own, layer, prepare(m, own, layer, x, count, norm), count, out, false, [] {});
   });
 }
 
@@ -417,9 +455,9 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t p
   const int n = batch.num_rows, q_size = c.heads * c.dim, qkv_size = q_size + 2 * c.kv_heads * c.dim;
   float* qkv = m.qkv.get<float>(size_t(n) * qkv_size);
   float* attended = m.attended.get<float>(size_t(n) * q_size);
-  float* gated = m.gated.get<float>(size_t(n) * c.intermediate);
+  m.gated.get<uint8_t>(Rows::bytes(n, c.intermediate));
   float* out = m.out.get<float>(size_t(n) * c.hidden);
-  m.prepared.get<uint8_t>(Rows::bytes(n, std::max({c.hidden, c.intermediate, q_size})));
+  m.prepared.get<uint8_t>(Rows::bytes(n, std::max(c.hidden, q_size)));
   std::vector<std::pair<int, Attention>> plans;  // by window
   auto plan_of = [&](int window) -> Attention& {
     for (auto& [known, plan] : plans)
@@ -437,18 +475,20 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t p
     });
     for (size_t i = 0; i < m.blocks.size(); i++) {
       const Block& b = m.blocks[i];
-      const Linear* following = i + 1 < m.blocks.size() ? &m.blocks[i + 1].qkv : nullptr;
+      const Linear& following = m.blocks[(i + 1) % m.blocks.size()].qkv;
+      const Attention& plan = plan_of(b.window);
       const Layer layer{kv + i * 2 * pages * c.kv_heads * PAGE_SIZE * c.dim, pages, c.kv_heads, c.dim};
+      auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
       Rows rows = prepare(m, own, b.qkv, hidden, n, b.attn_norm);
-      store_linear(m, own, b.qkv, rows, n, &b.o, qkv, false);
+      store_linear(m, own, b.qkv, rows, n, qkv, false, [&] { fetch_keys(m, own, batch, plan, layer); });
       rope_and_store(m, own, b, batch, layer, qkv);
-      attention(m, own, b, batch, plan_of(b.window), layer, qkv, attended);
+      attention(m, own, b, batch, plan, layer, qkv, attended, fetching(b.o));
       rows = prepare(m, own, b.o, attended, n, nullptr);
-      store_linear(m, own, b.o, rows, n, &b.gate_up, b.attn_post_norm ? out : hidden, !b.attn_post_norm);
+      store_linear(m, own, b.o, rows, n, b.attn_post_norm ? out : hidden, !b.attn_post_norm, fetching(b.gate_up));
       if (b.attn_post_norm) post_norm_add(m, own, b.attn_post_norm, n, out, hidden);
-      gated_linear(m, own, b.gate_up, prepare(m, own, b.gate_up, hidden, n, b.mlp_norm), n, &b.down, gated);
-      rows = prepare(m, own, b.down, gated, n, nullptr);
-      store_linear(m, own, b.down, rows, n, following, b.mlp_post_norm ? out : hidden, !b.mlp_post_norm);
+      rows = prepare(m, own, b.gate_up, hidden, n, b.mlp_norm);
+      rows = gated_linear(m, own, b.gate_up, rows, n, b.down);
+      store_linear(m, own, b.down, rows, n, b.mlp_post_norm ? out : hidden, !b.mlp_post_norm, fetching(following));
       if (b.mlp_post_norm) post_norm_add(m, own, b.mlp_post_norm, n, out, hidden);
     }
   });

@@ -40,4 +40,7 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
-inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
+inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
+inline void fetch_bytes(const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) fetch((const char*)from + at);
+}

@@ -4,7 +4,8 @@
 using F = __m512;   // 16 floats
 using I = __m512i;  // 16 int32, or 64 bytes
 
-constexpr int TILE_ROWS = 8;  // rows that share one pass over weights, keys or values: as many as registers hold
+constexpr int TILE_ROWS = 8;   // rows that share one pass over keys or values
+constexpr int PASS_ROWS = 12;  // or over weights: as many as registers hold
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }
@@ -36,6 +37,8 @@ inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
 
 inline I int_zero() { return _mm512_setzero_si512(); }
 inline I int_set1(int32_t x) { return _mm512_set1_epi32(x); }
+template <int N>
+inline I shift_left(I v) { return _mm512_slli_epi32(v, N); }
 inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
 inline I to_int(F v) { return _mm512_cvtps_epi32(v); }  // to the nearest, ties to even
 inline int32_t sum(I v) { return _mm512_reduce_add_epi32(v); }

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "summary.h"
 #include "threads.h"
 
 // A panel of a matrix, and where its sums go.
@@ -87,7 +88,8 @@ struct Batch {
   const int32_t* row_starts;      // [sequences + 1]
   const int32_t* span_starts;     // [sequences + 1]
   const Span* spans;              // of all sequences
-  const float *cos, *sin;         // [ropes, rows, dim / 2]
+  const float *cos, *sin;         // [ropes, turns, dim / 2], by position
+  int64_t turns;
 };
 
 // Rows of one sequence that attend together: all splits of a head by one member, or each by any.
@@ -223,7 +225,7 @@ void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& 
   const int width = (c.heads + 2 * c.kv_heads) * c.dim;
   m.team->share(batch.num_rows, own.member, [&](int row) {
     float* heads = qkv + size_t(row) * width;
-    const size_t angles = (size_t(b.rope) * batch.num_rows + row) * (c.dim / 2);
+    const size_t angles = (size_t(b.rope) * batch.turns + batch.positions[row]) * (c.dim / 2);
     for (int h = 0; h < c.heads + c.kv_heads; h++) {
       float* head = heads + h * c.dim;
       if (b.q_norm) rms_norm(head, h < c.heads ? b.q_norm : b.k_norm, c.dim, c.eps, head);
@@ -437,6 +439,19 @@ void twostroke_multiply(void* model, void* matrix, const float* norm, const floa
     Model::Private& own = m.own[member];
     store_linear(m, own, layer, prepare(m, own, layer, x, count, norm), count, out, false, [] {});
   });
+}
+
+// [rows, count] logits to a summary each; `chunks` has room for all their chunks.
+void twostroke_summarize(void* team_, const float* logits, int rows, int count, Summary* chunks, Summary* out) {
+  Team& team = *(Team*)team_;
+  const int per_row = (count + CHUNK - 1) / CHUNK;
+  team.run([&](int member) {
+    team.share(rows * per_row, member, [&](int i) {
+      const int first = i % per_row * CHUNK;
+      chunks[i] = summarize_chunk(logits + size_t(i / per_row) * count + first, first, std::min(CHUNK, count - first));
+    });
+  });
+  for (int row = 0; row < rows; row++) out[row] = merge_chunks(chunks + size_t(row) * per_row, per_row);
 }
 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.

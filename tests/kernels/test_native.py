@@ -1,5 +1,7 @@
 """The native backend: GGUF's bits kept, products right, and no bit that depends on the rows beside a row."""
 
+import math
+
 import gguf
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kernels import native
 from twostroke.kernels.formats import FORMATS, RawTensor
+from twostroke.kernels.summary import summarize
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
@@ -115,3 +118,22 @@ def test_what_it_cannot_run_is_said() -> None:
         LLM("smollm2-135m", backend="native", page_size=8)
     with pytest.raises(InvalidRequest, match="float32 on a CPU, not in bfloat16"):
         LLM("smollm2-135m", backend="native", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
+def test_summaries(kernels: native.NativeKernels, width: int) -> None:
+    """The figures of the reference, whatever the width; the same bits alone, and in every variant and thread count."""
+    logits = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 8
+    logits[1, 3] = logits[1, -1] = 99.0  # the lowest of several
+    logits[2] = -3.0
+    logits[4, width // 2] = torch.nan
+    got, wanted = kernels.summarize(logits), summarize(logits)
+    assert (got.best[:4], got.top[:4]) == (wanted.best[:4], wanted.top[:4])
+    torch.testing.assert_close(got.logsumexp[:4], wanted.logsumexp[:4], rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(got.entropy[:4], wanted.entropy[:4], rtol=1e-5, atol=1e-5)
+    assert math.isnan(got.top[4])
+    assert math.isnan(got.logsumexp[4])
+    one = native.NativeKernels(1)
+    for i in range(4):
+        alone = one.summarize(logits[i : i + 1])
+        assert (alone.logsumexp[0], alone.entropy[0]) == (got.logsumexp[i], got.entropy[i])

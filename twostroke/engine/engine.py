@@ -171,7 +171,8 @@ class Engine:
 
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
         logits = torch.stack([lane.logits for lane, _ in pairs if lane.logits is not None])
-        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs]), strict=True):
+        summarize = pairs[0][0].model.decoder.kernels.summarize
+        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], summarize), strict=True):
             if not lane.choice.done:
                 self._guarded({lane.choice.request}, self._take, lane, sampled)
 

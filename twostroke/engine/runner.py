@@ -40,9 +40,10 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         tables=[entry.lane.writer.table for entry in entries],
     )
     hidden = model.decoder.forward(batch, model.pool.storage)
-    ends = starts[1:]
-    wanted = [np.arange(end - entry.logit_rows, end) for entry, end in zip(entries, ends, strict=True)]
-    logits = model.decoder.logits(hidden[joined(wanted)]) if any(entry.logit_rows for entry in entries) else None
+    if sum(entry.logit_rows for entry in entries) < len(hidden):
+        ends = zip(entries, starts[1:], strict=True)
+        hidden = hidden[joined([np.arange(end - entry.logit_rows, end) for entry, end in ends])]
+    logits = model.decoder.logits(hidden) if len(hidden) else None
     taken = 0
     for entry in entries:
         mine = None

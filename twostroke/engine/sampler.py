@@ -2,13 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from twostroke.engine.sampling import SamplingParams
+from twostroke.kernels.summary import Summary, argmax, summarize
 
 # How many candidates top_p looks at before it sorts all, which takes long.
 FEW = (512, 4096)
@@ -58,30 +59,23 @@ class Sampled:
     logits: torch.Tensor | None = None
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """Sample a token from each row of [R, vocab] float32 logits."""
-    shaped = logits
+def sample(
+    logits: torch.Tensor, draws: Sequence[Draw], summarize: Callable[[torch.Tensor], Summary] = summarize
+) -> list[Sampled]:
+    """Sample a token from each row of [R, vocab] float32 logits, with a backend's own `summarize`."""
+    shaped, summary = logits, summarize(logits)
+    ids, best = list(summary.best), summary.top
     if any(draw.params.shapes_logits for draw in draws):
         shaped = logits.clone()
         for row, draw in zip(shaped, draws, strict=True):
             _shape(row, draw)
-    rows = list(range(len(draws)))
-    ids = _argmax(shaped)
-    best = shaped[rows, ids].tolist()
+        ids = argmax(shaped)
+        best = shaped[list(range(len(ids))), ids].tolist()
     for i, draw in enumerate(draws):
         # Where even the largest logit is not finite there is nothing to draw from.
         if draw.params.temperature > 0 and math.isfinite(best[i]):
             ids[i] = _draw(shaped[i], draw)
-    # Not logsumexp, which may sum a row in another order when there are others.
-    logprobs = logits.log_softmax(-1)
-    chosen = logprobs[rows, ids].tolist()
-    return [_report(draws[i], ids[i], chosen[i], logits, logprobs, i) for i in rows]
-
-
-def _argmax(logits: torch.Tensor) -> list[int]:
-    """The most likely id of each row; the lowest of several."""
-    # On a CPU, numpy's is many times as fast as torch's.
-    return (logits.detach().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    return [_report(draw, ids[i], logits[i], summary, i) for i, draw in enumerate(draws)]
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:
@@ -163,17 +157,16 @@ def uniform(seed: bytes, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def _report(
-    draw: Draw, token: int, logprob: float, logits: torch.Tensor, logprobs: torch.Tensor, place: int
-) -> Sampled:
+def _report(draw: Draw, token: int, logits: torch.Tensor, summary: Summary, place: int) -> Sampled:
+    def logprob(logit: float) -> float:
+        return logit - summary.logsumexp[place]
+
     entropy = top_probability = top = None
     if draw.stats:
-        row = logprobs[place]
-        # xlogy-like: a probability of 0 contributes 0, not nan.
-        terms = torch.where(row > -torch.inf, row.exp() * row, 0)
-        entropy = max(0.0, float(-terms.sum() / np.log(2)))
-        top_probability = float(row.max().exp())
+        entropy = max(0.0, summary.entropy[place] / math.log(2))
+        top_probability = math.exp(logprob(summary.top[place]))
     if (count := draw.params.logprobs) is not None:
-        ids = _likeliest(logits[place], max(1, count))[:count]
-        top = tuple(zip(ids.tolist(), logprobs[place][ids].tolist(), strict=True))
-    return Sampled(token, logprob, entropy, top_probability, top, logits[place].clone() if draw.keep_logits else None)
+        ids = _likeliest(logits, max(1, count))[:count]
+        top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
+    own = logprob(logits[token].item())
+    return Sampled(token, own, entropy, top_probability, top, logits.clone() if draw.keep_logits else None)

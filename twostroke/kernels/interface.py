@@ -15,6 +15,7 @@ import torch
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.rope import Rope
+from twostroke.kernels.summary import Summary
 
 # Columns of a span table, one row per page that a sequence reads, in the order of its entries.
 PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
@@ -77,6 +78,10 @@ class Kernels(Protocol):
 
     def whole_pass(self, decoder: Any) -> Pass | None:
         """The decoder's forward pass as one call; None where the decoder calls `Operations` one by one."""
+        ...
+
+    def summarize(self, logits: torch.Tensor) -> Summary:
+        """[R, vocab] float32 logits, each row by itself."""
         ...
 
 

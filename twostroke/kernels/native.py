@@ -20,13 +20,14 @@ import torch
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
-from twostroke.kernels.rope import frequencies
+from twostroke.kernels.rope import Rope, frequencies
+from twostroke.kernels.summary import Summary, combine
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
-PANEL, PAGE_SIZE = 16, 16
+PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
 # What the processor must have for each compiled variant, the quickest first. They differ in speed, not in bits (but
 # for bfloat16 weights, whose products the processor rounds in its own way).
 VARIANTS = {
@@ -47,7 +48,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, ctypes.c_int64, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
 }
+
+
+_SUMMARY = np.dtype([("best", np.int32), ("top", np.float32), ("sum", np.float32), ("weighted", np.float32)])
 
 
 class _Config(ctypes.Structure):
@@ -63,6 +68,7 @@ class _Batch(ctypes.Structure):
         ("sequences", ctypes.c_int32),
         *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
+        ("turns", ctypes.c_int64),
     ]
 
 
@@ -133,6 +139,14 @@ class NativeKernels:
     def whole_pass(self, decoder: Decoder) -> NativePass:
         return NativePass(self, decoder)
 
+    def summarize(self, logits: torch.Tensor) -> Summary:
+        logits = logits.contiguous()
+        rows, count = logits.shape
+        chunks = np.empty(rows * -(-count // SUMMARY_CHUNK), _SUMMARY)
+        out = np.empty(rows, _SUMMARY)
+        self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, chunks.ctypes.data, out.ctypes.data)
+        return combine(out["best"], out["top"], out["sum"], out["weighted"])
+
 
 class Matrix:
     """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place."""
@@ -168,7 +182,8 @@ class NativePass:
     def __init__(self, kernels: NativeKernels, decoder: Decoder) -> None:
         config = decoder.config
         self.kernels, self.decoder, self.library = kernels, decoder, kernels.library
-        self.ropes = list(dict.fromkeys(config.ropes))
+        self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
+        self.turns = torch.empty(0, 0), torch.empty(0, 0)
         self.embed, self.head = decoder.embed.matrices[0], decoder.head.matrices[0]
         fields = _Config(
             config.hidden_size,
@@ -202,10 +217,7 @@ class NativePass:
         """[N, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
         hidden = torch.empty(batch.num_rows, config.hidden_size)
-        angles = torch.stack(
-            [batch.positions[:, None].float() * frequencies(rope, config.head_dim) for rope in self.ropes]
-        )
-        cos, sin = angles.cos(), angles.sin()
+        turns = self._turns(int(batch.positions.max()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
         span_starts = np.cumsum([0, *(len(table) for table in batch.tables)], dtype=np.int32)
         spans = np.ascontiguousarray(np.concatenate(batch.tables), np.int32)
@@ -214,11 +226,19 @@ class NativePass:
             len(batch.tables),
             *(t.data_ptr() for t in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
             *(array.ctypes.data for array in (row_starts, span_starts, spans)),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            *(table.data_ptr() for table in turns),
+            turns[0].shape[1],
         )
         self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), kv.shape[2], hidden.data_ptr())
         return hidden
+
+    def _turns(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of at least so many positions: [ropes, positions, head_dim / 2] each."""
+        if self.turns[0].shape[1] < count:
+            positions = torch.arange(max(1024, 1 << (count - 1).bit_length()), dtype=torch.float32)[:, None]
+            angles = torch.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
+            self.turns = angles.cos(), angles.sin()
+        return self.turns
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab]."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.kernels.rope import Rope, frequencies
+from twostroke.kernels.summary import Summary, summarize
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
 BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
@@ -74,6 +75,9 @@ class ReferenceKernels:
 
     def whole_pass(self, decoder: Any) -> None:
         """The reference is called operation by operation."""
+
+    def summarize(self, logits: torch.Tensor) -> Summary:
+        return summarize(logits)
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         rows = F.embedding(token_ids, weight.matrix)

@@ -170,7 +170,8 @@ class Engine:
                 self._guarded({lane.choice.request for lane, _ in live}, self._sample_rows, live)
 
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
-        logits = torch.stack([lane.logits for lane, _ in pairs if lane.logits is not None])
+        rows = [lane.logits for lane, _ in pairs if lane.logits is not None]
+        logits = torch.stack(rows) if len(rows) > 1 else rows[0][None]  # a view: logits are not small
         summarize = pairs[0][0].model.decoder.kernels.summarize
         for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], summarize), strict=True):
             if not lane.choice.done:

@@ -159,6 +159,7 @@ class Matrix:
         )
         if not self.handle:
             raise MemoryError(f"no memory to pack {raw.source}")
+        raw.release()  # or a mapped file would stay in memory beside what was packed from it
         weakref.finalize(self, kernels.library.twostroke_matrix_free, self.handle)
 
     @property

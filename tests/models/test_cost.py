@@ -111,26 +111,32 @@ def test_whatever_was_measured_more_work_takes_no_less_time(seconds: list[float]
     assert 0 <= predictor.seconds(step) <= predictor.seconds(longer) < float("inf")
 
 
-def test_nine_steps_in_ten_stay_below_the_correction() -> None:
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_most_steps_stay_below_the_correction(spread: float) -> None:
     """Steps whose time is twice what was predicted, and varies; the machine then gets three times as fast."""
     rng, correction = np.random.default_rng(0), Correction()
     for level in (2.0, 2.0 / 3):
         late = []
         for _ in range(3000):
-            measured = level * rng.lognormal(0, 0.2)
+            measured = level * rng.lognormal(0, spread)
             late.append(measured > correction.factor)
             correction.observe(correction.factor, measured)
-        assert 0.07 < np.mean(late[500:]) < 0.13
-        assert level < correction.factor < 2 * level
+        assert 0.01 < np.mean(late[60:]) < 0.1
+        assert level < correction.factor < level * np.exp(3 * spread)
 
 
-def test_one_step_that_was_held_up_moves_it_no_further_than_another() -> None:
-    slightly, badly = Correction(), Correction()
-    slightly.observe(1.0, 1.001)
-    badly.observe(1.0, 1e6)
-    assert slightly.factor == badly.factor == pytest.approx(1.09)
-    for _ in range(1000):
-        badly.observe(1.0, 2.0)
-        slightly.observe(0.0, 0.0)
-    assert badly.factor * slightly.factor == pytest.approx(1.0)
-    assert badly.factor == pytest.approx(16)
+def test_one_step_that_was_held_up_counts_as_twice_as_slow() -> None:
+    doubled, held_up = Correction(), Correction()
+    doubled.observe(1.0, 2.0)
+    held_up.observe(1.0, 1e6)
+    assert held_up.factor == doubled.factor < 1.5
+    for _ in range(40):
+        held_up.observe(held_up.factor, 1.0)
+    assert held_up.factor < 1.1
+
+
+def test_clocks_and_predictions_of_nothing() -> None:
+    correction = Correction()
+    for predicted, measured in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0)):
+        correction.observe(predicted, measured)
+    assert 0.3 < correction.factor < 3

@@ -113,28 +113,35 @@ class Predictor:
 
 
 class Correction:
-    """A factor on predicted seconds that nine steps in ten stay below, followed as the machine changes.
+    """A factor on predicted seconds that most steps stay below, followed as the machine changes.
 
-    It tracks a quantile by steps of fixed size (the subgradient of the pinball loss; Koenker and Bassett 1978): up by
-    `UP` after a step that took longer than predicted, down by `DOWN` after any other, and rests where the first are
-    `DOWN / (UP + DOWN)` of all. By how much a step was late plays no part, so a single one that was held up for a
-    second moves it no further than one that was a little late; nothing is divided, and it stays within `LIMIT`. Only
-    the whole is corrected, not each price: consecutive steps are too much alike to tell prices apart.
+    Of the logarithm of measured over predicted it keeps a running mean and a running mean deviation, and the factor is
+    two deviations above the mean: what TCP does with round trips (Jacobson 1988, appendix A), in logarithms, so that
+    twice as fast and twice as slow weigh the same. It cannot run away: both are averages of what was seen, and one
+    step counts as a factor of two at most, however long it was held up. Only the whole is corrected, not each price:
+    consecutive steps are too much alike to tell prices apart.
     """
 
-    UP, DOWN, LIMIT = math.log(1.09), math.log(1.01), math.log(16)
+    GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 16, 2.0
+    MOST = math.log(2)
 
     def __init__(self) -> None:
-        self._log = 0.0
+        self._mean, self._deviation = 0.0, 0.05
 
     @property
     def factor(self) -> float:
-        return math.exp(self._log)
+        return math.exp(self._mean + self._margin)
+
+    @property
+    def _margin(self) -> float:
+        return self.DEVIATIONS * self._deviation
 
     def observe(self, predicted: float, measured: float) -> None:
-        """A step was predicted, corrected, to take so many seconds, and took so many."""
-        moved = self._log + (self.UP if measured > predicted else -self.DOWN)
-        self._log = min(max(moved, -self.LIMIT), self.LIMIT)
+        """A step was predicted to take so many seconds, this factor included, and took so many."""
+        surprise = math.log(max(measured, 1e-9)) - math.log(max(predicted, 1e-9)) + self._margin
+        surprise = min(max(surprise, -self.MOST), self.MOST)
+        self._mean += self.GAIN * surprise
+        self._deviation += self.DEVIATION_GAIN * (abs(surprise) - self._deviation)
 
 
 def _nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ def plot(path: Path, title: str, points: Sequence[Point]) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasSVG(figure)
     figure.suptitle(f"{title}: ITL of the streams while the prompt is prefilled")
+    points = sorted(points, key=lambda point: point[2]["itl_p99_s"])
     fixed = [point for point in points if point[1] is None]
     paced = [point for point in points if point[1] is not None]
     for axes, (name, label) in zip(figure.subplots(1, 2), PANELS, strict=True):
@@ -30,6 +31,7 @@ def plot(path: Path, title: str, points: Sequence[Point]) -> None:
             if objective is not None:
                 axes.axvline(objective, color="gray", linewidth=0.8, linestyle=":")
         axes.set_xscale("log")
+        axes.margins(x=0.2, y=0.15)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("p99 ITL, ms")
         axes.set_ylabel(label)

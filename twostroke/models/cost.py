@@ -117,16 +117,17 @@ class Correction:
 
     Of the logarithm of measured over predicted it keeps a running mean and a running mean deviation, and the factor is
     two deviations above the mean: what TCP does with round trips (Jacobson 1988, appendix A), in logarithms, so that
-    twice as fast and twice as slow weigh the same. It cannot run away: both are averages of what was seen, and one
-    step counts as a factor of two at most, however long it was held up. Only the whole is corrected, not each price:
-    consecutive steps are too much alike to tell prices apart.
+    twice as fast and twice as slow weigh the same. It begins with more deviation than a quiet machine has: the first
+    chunks are rather too short. It cannot run away: both are averages of what was seen, and one step counts as a factor
+    of two at most, however long it was held up. Only the whole is corrected, not each price: consecutive steps are too
+    much alike to tell prices apart.
     """
 
     GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 16, 2.0
     MOST = math.log(2)
 
     def __init__(self) -> None:
-        self._mean, self._deviation = 0.0, 0.05
+        self._mean, self._deviation = 0.0, 0.15
 
     @property
     def factor(self) -> float:

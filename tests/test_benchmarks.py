@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +98,13 @@ def test_an_answer_that_differs_ends_the_run(tiny_llm: Callable[..., LLM]) -> No
     llms = {"radix": tiny_llm(), "hash": tiny_llm("qwen2", prefix_index="hash")}  # not the same model
     with pytest.raises(hit_rate.Differs, match="hash, 0% and radix, 0% answer the same prompt differently"):
         hit_rate.measure(llms, hit_rate.cases(64, 32, 8), 1, 3, quiet)
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the development environment has it")
+    from benchmarks.itl_plot import plot
+
+    medians = {"itl_p99_s": 0.06, "ttft_s": 5.0, "tokens_per_second": 800.0}
+    plot(tmp_path / "results" / "a.svg", "model", [("budget 64", None, medians), ("objective 50 ms", 50, medians)])
+    picture = (tmp_path / "results" / "a.svg").read_text()
+    assert picture.count("budget 64") == picture.count("objective 50 ms") == 2  # one in each panel

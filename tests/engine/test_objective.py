@@ -15,7 +15,7 @@ from twostroke.engine.scheduler import LEAST_CHUNK, Plan, SchedulerConfig, large
 from twostroke.errors import InvalidRequest
 from twostroke.kernels import native
 from twostroke.llm import LLM
-from twostroke.models.cost import Predictor, Rows, Work
+from twostroke.models.cost import Correction, Predictor, Rows, Work
 
 TinyLLM = Callable[..., LLM]
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True)
@@ -108,13 +108,11 @@ def test_calibration(family: str, tiny_llm: TinyLLM) -> None:
 
 def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
     """A step over two models takes the seconds of both; the correction is the whole step's."""
-    llm = tiny_llm(prefix_index="off")
-    prices = Predictor(llm.model.cost, Work(0, 0, 1e-6, 0, 0)), Predictor(llm.model.cost, Work(0, 0, 2e-6, 0, 0))
-    one, two = Forecast({"a": prices[0], "b": prices[1]}), Forecast({"a": prices[0]})
-    assert one._seconds([("a", Rows(2)), ("b", Rows(3))]) == pytest.approx(
-        prices[0].seconds([Rows(2)]) + prices[1].seconds([Rows(3)])
-    )
-    assert two._seconds([("a", Rows(2)), ("a", Rows(1))]) == pytest.approx(prices[0].seconds([Rows(3)]))
+    cost = tiny_llm().model.cost
+    first, second = Predictor(cost, Work(0, 0, 1e-6, 0, 0)), Predictor(cost, Work(0, 0, 2e-6, 0, 0))
+    forecast = Forecast({"a": first, "b": second})
+    both = forecast._seconds([("a", Rows(2)), ("b", Rows(3))])
+    assert both == pytest.approx(Correction().factor * (first.seconds([Rows(2)]) + second.seconds([Rows(3)])))
 
 
 @pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")

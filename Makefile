@@ -5,7 +5,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models bench-peers bench-quality check clean
+.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -27,6 +27,12 @@ bench-peers: $(VENV)/installed  ## against other engines, which it installs: hal
 
 bench-quality: $(VENV)/installed  ## what number formats cost: perplexity and KL to float32 on Wikipedia; 20 minutes
 	$(BIN)/python -m benchmarks.quality
+
+bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes
+	$(BIN)/python -m benchmarks.itl
+
+bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 minutes
+	$(BIN)/python -m benchmarks.hit_rate
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -23,6 +23,8 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.backends import create_kernels
+from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.interface import Kernels
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
@@ -30,6 +32,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.radix import RadixIndex
 from twostroke.methods import Method, Plain
 from twostroke.models.config import ModelConfig
+from twostroke.models.cost import Cost
 from twostroke.models.decoder import Decoder
 
 INDEXES = {"radix": RadixIndex, "hash": HashIndex, "off": None}
@@ -61,6 +64,7 @@ class LLM:
         prefix_index: str = "radix",
         max_step_tokens: int = 512,
         max_running: int = 256,
+        itl_ms: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Open a model, fetching it first if it is not there.
@@ -77,6 +81,8 @@ class LLM:
             prefix_index: "radix", "hash", or "off".
             max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
             max_running: most choices that run at once.
+            itl_ms: objective for ITL, in milliseconds: chunks of prompts shrink to keep it while anything decodes.
+                Opening the model then measures its steps for about a second.
             progress: hears of downloads, (stage, bytes done, bytes in all).
 
         Raises:
@@ -85,6 +91,7 @@ class LLM:
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
         check_weights(weights)  # before anything is fetched
+        scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         checkpoint = quantize(opened, weights, threads)
         head_dim = checkpoint.config.head_dim
@@ -110,8 +117,9 @@ class LLM:
             self.tokenizer,
             self.pool,
             None if index is None else index(self.pool, identity),
+            Cost(self.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes),
         )
-        self.engine = Engine({self.name: self.model}, self.name, SchedulerConfig(max_step_tokens, max_running))
+        self.engine = Engine({self.name: self.model}, self.name, scheduler)
 
     # The two strokes ------------------------------------------------------------------------------------------
 
@@ -343,6 +351,17 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     if kv_bytes < page_bytes:
         raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
     return kv_bytes // page_bytes
+
+
+def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
+    """Of the matrices of all layers, and of the head, as the backend computes on them."""
+
+    def size(tensor: RawTensor) -> int:
+        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * kernels.dtype.itemsize
+
+    matrices = checkpoint.matrices()
+    layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
+    return layers, size(matrices["embed" if checkpoint.config.tied else "head"])
 
 
 __all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "Prompt", "SamplingParams", "Token"]

@@ -43,7 +43,9 @@ def test_serve(tiny: str) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("options", [("--log-format", "xml"), ("--max-queued", "-1"), ("--port", "70000")])
+@pytest.mark.parametrize(
+    "options", [("--log-format", "xml"), ("--max-queued", "-1"), ("--itl-ms", "0"), ("--port", "70000")]
+)
 def test_wrong_options(options: tuple[str, str], tiny: str, run: Callable[..., Any]) -> None:
     result = run("serve", "--model", tiny, *options)
     assert result.exit_code == 2

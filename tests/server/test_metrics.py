@@ -77,6 +77,37 @@ def test_aborted_and_failed_requests(running: Serving) -> None:
     assert read(running)["errors_total:InvalidRequest"] == 1
 
 
+def test_predicted_step_times(running: Serving, open_tiny: Callable[..., LLM]) -> None:
+    """With an objective every step is predicted."""
+    options: Any = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 5, "extra_body": {"ignore_eos": True}}
+    running.client.completions.create(**options)
+    assert not any(name.startswith("predicted") for name in read(running))
+    with serving(open_tiny(itl_ms=20)) as paced:
+        paced.client.completions.create(**options)
+        seen = read(paced)
+    for kind, steps in (("prefill", 1), ("decode", 4)):
+        assert seen[f"predicted_step_seconds_count:{kind}"] == seen[f"step_seconds_count:{kind}"] == steps
+        assert seen[f"predicted_step_seconds_sum:{kind}"] > 0
+
+
+def test_turns_reuse_what_was_said_and_generated(running: Serving) -> None:
+    """The second turn finds the first one's prompt and answer, in whole pages of 16 tokens; its last token, which was
+    sampled and never entered, is computed."""
+    messages: Any = [{"role": "user", "content": "the fox " * 12}]
+    (word,) = running.llm.tokenizer.encode(" fox", add_bos=False)
+    options: Any = {"model": "tiny", "max_tokens": 60, "logit_bias": {str(word): 100}}
+    first = running.client.chat.completions.create(messages=messages, **options)
+    said = first.choices[0].message.content
+    assert said == " fox" * 60
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and then"}]
+    second = running.client.chat.completions.create(messages=messages, **options)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    known = first.usage.prompt_tokens + first.usage.completion_tokens - 1
+    assert second.usage.prompt_tokens_details.cached_tokens == known // 16 * 16 > first.usage.prompt_tokens
+
+
 def test_reset_prefix_cache(running: Serving) -> None:
     def cached() -> int:
         usage = running.client.completions.create(model="tiny", prompt=[7] * 40, max_tokens=2).usage

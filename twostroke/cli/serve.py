@@ -24,6 +24,9 @@ def serve(
         str | None, _server(envvar="TWOSTROKE_API_KEY", help="What clients must send as a bearer token.")
     ] = None,
     max_running: Annotated[int, _server(min=1, help="Most answers generated at once.")] = 256,
+    itl_ms: Annotated[
+        float | None, _server(min=1, help="Milliseconds between tokens: prompts wait to keep it.", show_default="none")
+    ] = None,
     max_queued: Annotated[int, _server(min=0, help="Most answers that wait; beyond, 429.")] = 512,
     max_body: Annotated[Any, _server(parser=parse_size, metavar="SIZE", help="Longest request body.")] = "8MiB",
     timeout: Annotated[
@@ -51,7 +54,7 @@ def serve(
         timeout_s=timeout,
         grace_s=grace,
     )
-    llm = model_options.open(max_running=max_running)
+    llm = model_options.open(max_running=max_running, itl_ms=itl_ms)
     configure(log_format)
     note(f"{llm!r} at http://{host}:{port}/v1 (process {os.getpid()})")
     make_server(llm, settings, host, port).run()

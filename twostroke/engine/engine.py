@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from twostroke.engine.driver import Driver
+from twostroke.engine.forecast import Forecast
 from twostroke.engine.lane import DecodeLane
 from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
@@ -19,7 +20,7 @@ from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Entry, run
 from twostroke.engine.sampler import Draw, Sampled, sample
-from twostroke.engine.scheduler import SchedulerConfig, plan
+from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import TwostrokeError
 
@@ -28,21 +29,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens that a step computed: those of decoding lanes, and those of chunks (replays included)."""
+    """Tokens that a step computed: those of decoding lanes, and those of chunks (replays included).
+
+    `predicted_s` is how long it was expected to take, in an engine with an ITL objective.
+    """
 
     prefill: int = 0
     decode: int = 0
+    predicted_s: float | None = None
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Batch:
+    def of(cls, entries: Sequence[Entry], predicted_s: float | None) -> Batch:
         decode = sum(len(entry.tokens) == 1 and isinstance(entry.lane, DecodeLane) for entry in entries)
-        return cls(sum(len(entry.tokens) for entry in entries) - decode, decode)
+        return cls(sum(len(entry.tokens) for entry in entries) - decode, decode, predicted_s)
 
 
 class Engine:
     """Runs requests over one or more models.
 
-    Single-threaded: whoever waits for tokens calls `step`, which serves every request.
+    Single-threaded: whoever waits for tokens calls `step`, which serves every request. An ITL objective calibrates the
+    models first, which takes about a second for each.
 
     Attributes:
         batch: what the last step computed.
@@ -50,12 +56,24 @@ class Engine:
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
         self.models, self.default = dict(models), default
+        self._forecast: Forecast | None = None
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # choices refer to theirs weakly
         self._queues = Queues()
         self._driver = Driver(self.models, default)
         self._placement = Placement(self.models.values(), self._queues)
         self.batch = Batch()
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """Limits of a step; may be replaced between steps."""
+        return self._config
+
+    @config.setter
+    def config(self, config: SchedulerConfig) -> None:
+        if config.itl_ms is not None and self._forecast is None:
+            self._forecast = Forecast.calibrated(self.models)
+        self._config = config
 
     @property
     def num_waiting(self) -> int:
@@ -113,11 +131,13 @@ class Engine:
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. False if there was nothing to do."""
+        began, forecast = time.perf_counter(), self._forecast
         self._admit()
-        entries, failed = self._placement.place(plan(self._queues.running, self.config))
+        entries, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
         for choice, error in failed:
             self._fail({choice.request}, error)
-        self.batch = Batch.of(entries)
+        predicted = None if forecast is None else forecast.placed(entries)
+        self.batch = Batch.of(entries, predicted)
         by_model: dict[str, list[Entry]] = {}
         for entry in entries:
             if not entry.lane.choice.done:
@@ -130,7 +150,14 @@ class Engine:
             worked = True
             self._sample(ready)
             self._resume()
+        if forecast is not None and predicted is not None and entries:
+            forecast.observe(entries, predicted, time.perf_counter() - began)
         return worked
+
+    def _fits(self, planned: Plan) -> bool:
+        """Whether a step that is to keep the ITL objective is expected to."""
+        forecast, itl_ms = self._forecast, self.config.itl_ms
+        return forecast is None or itl_ms is None or forecast.planned(planned) <= itl_ms / 1e3
 
     def _admit(self) -> None:
         queues = self._queues

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
+from twostroke.models.cost import Cost
 from twostroke.models.decoder import Decoder
 
 
@@ -17,6 +18,7 @@ class Model:
         id: names weights and numerics; entries are canonical for an id.
         pool: where its KV lives; models of one geometry may share it.
         index: its prefix index, or None.
+        cost: work of its steps.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Model:
     tokenizer: Tokenizer
     pool: PagePool
     index: PrefixIndex | None
+    cost: Cost
 
     @property
     def vocab_size(self) -> int:

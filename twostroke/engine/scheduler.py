@@ -4,14 +4,23 @@ One rule: every lane has tokens it knows and has not entered, and a step lets la
 budget. Lanes that are one token behind (decoding) come first, one token each; what is left of the budget is shared
 by the others, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking, prefix hits and replays
 after a preemption are all just lanes with more or fewer tokens to go.
+
+The budget is a number of tokens. With an ITL objective it shrinks, while anything decodes, to the most with which the
+step is predicted to stay inside the objective: what a token costs depends on the machine and on the context behind it.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.lane import Lane
 from twostroke.engine.request import Choice
 from twostroke.errors import InvalidRequest
+
+# What prefills get however tight the objective: the kernels take eight rows at once at little more than one's price.
+LEAST_CHUNK = 8
+
+Plan = list[tuple[Lane, int]]  # a lane, and how many of its tokens to enter
 
 
 @dataclass(frozen=True)
@@ -21,27 +30,53 @@ class SchedulerConfig:
     Attributes:
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
         max_running: most choices that run at once.
+        itl_ms: objective for the time of a step in which anything decodes, in milliseconds; None for none.
     """
 
     max_step_tokens: int = 512
     max_running: int = 256
+    itl_ms: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_running"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.itl_ms is not None and not 0 < self.itl_ms < math.inf:
+            raise InvalidRequest(f"itl_ms must be a positive number of milliseconds, or None, not {self.itl_ms}")
 
 
-def plan(running: Iterable[Choice], config: SchedulerConfig) -> list[tuple[Lane, int]]:
-    """(lane, how many of its tokens to enter), decoding lanes first, then by arrival."""
+def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Plan], bool]) -> Plan:
+    """What the next step enters: decoding lanes first, then by arrival.
+
+    Args:
+        running: in order of arrival.
+        config: its limits.
+        fits: whether a step would keep the ITL objective; asked only where it would hold up what decodes.
+    """
     lanes = [lane for choice in running for lane in choice.lanes if lane.todo]
     chosen = [(lane, 1) for lane in lanes if lane.decoding]
     # More decoding lanes than budget: they all go. Leaving some out would stall streams to save a little time.
     # And the oldest of the others gets on by a token at least: decoding never starves a prefill.
     budget = max(1, config.max_step_tokens - len(chosen))
     behind = [lane for lane in lanes if not lane.decoding]
-    counts = share([len(lane.todo) for lane in behind], budget)
-    return chosen + [(lane, count) for lane, count in zip(behind, counts, strict=True) if count]
+    todo = [len(lane.todo) for lane in behind]
+
+    def with_chunks(budget: int) -> Plan:
+        counts = share(todo, budget)
+        return chosen + [(lane, count) for lane, count in zip(behind, counts, strict=True) if count]
+
+    if chosen and behind and config.itl_ms is not None:
+        budget = largest(min(budget, sum(todo)), lambda tokens: fits(with_chunks(tokens)))
+    return with_chunks(budget)
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The most tokens up to `most` that fit, where fewer fit too; `LEAST_CHUNK`, or `most`, whether they fit or not."""
+    low, high = min(LEAST_CHUNK, most), most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def share(todo: Sequence[int], budget: int) -> list[int]:

@@ -69,6 +69,9 @@ class Metrics:
         self._prefill = histogram("prefill_seconds", "First token - start", LONG)
         self._decode = histogram("decode_seconds", "Last token - first token", LONG)
         self._step = histogram("step_seconds", "A step of the engine", SHORT, "kind")
+        self._predicted = histogram(
+            "predicted_step_seconds", "What the same steps were expected to take (with --itl-ms)", SHORT, "kind"
+        )
         self._batch = histogram("step_tokens", "Tokens that a step computes", TOKENS, "kind")
         self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
         self._requests = counter("finished_requests", "Prompts that came to their end", "outcome")
@@ -80,6 +83,8 @@ class Metrics:
         """One step of the engine. Called by its thread."""
         kind = "mixed" if batch.prefill and batch.decode else "prefill" if batch.prefill else "decode"
         self._step.labels(kind).observe(seconds)
+        if batch.predicted_s is not None:
+            self._predicted.labels(kind).observe(batch.predicted_s)
         for name, tokens in (("prefill", batch.prefill), ("decode", batch.decode)):
             if tokens:
                 self._batch.labels(name).observe(tokens)

@@ -1,0 +1,142 @@
+"""Work counted by hand and by enumeration; prices and corrections that noise cannot spoil."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from twostroke.kernels.rope import Rope
+from twostroke.llm import LLM
+from twostroke.models.config import ModelConfig
+from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=8,
+    intermediate_size=12,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=16,
+    max_position=100,
+    norm_eps=1e-6,
+    attention_scale=0.5,
+    ropes=(Rope(1e4),) * 2,
+    windows=(None, 4),
+    attention_bias=True,
+)
+COST = Cost(CONFIG, block_bytes=1000, head_bytes=300, entry_bytes=64)
+STEPS = st.lists(st.builds(Rows, st.integers(1, 30), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=4)
+
+
+def test_by_hand() -> None:
+    # Three rows behind five entries: they see 6, 7 and 8 keys in the first layer, 4 each in the second, where the
+    # window lets them see the last 6 of 8 entries.
+    assert COST.work([Rows(3, 5, 1)]) == Work(
+        weight_bytes=1000 + 300,
+        kv_bytes=32 * 8 + 32 * 6,
+        linear_flops=3 * 2 * 2 * (8 * 8 + 4 * 8 + 4 * 8 + 8 * 8 + 3 * 8 * 12),
+        attention_flops=(21 + 12) * 4 * 2 * 4,
+        head_flops=2 * 16 * 8,
+    )
+    assert COST.work([Rows(1)]) == Work(1000, 64, 1920, 2 * 32, 0)
+    assert COST.work([]) == Work(0, 0, 0, 0, 0)
+
+
+@given(step=STEPS)
+def test_against_enumeration(step: list[Rows]) -> None:
+    keys, seen = 0, 0
+    for rows in step:
+        for window in (None, 4):
+            spans = [
+                range(max(0, p + 1 - (window or p + 1)), p + 1) for p in range(rows.context, rows.context + rows.count)
+            ]
+            keys += sum(map(len, spans))
+            seen += len(set().union(*spans))
+    work = COST.work(step)
+    assert work.attention_flops == keys * 4 * 2 * 4
+    assert work.kv_bytes == seen * 32
+
+
+@given(count=st.integers(2, 60), cut=st.integers(1, 59), context=st.integers(0, 30))
+def test_chunks_compute_what_the_whole_does(count: int, cut: int, context: int) -> None:
+    """In any pieces the FLOPs are the same; weights are read for each piece."""
+    cut = min(cut, count - 1)
+    whole = COST.work([Rows(count, context)])
+    parts = [COST.work([Rows(cut, context)]), COST.work([Rows(count - cut, context + cut)])]
+    assert whole.linear_flops == sum(part.linear_flops for part in parts)
+    assert whole.attention_flops == sum(part.attention_flops for part in parts)
+    assert 2 * whole.weight_bytes == sum(part.weight_bytes for part in parts)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_as_pytorch_counts_them(family: str, tiny_llm: Callable[..., LLM]) -> None:
+    """The token that fills a page, as the reference multiplies by whole pages: what PyTorch counts in its products."""
+    llm = tiny_llm(family, prefix_index="off")
+    before = llm.prefill([5] * 15)
+    with FlopCounterMode(display=False) as counter:
+        llm.prefill([5], after=before)
+    work = llm.model.cost.work([Rows(1, 15, 1)])
+    assert counter.get_total_flops() == work.linear_flops + work.attention_flops + work.head_flops
+
+
+def test_bytes_are_those_computed_on(tiny_llm: Callable[..., LLM]) -> None:
+    wide, narrow = (tiny_llm("qwen2", dtype=dtype).model.cost for dtype in ("float32", "bfloat16"))
+    assert wide.head_bytes == wide.config.vocab_size * wide.config.hidden_size * 4
+    assert wide.block_bytes == wide.row_flops // 2 * 4
+    assert (narrow.block_bytes, narrow.head_bytes) == (wide.block_bytes // 2, wide.head_bytes // 2)
+
+
+SHAPES = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 500)], [Rows(16)], [Rows(64)], [Rows(64, 500)]]
+LONG = Cost(replace(CONFIG, max_position=10_000, windows=(None, None)), 1000, 300, 64)
+
+
+def test_prices_are_found_again() -> None:
+    truth = Predictor(LONG, Work(2e-6, 1e-7, 3e-9, 2e-9, 4e-7))
+    found = Predictor.fit(LONG, [(shape, truth.seconds(shape)) for shape in SHAPES])
+    assert found.prices == pytest.approx(truth.prices, rel=1e-6)
+
+
+@given(
+    seconds=st.lists(st.floats(0, 10), min_size=len(SHAPES), max_size=len(SHAPES)), step=STEPS, more=st.integers(1, 50)
+)
+def test_whatever_was_measured_more_work_takes_no_less_time(seconds: list[float], step: list[Rows], more: int) -> None:
+    predictor = Predictor.fit(LONG, list(zip(SHAPES, seconds, strict=True)))
+    longer = [replace(step[0], count=step[0].count + more), *step[1:]]
+    assert 0 <= predictor.seconds(step) <= predictor.seconds(longer) < float("inf")
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_most_steps_stay_below_the_correction(spread: float) -> None:
+    """Steps whose time is twice what was predicted, and varies; the machine then gets three times as fast."""
+    rng, correction = np.random.default_rng(0), Correction()
+    for level in (2.0, 2.0 / 3):
+        late = []
+        for _ in range(3000):
+            measured = level * rng.lognormal(0, spread)
+            late.append(measured > correction.factor)
+            correction.observe(correction.factor, measured)
+        assert 0.01 < np.mean(late[60:]) < 0.1
+        assert level < correction.factor < level * np.exp(3 * spread)
+
+
+def test_one_step_that_was_held_up_counts_as_twice_as_slow() -> None:
+    doubled, held_up = Correction(), Correction()
+    doubled.observe(1.0, 2.0)
+    held_up.observe(1.0, 1e6)
+    assert held_up.factor == doubled.factor < 1.25 * Correction().factor
+    for _ in range(40):
+        held_up.observe(held_up.factor, 1.0)
+    assert held_up.factor < 1.1
+
+
+def test_clocks_and_predictions_of_nothing() -> None:
+    correction = Correction()
+    for predicted, measured in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0)):
+        correction.observe(predicted, measured)
+    assert 0.3 < correction.factor < 3

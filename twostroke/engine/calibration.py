@@ -1,0 +1,102 @@
+"""How long a model's steps take on this machine, found by taking some."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from twostroke.engine.model import Model
+from twostroke.kernels.interface import RaggedBatch
+from twostroke.models.cost import Predictor, Rows
+
+log = logging.getLogger(__name__)
+
+LONG_STEP_S, MOST_ROWS = 0.06, 256  # chunks are doubled up to a step this long, or so many rows
+MOST_CONTEXT, MOST_BYTES = 2048, 64 << 20  # entries that the steps with a context have behind them
+ROUNDS, MORE_ROUNDS, ENOUGH_S = 3, 5, 1.0  # each step's quickest of so many; of more while that took no longer
+
+
+def calibrate(model: Model) -> Predictor:
+    """Time a few steps of the model's decoder, over KV of their own: no page of the pool is touched.
+
+    The steps are one row, without and with logits; chunks of 16 rows, 32 and so on; and, behind a context of 2,048
+    entries (fewer where the model has fewer positions, or they took more than 64 MiB), one row and the last chunk.
+    About a second, or what three rounds of them take. Of each step the quickest counts: what held up the others is
+    no price of a row or a key, and corrections follow how busy the machine is.
+    """
+    began = time.perf_counter()
+    entry_bytes, longest = model.pool.entry_bytes, model.max_position
+    context = max(0, min(MOST_CONTEXT, longest - MOST_ROWS, MOST_BYTES // entry_bytes))
+    bench = _Bench(model, context + MOST_ROWS)
+    bench.seconds([Rows(1)])  # the first step of a process also allocates
+    steps: list[list[Rows]] = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, context)]]
+    chunk = min(16, longest)
+    while bench.quickest([Rows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MOST_ROWS, longest):
+        steps.append([Rows(chunk)])
+        chunk *= 2
+    steps += [[Rows(chunk)], [Rows(chunk, min(context, longest - chunk))]]
+    taken: list[list[float]] = [[] for _ in steps]
+    for number in range(MORE_ROUNDS):
+        if number < ROUNDS or time.perf_counter() - began < ENOUGH_S:
+            for step, times in zip(steps, taken, strict=True):
+                times.append(bench.seconds(step))
+    predictor = Predictor.fit(model.cost, [(step, min(times)) for step, times in zip(steps, taken, strict=True)])
+    log.info(
+        "calibrated %s in %.1f s: %.1f ms for one row, %.1f ms for %d",
+        model.name,
+        time.perf_counter() - began,
+        1e3 * predictor.seconds([Rows(1)]),
+        1e3 * predictor.seconds([Rows(chunk)]),
+        chunk,
+    )
+    return predictor
+
+
+class _Bench:
+    """Steps of any shape, over zeroed pages that are nobody's."""
+
+    def __init__(self, model: Model, entries: int) -> None:
+        self.model = model
+        layers, sides, _, heads, self.size, dim = model.pool.storage.shape
+        # Filled, not asked for as zeros: untouched memory is one page of the system's, and quicker than any cache.
+        self.kv = model.pool.storage.new_empty((layers, sides, -(-entries // self.size), heads, self.size, dim)).fill_(
+            0
+        )
+
+    @torch.inference_mode()
+    def seconds(self, step: Sequence[Rows]) -> float:
+        """How long one step takes."""
+        batch = self._batch(step)
+        began = time.perf_counter()
+        hidden = self.model.decoder.forward(batch, self.kv)
+        wanted = sum(rows.logits for rows in step)
+        made = self.model.decoder.logits(hidden[:wanted]) if wanted else hidden
+        made[0, 0].item()  # wait for a device that computes on its own
+        return time.perf_counter() - began
+
+    def quickest(self, step: Sequence[Rows]) -> float:
+        return min(self.seconds(step) for _ in range(2))
+
+    def _batch(self, step: Sequence[Rows]) -> RaggedBatch:
+        """Sequences begin at page 0 and position 0, all of them: what they write is never read for its meaning."""
+        positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
+        device = self.kv.device
+
+        def column(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values.astype(np.int64)).to(device)
+
+        return RaggedBatch(
+            token_ids=column(np.zeros_like(positions)),
+            positions=column(positions),
+            pages=column(positions // self.size),
+            slots=column(positions % self.size),
+            row_starts=np.cumsum([0, *(rows.count for rows in step)]).tolist(),
+            tables=[self._table(rows.context + rows.count) for rows in step],
+        )
+
+    def _table(self, entries: int) -> np.ndarray:
+        first = np.arange(0, entries, self.size)
+        stop = np.minimum(entries - first, self.size)
+        return np.stack([first // self.size, np.zeros_like(first), stop, first], 1).astype(np.int32)

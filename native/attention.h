@@ -16,13 +16,13 @@ struct Span {
   int32_t page, start, stop, position;
 };
 
-// K and V of one layer in float16, [2, pages, kv_heads, ...]: keys transposed, [dim, PAGE_SIZE]; values [PAGE_SIZE, dim].
+// K and V of one layer in float16: a page of a head holds keys transposed, [dim, PAGE_SIZE], or values, [PAGE_SIZE, dim].
 struct Layer {
   uint16_t* data;
-  int64_t pages;
+  int64_t side_stride, page_stride;
   int kv_heads, dim;
   uint16_t* page(int side, int64_t page, int head) const {
-    return data + (((side * pages + page) * kv_heads + head) * PAGE_SIZE) * dim;
+    return data + side * side_stride + page * page_stride + size_t(head) * PAGE_SIZE * dim;
   }
 };
 

@@ -462,8 +462,9 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
                                      Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
 }
 
-// Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...]; hidden: [rows, hidden].
-void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t pages, float* hidden) {
+// Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
+// dimensions have strides; hidden: [rows, hidden].
+void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int64_t* strides, float* hidden) {
   Model& m = *(Model*)model;
   const Config& c = m.config;
   const Batch& batch = *batch_;
@@ -492,7 +493,7 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, int64_t p
       const Block& b = m.blocks[i];
       const Linear& following = m.blocks[(i + 1) % m.blocks.size()].qkv;
       const Attention& plan = plan_of(b.window);
-      const Layer layer{kv + i * 2 * pages * c.kv_heads * PAGE_SIZE * c.dim, pages, c.kv_heads, c.dim};
+      const Layer layer{kv + i * strides[0], strides[1], strides[2], c.kv_heads, c.dim};
       auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
       Rows rows = prepare(m, own, b.qkv, hidden, n, b.attn_norm);
       store_linear(m, own, b.qkv, rows, n, qkv, false, [&] { fetch_keys(m, own, batch, plan, layer); });

@@ -46,7 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
-    "forward": (None, (_POINTER, _POINTER, _POINTER, ctypes.c_int64, _POINTER)),
+    "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
 }
@@ -230,7 +230,8 @@ class NativePass:
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
         )
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), kv.shape[2], hidden.data_ptr())
+        strides = (ctypes.c_int64 * 3)(*kv.stride()[:3])
+        self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), strides, hidden.data_ptr())
         return hidden
 
     def _turns(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -139,7 +139,7 @@ class ReferenceKernels:
         self, q: torch.Tensor, kv: torch.Tensor, group: Group, scale: float, window: int | None
     ) -> torch.Tensor:
         """[G * T, Hq, D] of one group over its tiles, float32 inside."""
-        _, num_pages, num_kv_heads, page_size, head_dim = kv.shape
+        num_kv_heads, page_size, head_dim = kv.shape[2:]
         count, rows = len(group.tables), group.num_rows
         repeat = q.shape[1] // num_kv_heads
         # Rows of the query heads that share a KV head stand together: one product per sequence and KV head.
@@ -147,14 +147,13 @@ class ReferenceKernels:
         q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
         total, out = torch.zeros_like(top), torch.zeros_like(q)
-        keys, values = (side.view(num_pages * num_kv_heads, page_size, head_dim) for side in kv)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
         if window not in group.tiles:
             group.tiles[window] = list(_tiles(group, page_size, window, self.device))
         for tile in group.tiles[window]:
             n = tile.count
-            index = tile.pages[:, None, :] * num_kv_heads + head
-            k, v = (side[index].view(n, num_kv_heads, -1, head_dim).float() for side in (keys, values))
+            pages = tile.pages[:, None, :]
+            k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)
             scores = q[:n] @ k.transpose(-1, -2)
             if tile.mask is not None:
                 mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)

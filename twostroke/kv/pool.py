@@ -32,8 +32,10 @@ class PagePool:
         transposed_keys: bool = False,
     ) -> None:
         self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
-        shape = (geometry.num_layers, 2, num_pages, geometry.num_kv_heads, page_size, geometry.head_dim)
-        self.storage = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
+        # A page of all layers lies in one place: memory is touched page by page, and a page moves in one piece.
+        shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
+        pages = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
+        self.storage = pages.permute(1, 2, 0, 3, 4, 5)  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]
         keys, values = self.storage.unbind(1)
         if transposed_keys:
             keys = keys.view(*keys.shape[:3], geometry.head_dim, page_size).transpose(-1, -2)
@@ -128,7 +130,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     try:
         memory = np.zeros(int(np.prod(shape, dtype=object)) * dtype.itemsize, np.uint8)
     except (MemoryError, ValueError):
-        raise OutOfPages(f"there is no memory for a pool of {shape[2]:,} KV pages: give it less (kv_bytes)") from None
+        raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
     # numpy asks the operating system for zero pages, which take memory only when touched; torch would write them.
     return torch.from_numpy(memory).view(dtype).view(shape)
 

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.quality import compare, interval
 from benchmarks.shuffled import shuffled
-from benchmarks.wikipedia import PROSE, plain
 from tests.models.test_against_transformers import all_logits
 from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.evals.wikipedia import PROSE, plain
 from twostroke.llm import LLM
 
 IDS = [5, 9, 200, 17, 33, 5, 80, 81, 3, 44] * 4

@@ -11,8 +11,8 @@ import pytest
 
 from twostroke.checkpoints import fetch
 from twostroke.errors import FetchError, InvalidRequest
-from twostroke.evals.task import TASKS, Item, Task, encode_answer, encode_prompt, stream
-from twostroke.evals.tasks import ArcEasy, LongForm, MiddleMatch, NameIndex
+from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
+from twostroke.evals.tasks import ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
 from twostroke.evals.tasks.names import draw_names, names_of, ordinal
 from twostroke.llm import LLM
 
@@ -154,14 +154,14 @@ def test_prompts_with_and_without_a_template(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "message"),
+    ("task", "parameters", "message"),
     [
-        ("nameindex", {"names": 0}, "nameindex: names must be an integer from 1 to 10000"),
-        ("middlematch", {"names": 5, "different": 6}, "different must be at most names"),
-        ("arc-easy", {"order": "first"}, "order must be one of options, question"),
-        ("perplexity", {"length": 0}, "length must be an integer of at least 1"),
+        (NameIndex, {"names": 0}, "nameindex: names must be an integer from 1 to 10000"),
+        (MiddleMatch, {"names": 5, "different": 6}, "different must be at most names"),
+        (ArcEasy, {"order": "first"}, "order must be one of options, question"),
+        (Perplexity, {"length": 0}, "length must be an integer of at least 1"),
     ],
 )
-def test_bad_parameters(name: str, parameters: dict[str, Any], message: str) -> None:
+def test_bad_parameters(task: type[Task], parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        TASKS[name](**parameters)
+        task(**parameters)

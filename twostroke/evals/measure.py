@@ -14,7 +14,6 @@ from twostroke.evals.contenders import Contender
 from twostroke.evals.task import Item, Task
 from twostroke.llm import LLM
 
-MEASURES: dict[str, type[Measure]] = {}
 Record = dict[str, Any]
 Known = dict[str, dict[str, Record]]  # by measure, then by contender
 
@@ -96,7 +95,7 @@ class Bench:
 
 
 class Measure(ABC):
-    """Subclasses name themselves as methods and tasks do: `class Answers(Measure, name="answers")`.
+    """One kind of record.
 
     Attributes:
         needs: measures whose records this one reads.
@@ -107,10 +106,6 @@ class Measure(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[Metric, ...]]
     blind: ClassVar[str]
-
-    def __init_subclass__(cls, *, name: str) -> None:
-        cls.name = name
-        MEASURES[name] = cls
 
     def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
         """Why it cannot be measured on these, or None."""

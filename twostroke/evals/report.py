@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.evals.measure import MEASURES, Metric
+from twostroke.evals.measure import Metric
+from twostroke.evals.measures import MEASURES
 from twostroke.evals.plots import curves, intervals
 from twostroke.evals.statistics import Estimate
 from twostroke.evals.summary import MetricSummary, Summary

@@ -10,8 +10,8 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender
-from twostroke.evals.measure import MEASURES, Bench, Case, Known, Measure
-from twostroke.evals.measures import Answers
+from twostroke.evals.measure import Bench, Case, Known
+from twostroke.evals.measures import MEASURES
 from twostroke.evals.task import Task, encode_answer, encode_prompt
 from twostroke.llm import LLM
 
@@ -25,7 +25,7 @@ class Options:
     Attributes:
         limit: items.
         seed: of the task's items.
-        measures: names of `MEASURES`; empty for the task's own.
+        measures: names of `measures.MEASURES`; empty for the task's own.
         baseline: a contender's name; None for full repetition where it is among them, else the first.
         chat: through the chat template; None for whether the model has one.
         max_tokens: of a generated answer; None for the task's own.
@@ -92,7 +92,7 @@ class Evaluation:
             for item in task.items(llm.tokenizer, options.limit, options.seed)
         ]
         wanted = options.measures or task.measures
-        self.measures: list[Measure] = [kind() for name, kind in MEASURES.items() if name in wanted]
+        self.measures = [measure for name, measure in MEASURES.items() if name in wanted]
         for measure in self.measures:
             if missing := [name for name in measure.needs if name not in wanted]:
                 raise InvalidRequest(f"measure {measure.name} reads the records of {missing[0]}: measure both")
@@ -139,6 +139,8 @@ class Evaluation:
         known = {} if directory is None else self._resume(directory)
         todo = [case for case in self.cases if case.item.id not in known]
         progress(len(self.cases) - len(todo))
+        if todo and self.options.timings:  # the first pass also brings the weights into memory
+            self.bench.llm.generate([todo[0].prompt], max_tokens=2)
         for start in range(0, len(todo), self.options.batch):
             lines = self._measure(todo[start : start + self.options.batch])
             known |= {line.item: line for line in lines}
@@ -188,6 +190,3 @@ def _read(path: Path) -> dict[str, Line]:
         path.write_text(whole, encoding="utf-8")
     rows = [json.loads(line) for line in whole.splitlines()]
     return {row["item"]: Line(row["item"], row["measures"]) for row in rows}
-
-
-__all__ = ["Answers", "Evaluation", "Line", "Options"]

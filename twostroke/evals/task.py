@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 
-TASKS: dict[str, type[Task]] = {}
-
 
 @dataclass(frozen=True)
 class Item:
@@ -37,8 +35,6 @@ class Item:
 class Task(ABC):
     """A source of items. Subclasses are frozen dataclasses whose fields are its parameters.
 
-    `class NameIndex(Task, name="nameindex")` enrols it.
-
     Attributes:
         measures: what is measured unless the caller says otherwise; names of `MEASURES`.
         max_tokens: of a generated answer.
@@ -49,11 +45,6 @@ class Task(ABC):
     measures: ClassVar[tuple[str, ...]] = ("answers", "likelihood")
     max_tokens: ClassVar[int] = 24
     about: ClassVar[str]
-
-    def __init_subclass__(cls, *, name: str = "") -> None:
-        if name:
-            cls.name = name
-            TASKS[name] = cls
 
     @abstractmethod
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:

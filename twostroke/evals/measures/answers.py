@@ -12,9 +12,10 @@ from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, R
 from twostroke.evals.task import stream
 
 
-class Answers(Measure, name="answers"):
+class Answers(Measure):
     """Greedy decoding of every item with every method, in turn, batch by batch."""
 
+    name = "answers"
     metrics = (
         Metric("correct", "right", "share", "the answer is right, as the task grades it", pairs=True),
         Metric("same_first", "first token as baseline", "share", "the first token is the baseline's"),

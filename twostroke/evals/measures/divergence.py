@@ -15,9 +15,10 @@ from twostroke.evals.forced import forced
 from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
 
 
-class Divergence(Measure, name="divergence"):
+class Divergence(Measure):
     """KL(baseline || method) in nats, teacher-forced over the baseline's greedy answer."""
 
+    name = "divergence"
     metrics = (
         Metric("kl", "KL by position", "curve", "KL(baseline || method) before each token of the baseline's answer"),
         Metric("kl_rest", "KL from token 2", "nats", "mean of it over an answer's tokens but the first", True),

@@ -17,9 +17,10 @@ from twostroke.methods import Plain
 TAIL = 50
 
 
-class Judge(Measure, name="judge"):
+class Judge(Measure):
     """Scores the generated answers of every method with one and the same model."""
 
+    name = "judge"
     needs = ("answers",)
     metrics = (
         Metric("judge_surprise", "judge's surprise per token", "nats", "mean -log p of the answer, plain model", True),

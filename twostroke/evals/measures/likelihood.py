@@ -13,9 +13,10 @@ from twostroke.evals.task import Task
 from twostroke.methods import Method
 
 
-class Likelihood(Measure, name="likelihood"):
+class Likelihood(Measure):
     """Every answer of an item is entered, teacher-forced, after what each method keeps of the prompt."""
 
+    name = "likelihood"
     metrics = (
         Metric("chosen", "right one likeliest", "share", "of several, the right answer has most log-p per byte", True),
         Metric("greedy", "exact, teacher-forced", "share", "every token of the right answer is the likeliest", True),

@@ -79,9 +79,10 @@ class _Arc(Task):
         return bool(said) and max(said, key=len) == answers[item.gold]
 
 
-class ArcChallenge(_Arc, name="arc-challenge"):
+class ArcChallenge(_Arc):
     """1,172 questions that retrieval and word co-occurrence get wrong."""
 
+    name = "arc-challenge"
     source = CatalogEntry(
         name="arc-challenge",
         description="ARC-Challenge, test split",
@@ -95,9 +96,10 @@ class ArcChallenge(_Arc, name="arc-challenge"):
     )
 
 
-class ArcEasy(_Arc, name="arc-easy"):
+class ArcEasy(_Arc):
     """2,376 easier ones."""
 
+    name = "arc-easy"
     source = CatalogEntry(
         name="arc-easy",
         description="ARC-Easy, test split",

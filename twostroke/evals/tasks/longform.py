@@ -9,9 +9,10 @@ from twostroke.evals.task import Item, Task, lines, stream
 
 
 @dataclass(frozen=True)
-class LongForm(Task, name="longform"):
+class LongForm(Task):
     """No answer is right or wrong: what is measured is how far an answer strays, and from what."""
 
+    name = "longform"
     measures = ("answers", "judge", "divergence")
     max_tokens = 256
     about = "questions written for this project"

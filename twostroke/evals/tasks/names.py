@@ -27,12 +27,14 @@ class _ListTask(Task):
 
 
 @dataclass(frozen=True)
-class NameIndex(_ListTask, name="nameindex"):
+class NameIndex(_ListTask):
     """What is the k-th name of a list of different names? (k drawn evenly)
 
     Attributes:
         names: how many the list has; 256 in FARS 2026 (PTDO), about 1,500 tokens.
     """
+
+    name = "nameindex"
 
     names: int = 50
 
@@ -50,13 +52,15 @@ class NameIndex(_ListTask, name="nameindex"):
 
 
 @dataclass(frozen=True)
-class MiddleMatch(_ListTask, name="middlematch"):
+class MiddleMatch(_ListTask):
     """Which name stands directly between two given ones? Names recur; the pair asked for occurs once, in this order.
 
     Attributes:
         names: how many the list has.
         different: how many different names it draws from.
     """
+
+    name = "middlematch"
 
     names: int = 40
     different: int = 10

@@ -11,7 +11,7 @@ from twostroke.evals.wikipedia import SOURCE, articles
 
 
 @dataclass(frozen=True)
-class Perplexity(Task, name="perplexity"):
+class Perplexity(Task):
     """An item is the beginning of a Wikipedia article; its answer is what follows. No chat template is involved.
 
     Attributes:
@@ -19,6 +19,7 @@ class Perplexity(Task, name="perplexity"):
         length: tokens that follow and are scored.
     """
 
+    name = "perplexity"
     measures = ("likelihood",)
     about = f"{SOURCE.description} ({SOURCE.licence}), from the package gensim"
 

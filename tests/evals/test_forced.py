@@ -96,7 +96,7 @@ def test_conditions_are_asked_as_in_a_decode(tiny_llm: TinyLLM) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda: BestOf(candidates=2).program(PROMPT), "decodes drafts or candidates"),
+        (lambda: BestOf(candidates=2).program(PROMPT), "the method decodes drafts or candidates"),
         (lambda: short(), "the method ends after 2 of 3 tokens"),
     ],
 )

@@ -40,11 +40,11 @@ class Forced:
         return log_p.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
 
-def forced(program: Program, tokens: Sequence[int]) -> Generator[Any, Any, Forced]:
+def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
     """A program that drives another one over `tokens` (at least one). For `yield from`, or as a request of its own.
 
     Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side): what it
-    answers is not one continuation of one value. Also if it ends before the text does.
+    answers is not one continuation of one value. Also if it ends before the text does. `name` is who, in errors.
     """
     logits: list[torch.Tensor] = []
     first: Decode | None = None
@@ -54,14 +54,14 @@ def forced(program: Program, tokens: Sequence[int]) -> Generator[Any, Any, Force
             try:
                 asked = program.send(answer)
             except StopIteration:
-                raise InvalidRequest(f"the method ends after {done} of {len(tokens)} tokens") from None
+                raise InvalidRequest(f"{name} ends after {done} of {len(tokens)} tokens") from None
             if isinstance(asked, Decode) and asked.emit:
                 first = first or asked
                 rows, answer = yield from _enter(asked, tokens[done:])
                 logits.append(rows)
                 done += len(answer.sampled)
             elif _decodes(asked):
-                raise InvalidRequest("a method that decodes drafts or candidates cannot be led through a given text")
+                raise InvalidRequest(f"{name} decodes drafts or candidates: it cannot be led through a given text")
             else:
                 answer = yield asked
     finally:

@@ -11,7 +11,7 @@ from twostroke.evals.statistics import Estimate
 WIDTH, LEFT, RIGHT = 760, 230, 90
 ROW, GAP, TOP = 18, 14, 24
 COLOURS = 8
-HEIGHT = 280
+HEIGHT, LEGEND = 260, 16
 
 
 def intervals(groups: Sequence[tuple[str, Mapping[str, Estimate]]], methods: Sequence[str], share: bool = False) -> str:
@@ -46,24 +46,32 @@ def intervals(groups: Sequence[tuple[str, Mapping[str, Estimate]]], methods: Seq
 
 
 def curves(by_method: Mapping[str, Sequence[Estimate]], methods: Sequence[str]) -> str:
-    """A line with its band for every method, over positions from 1."""
+    """A line with its band for every method, over positions from 1, on a logarithmic axis of five decades at most."""
     known = [estimate for ones in by_method.values() for estimate in ones if estimate.n]
-    top, length = _nice(max(estimate.high for estimate in known)), max(map(len, by_method.values()))
-    left, right, foot = 60, 20, 40
+    highest = max(estimate.high for estimate in known)
+    top = math.ceil(math.log10(highest)) if highest > 0 else 0
+    least = min((estimate.value for estimate in known if estimate.value > 0), default=1.0)
+    floor = max(top - 5, min(top - 1, math.floor(math.log10(least))))
+    length = max(map(len, by_method.values()))
+    left, right, foot = 70, 20, 40
+    head = TOP + LEGEND * ((len(by_method) - 1) // 4)
+    height = HEIGHT + head
 
     def x(place: int) -> float:
         return left + (WIDTH - left - right) * (place - 1) / max(1, length - 1)
 
     def y(value: float) -> float:
-        return HEIGHT - foot - (HEIGHT - foot - TOP) * value / top
+        decades = max(math.log10(value), floor) if value > 0 else floor
+        return height - foot - (height - foot - head) * (decades - floor) / (top - floor)
 
     parts: list[str] = []
-    for tick in (top * i / 4 for i in range(5)):
-        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(_text(left - 8, y(tick) + 4, f"{tick:.3g}", "end", soft=True))
+    for tick in range(floor, top + 1):
+        at, label = y(10.0**tick), f"{10.0**tick:g}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(_text(left - 8, at + 4, f"≤ {label}" if tick == floor else label, "end", soft=True))
     for place in sorted({1, *(round(length * i / 8) or 1 for i in range(1, 9))}):
-        parts.append(_text(x(place), HEIGHT - foot + 18, str(place), "middle", soft=True))
-    parts.append(_text((left + WIDTH - right) / 2, HEIGHT - 6, "token of the answer", "middle", soft=True))
+        parts.append(_text(x(place), height - foot + 18, str(place), "middle", soft=True))
+    parts.append(_text((left + WIDTH - right) / 2, height - 6, "token of the answer", "middle", soft=True))
     for at, (name, ones) in enumerate(by_method.items()):
         colour = methods.index(name) % COLOURS
         points = [(x(place), one) for place, one in enumerate(ones, 1) if one.n]
@@ -72,11 +80,10 @@ def curves(by_method: Mapping[str, Sequence[Estimate]], methods: Sequence[str]) 
         parts.append(f'<polygon class="f{colour}" opacity="0.15" points="{" ".join(upper + lower)}"/>')
         line = " ".join(f"{px:.1f},{y(one.value):.1f}" for px, one in points)
         parts.append(f'<polyline class="s{colour}" points="{line}"/>')
-        parts.append(
-            f'<rect class="f{colour}" x="{left + 12 + 150 * (at % 4)}" y="{4 + 16 * (at // 4)}" width="12" height="4"/>'
-        )
-        parts.append(_text(left + 30 + 150 * (at % 4), 10 + 16 * (at // 4), name, "start"))
-    return _svg(HEIGHT, parts)
+        column, row = left + 170 * (at % 4), LEGEND * (at // 4)
+        parts.append(f'<rect class="f{colour}" x="{column}" y="{row + 6}" width="12" height="4"/>')
+        parts.append(_text(column + 18, row + 12, name, "start"))
+    return _svg(height, parts)
 
 
 def _nice(value: float) -> float:

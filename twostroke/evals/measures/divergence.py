@@ -42,10 +42,10 @@ class Divergence(Measure):
         texts = [[token.id for token in request.events] for request in requests]
 
         def program(case: Case, text: list[int]) -> Program:
-            expected = yield from forced(baseline.program(case.prompt), text)
+            expected = yield from forced(baseline.program(case.prompt), text, bench.baseline.name)
             records: dict[str, Record] = {}
             for contender in bench.contenders:
-                made = yield from forced(contender.method.program(case.prompt), text)
+                made = yield from forced(contender.method.program(case.prompt), text, contender.name)
                 _, kl, same = compare(expected.logits, made.logits, text).tolist()
                 records[contender.name] = {
                     "kl": kl,

@@ -7,10 +7,10 @@ from typing import Any
 
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Program
+from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import forced
 from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
 from twostroke.evals.task import Task
-from twostroke.methods import Method
 
 
 class Likelihood(Measure):
@@ -39,18 +39,18 @@ class Likelihood(Measure):
         def program(case: Case) -> Program:
             records: dict[str, Record] = {}
             for contender in bench.contenders:
-                records[contender.name] = yield from _score(contender.method, case)
+                records[contender.name] = yield from _score(contender, case)
             return add_ratios(records, bench.baseline.name)
 
         params = SamplingParams(max_tokens=None)
         return [request.result for request in bench.run([lambda case=case: program(case) for case in cases], params)]
 
 
-def _score(method: Method, case: Case) -> Generator[Any, Any, Record]:
+def _score(contender: Contender, case: Case) -> Generator[Any, Any, Record]:
     per_byte: list[float] = []
     gold: Record = {}
     for index, (tokens, text) in enumerate(zip(case.answers, case.item.answers, strict=True)):
-        made = yield from forced(method.program(case.prompt), tokens)
+        made = yield from forced(contender.method.program(case.prompt), tokens, contender.name)
         logprobs = made.logprobs(tokens)
         likeliest = [int(best) == token for best, token in zip(made.logits.argmax(-1), tokens, strict=True)]
         per_byte.append(sum(logprobs) / len(text.encode() if isinstance(text, str) else text))

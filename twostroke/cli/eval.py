@@ -225,7 +225,7 @@ def evaluate(task: "Task", eval_options: EvalOptions, model_options: ModelOption
 
 
 def run(evaluation: "Evaluation", directory: Path | None) -> "list[Line]":
-    """With a bar on stderr where that is a terminal, else a line now and then."""
+    """With a bar on stderr where that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = stderr_console()

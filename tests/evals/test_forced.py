@@ -14,6 +14,7 @@ from twostroke.evals.contenders import Contender, contender
 from twostroke.evals.forced import Forced, forced, watched
 from twostroke.evals.measure import Bench, Case
 from twostroke.evals.measures import Divergence
+from twostroke.evals.measures.answers import Watch
 from twostroke.evals.task import Item
 from twostroke.evals.tasks import LongForm
 from twostroke.kernels import native
@@ -113,12 +114,25 @@ def short() -> Program:
 def test_watching_changes_nothing(tiny_llm: TinyLLM) -> None:
     llm, seen = tiny_llm(), []
     method = Repeat(sinks=2)
-    request = result(
-        llm, lambda: watched(method.program(PROMPT), lambda decode: seen.append(len(decode.kv))), max_tokens=5
-    )
+    request = result(llm, lambda: watched(method.program(PROMPT), lambda stroke: seen.append(type(stroke))), 5)
     plain = llm.generate([PROMPT], method=method, max_tokens=5, ignore_eos=True)[0]
     assert [token.id for token in request.events] == [token.id for token in plain.tokens]
-    assert seen == [len(PROMPT) + 2]
+    assert seen == [Prefill, Decode]
+
+
+def test_a_watch_counts_refreshes_and_starts_over(tiny_llm: TinyLLM) -> None:
+    llm, watch = tiny_llm(), Watch()
+    for _ in range(2):
+        result(llm, lambda: watch.over(refreshing()), max_tokens=8)
+        assert watch.kept_bytes == len(PROMPT) * llm.pool.entry_bytes
+        assert watch.refreshes == 2
+
+
+def refreshing() -> Program:
+    """After every 3 tokens the value is computed anew."""
+    kv = yield Prefill(PROMPT)
+    while (run := (yield Decode(kv, max_tokens=3))).finish_reason is None:
+        kv = yield Prefill([*run.kv.tokens, run.kv.pending])
 
 
 @functools.cache

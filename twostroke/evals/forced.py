@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from twostroke.engine.sampler import Sampled
-from twostroke.engine.strokes import Decode, Emit, Prefill, Program, Run, Scored
+from twostroke.engine.strokes import Decode, Emit, Prefill, Program, Run, Scored, Stroke
 from twostroke.errors import InvalidRequest
 from twostroke.kv.contents import Tail
 
@@ -70,8 +70,8 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
     return Forced(torch.cat(logits), len(first.kv), first.kv.nbytes)
 
 
-def watched(program: Program, note: Callable[[Decode], None]) -> Program:
-    """The same program, strokes and result; `note` hears of each decode that it asks for."""
+def watched(program: Program, note: Callable[[Stroke], None]) -> Program:
+    """The same program, strokes and result; `note` hears of each stroke that it asks for."""
     answer = None
     try:
         while True:
@@ -80,8 +80,7 @@ def watched(program: Program, note: Callable[[Decode], None]) -> Program:
             except StopIteration as stop:
                 return stop.value
             for stroke in asked if isinstance(asked, list) else [asked]:
-                if isinstance(stroke, Decode):
-                    note(stroke)
+                note(stroke)
             answer = yield asked
     finally:
         program.close()

@@ -2,10 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.tiny import write_model
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Prefill, Program
@@ -164,3 +167,21 @@ def divergence(llm: LLM, names: list[Contender], baseline: Contender) -> dict[st
     prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
     bench = Bench(llm, LongForm(), tuple(names), baseline, max_tokens=4, positions=12, timings=False)
     return Divergence().measure(bench, [Case(Item("a", ""), prompt, [])], [{}])[0]
+
+
+def test_a_student_decodes_after_its_teacher(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    """The first token is the teacher's, the others the student's over the teacher's entries, refreshed once."""
+    llm, student = tiny_llm(), LLM(str(write_model("llama", tmp_path, seed=1)), kv_bytes=1 << 24, threads=1)
+    llm.engine.models["student"] = replace(student.model, name="student", pool=llm.pool, index=None)
+
+    def program() -> Program:
+        teacher = kv = yield Prefill(PROMPT)
+        while (run := (yield Decode(kv, model="student", max_tokens=4))).finish_reason is None:
+            teacher = kv = yield Prefill(run.tokens, after=teacher)
+
+    tokens = list(result(llm, program, max_tokens=8).events)
+    ids = [token.id for token in tokens]
+    assert lead(llm, program, ids).logprobs(ids) == pytest.approx([token.logprob for token in tokens], abs=1e-4)
+    alone = lead(llm, lambda: Plain().program(PROMPT), ids).logprobs(ids)
+    assert alone[::4] == pytest.approx([token.logprob for token in tokens][::4], abs=1e-4)
+    assert alone[1:4] != pytest.approx([token.logprob for token in tokens][1:4], abs=1e-4)

@@ -28,10 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from benchmarks.shuffled import shuffled
-from benchmarks.wikipedia import SOURCE, articles
 from twostroke.benchmark.machine import describe
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
@@ -41,11 +39,12 @@ from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
+from twostroke.evals.distance import compare
+from twostroke.evals.statistics import bootstrap
+from twostroke.evals.wikipedia import SOURCE, articles
 from twostroke.llm import LLM
 
 RESULTS = Path(__file__).parent / "results"
-RESAMPLES = 10_000
-ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000 words
 
 DEFINITIONS = {
     "perplexity": "exp of the mean surprise, -log p of the token that follows in the text",
@@ -107,24 +106,6 @@ def logits(llm: LLM, ids: Sequence[int]) -> torch.Tensor:
     return request.result.logits
 
 
-def compare(baseline: torch.Tensor, mine: torch.Tensor, following: Sequence[int]) -> np.ndarray:
-    """Of each of n rows of logits: surprise, KL from the baseline, and whether the likeliest is the same; [3, n]."""
-    parts: list[torch.Tensor] = []
-    for p, q, words in zip(baseline.split(ROWS), mine.split(ROWS), torch.tensor(following).split(ROWS), strict=True):
-        log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-        surprise = -log_q.gather(-1, words[:, None])[:, 0].double()
-        divergence = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1, dtype=torch.float64)
-        same = (p.argmax(-1) == q.argmax(-1)).double()
-        parts.append(torch.stack([surprise, divergence, same]))
-    return torch.cat(parts, -1).numpy()
-
-
-def interval(means: np.ndarray) -> list[float]:
-    """Of the mean over windows, from each one's own mean: where 95% of resampled means lie."""
-    draws = np.random.default_rng(0).integers(0, len(means), (RESAMPLES, len(means)))
-    return np.percentile(means[draws].mean(1), (2.5, 97.5)).tolist()
-
-
 def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
     """Logits at every token but the last of each text; the model is gone after them."""
     llm = setting.open(model)
@@ -150,10 +131,11 @@ def measure(model: str, count: int, length: int) -> dict[str, Any]:
                 print(f"{model}, {setting}: left out, {error}", file=sys.stderr)
                 continue
             surprise, kl, same = np.stack(each, 1)
+            distance = bootstrap(kl.mean(-1))
             rows.append(
                 asdict(setting)
                 | {"weight_bytes": setting.weight_bytes(model), "perplexity": float(np.exp(surprise.mean()))}
-                | {"kl": float(kl.mean()), "kl_interval": interval(kl.mean(-1)), "top1": float(same.mean())}
+                | {"kl": distance.value, "kl_interval": [distance.low, distance.high], "top1": float(same.mean())}
             )
     return {"windows": len(texts), "tokens": len(texts) * length, "settings": rows} | describe()
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, chat, generate, models, serve
+from twostroke.cli import bench, chat, eval, generate, models, serve
 from twostroke.errors import TwostrokeError
 
 
@@ -35,6 +35,7 @@ app.command()(chat.chat)
 app.command()(serve.serve)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
+app.add_typer(eval.app, name="eval")
 
 
 def _print_version(wanted: bool) -> None:

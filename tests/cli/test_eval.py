@@ -1,0 +1,79 @@
+"""`twostroke eval`: its JSON, the files it leaves, and what it says to bad input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import Result
+
+from twostroke.cli.eval import split_methods
+
+SMALL = ("--names", 4, "--limit", 3, "--seed", 1, "--max-tokens", 4)
+METHODS = "plain,repeat,ptdo,ptdo+sinks"
+
+
+def test_json_and_report(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:
+    measures = ("--measure", "answers,likelihood,divergence", "--positions", 5)
+    facts = run_json("eval", "nameindex", "-m", tiny, *SMALL, "--methods", METHODS, *measures, "--output", tmp_path)
+    assert facts["n"] == 3
+    assert [one["name"] for one in facts["settings"]["methods"]] == METHODS.split(",")
+    assert facts["settings"]["baseline"] == "repeat"
+    ratio = facts["measures"]["answers"]["kept_ratio"]["methods"]
+    assert (ratio["repeat"]["value"], ratio["ptdo"]["value"]) == (1.0, 0.5)
+    assert 0.5 < ratio["ptdo+sinks"]["value"] < 1
+    assert len(facts["measures"]["divergence"]["kl"]["methods"]["ptdo"]) == 5
+    assert json.loads((tmp_path / "summary.json").read_text()) == facts
+    assert len((tmp_path / "items.jsonl").read_text().splitlines()) == 3
+
+    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    words = ("twostroke eval nameindex --names 4", "--limit 3 --seed 1 --max-tokens 4", f"--model {tiny} --threads 1")
+    for report in (text, page):
+        assert all(part in report for part in words)
+        assert f"{facts['settings']['model']}, reference backend, float32" in report
+        assert "US census" in report
+        assert report.count("What this cannot show") == 3
+    figures = page.split("<svg ")[1:]
+    assert len(figures) > 4
+    for figure in figures:  # well-formed, each method's line or dot in it, and nothing that is not a number
+        svg = ElementTree.fromstring("<svg " + figure.partition("</svg>")[0] + "</svg>")
+        shown = {element.text for element in svg.iter("text")}
+        assert {"plain", "ptdo", "ptdo+sinks"} <= shown
+    assert "nan" not in page.lower().replace("nanoseconds", "")
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_table_for_people(run: Callable[..., Result], tiny: str) -> None:
+    result = run("eval", "nameindex", "-m", tiny, *SMALL, "--methods", "plain,repeat:times=3,keep=all")
+    assert result.exit_code == 0, result.output
+    for words in ("repeat:times=3,keep=all", "right", "surprise per token", ", 3 items"):
+        assert words in result.stdout
+
+
+def test_methods_are_spelled() -> None:
+    assert split_methods("plain,repeat:times=3,keep=all, ptdo+sinks,ptdo:sinks=8") == [
+        "plain",
+        "repeat:times=3,keep=all",
+        "ptdo+sinks",
+        "ptdo:sinks=8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("nameindex", "--methods", "ptd"), 1, "there is no method 'ptd'; there are best-of"),
+        (("nameindex", "--methods", "ptdo:sink=3"), 1, "no parameter 'sink'"),
+        (("nameindex", "--methods", "ptdo:sinks"), 2, "key=value"),
+        (("nameindex", "--measure", "kl"), 1, "no measure 'kl'"),
+        (("nameindex", "--names", 0), 2, "--names"),
+        (("arc-easy", "--order", "backwards"), 1, "order must be one of options, question"),
+        (("longform", "--measure", "answers,likelihood"), 1, "likelihood cannot be measured"),
+    ],
+)
+def test_bad_input(run: Callable[..., Result], tiny: str, arguments: tuple[Any, ...], code: int, message: str) -> None:
+    result = run("eval", *arguments, "-m", tiny)
+    assert result.exit_code == code
+    assert message in result.stderr

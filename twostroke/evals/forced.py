@@ -1,0 +1,126 @@
+"""Any method over a given text: which logits would it have sampled each token from?
+
+A program's decodes are answered with the text's own tokens, entered after whatever value the program would decode
+from. So a method is judged at every position of the same text, where two generated texts may only be compared up to
+the first difference. Conditions (`until`) are asked as in a real decode, so a refresh or an eviction in mid-answer
+comes where it would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from twostroke.engine.sampler import Sampled
+from twostroke.engine.strokes import Decode, Emit, Prefill, Program, Run, Scored, Stroke
+from twostroke.errors import InvalidRequest
+from twostroke.kv.contents import Tail
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What a method made of a text.
+
+    Attributes:
+        logits: [n, vocab] float32, row i before token i.
+        entries, kv_bytes: of the value that its first decode starts from: what the method keeps of the prompt.
+    """
+
+    logits: torch.Tensor
+    entries: int
+    kv_bytes: int
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Of each of the n tokens."""
+        log_p = self.logits.log_softmax(-1)
+        return log_p.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+
+
+def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
+    """A program that drives another one over `tokens` (at least one). For `yield from`, or as a request of its own.
+
+    Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side): what it
+    answers is not one continuation of one value. Also if it ends before the text does. `name` is who, in errors.
+    """
+    logits: list[torch.Tensor] = []
+    first: Decode | None = None
+    answer, done = None, 0
+    try:
+        while done < len(tokens):
+            try:
+                asked = program.send(answer)
+            except StopIteration:
+                raise InvalidRequest(f"{name} ends after {done} of {len(tokens)} tokens") from None
+            if isinstance(asked, Decode) and asked.emit:
+                first = first or asked
+                rows, answer = yield from _enter(asked, tokens[done:])
+                logits.append(rows)
+                done += len(answer.sampled)
+            elif _decodes(asked):
+                raise InvalidRequest(f"{name} decodes drafts or candidates: it cannot be led through a given text")
+            else:
+                answer = yield asked
+    finally:
+        program.close()
+    assert first is not None
+    return Forced(torch.cat(logits), len(first.kv), first.kv.nbytes)
+
+
+def watched(program: Program, note: Callable[[Stroke], None]) -> Program:
+    """The same program, strokes and result; `note` hears of each stroke that it asks for."""
+    answer = None
+    try:
+        while True:
+            try:
+                asked = program.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            for stroke in asked if isinstance(asked, list) else [asked]:
+                note(stroke)
+            answer = yield asked
+    finally:
+        program.close()
+
+
+def _decodes(asked: Any) -> bool:
+    return any(isinstance(stroke, Decode | Emit) for stroke in (asked if isinstance(asked, list) else [asked]))
+
+
+def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[torch.Tensor, Run]]:
+    """What the decode would see before each token, up to its own end, and its result if it had sampled them."""
+    kv, tail, tokens = stroke.kv, stroke.kv.tail, tokens[: stroke.max_tokens]
+    rows: list[torch.Tensor] = []
+    entering = list(tokens[:-1])
+    if tail is not None and tail.logits is not None and not stroke.recompute:
+        rows.append(tail.logits[None])
+    elif kv.pending is None:  # as a decode does: the last entry is computed again
+        entering.insert(0, kv.tokens[-1])
+        kv = kv.without_last()
+    if entering or kv.pending is not None:
+        scored: Scored = yield Prefill(entering, after=kv, model=stroke.model, logits="all")
+        rows.append(scored.logits)
+        kv, tail = scored.kv, scored.kv.tail
+    logits = torch.cat(rows)
+    sampled = _until(stroke, logits, tokens)
+    assert tail is not None
+    # All tokens but the last are entered; a condition may have ended the stroke before the text does.
+    kv = kv[: len(kv) - (len(tokens) - len(sampled))].with_tail(Tail(tail.model, pending=sampled[-1].id))
+    return logits[: len(sampled)], Run(kv, tuple(sampled))
+
+
+def _until(stroke: Decode, logits: torch.Tensor, tokens: Sequence[int]) -> list[Sampled]:
+    """The tokens as if sampled, up to and with the one after which the stroke's condition holds."""
+    log_p, stats = logits.log_softmax(-1), stroke.stats or stroke.until is not None
+    sampled: list[Sampled] = []
+    for token, row, raw in zip(tokens, log_p, logits, strict=True):
+        entropy = -torch.special.xlogy(row.exp(), row.exp()).sum().item() / math.log(2) if stats else None
+        top = row.max().exp().item() if stats else None
+        kept = raw.clone() if stroke.keep_logits else None
+        sampled.append(Sampled(token, row[token].item(), entropy, top, logits=kept))
+        if stroke.until is not None and stroke.until(sampled):
+            break
+    return sampled

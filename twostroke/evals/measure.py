@@ -1,0 +1,116 @@
+"""What an evaluation measures of every method on every item: a record of plain numbers, and what they cannot show."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Program
+from twostroke.evals.contenders import Contender
+from twostroke.evals.task import Item, Task
+from twostroke.llm import LLM
+
+Record = dict[str, Any]
+Known = dict[str, dict[str, Record]]  # by measure, then by contender
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number in a record.
+
+    Attributes:
+        key: its name there.
+        form: "share" for a bool, whose mean is a share of items; else the unit of a number. A "curve" is a list.
+        meaning: its definition.
+        pairs: whether methods are compared on it, item by item.
+        exponent_of: it is no field of a record, but e to the mean of this one.
+    """
+
+    key: str
+    title: str
+    form: Literal["share", "part", "ratio", "nats", "perplexity", "bytes", "seconds", "count", "curve"]
+    meaning: str
+    pairs: bool = False
+    exponent_of: str | None = None
+
+
+# What a method keeps of the prompt; `add_ratios` fills in the second.
+KEPT = (
+    Metric("kept_bytes", "KV kept", "bytes", "K and V of the value that the first decode starts from"),
+    Metric("kept_ratio", "KV ratio", "ratio", "KV kept / the baseline's"),
+)
+
+
+def add_ratios(records: dict[str, Record], baseline: str) -> dict[str, Record]:
+    """`kept_ratio` from every contender's `kept_bytes`, in place."""
+    for record in records.values():
+        record["kept_ratio"] = record["kept_bytes"] / records[baseline]["kept_bytes"]
+    return records
+
+
+@dataclass(frozen=True)
+class Case:
+    """An item in a model's tokens. `answers` are those whose likelihood can be measured."""
+
+    item: Item
+    prompt: list[int]
+    answers: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Who is compared, and on which terms.
+
+    Attributes:
+        baseline: the contender that the others are held against.
+        max_tokens: of a generated answer.
+        positions: tokens of the baseline's answer over which divergence is measured.
+        timings: every method computes its own prefills, so that its TTFT is its own.
+    """
+
+    llm: LLM
+    task: Task
+    contenders: tuple[Contender, ...]
+    baseline: Contender
+    max_tokens: int
+    positions: int
+    timings: bool
+
+    def run(self, make_programs: Sequence[Callable[[], Program]], params: SamplingParams) -> list[Request]:
+        """Run programs side by side. Raises what the first that fails raises."""
+        tokenizer, engine = self.llm.tokenizer, self.llm.engine
+        requests = [engine.submit(Request(make, params, tokenizer)) for make in make_programs]
+        engine.finish(requests)
+        return requests
+
+    def forget(self) -> None:
+        """Empty the prefix indexes: what one method computed must not shorten the next one's prefill."""
+        for model in self.llm.engine.models.values():
+            if model.index is not None:
+                model.index.clear()
+
+
+class Measure(ABC):
+    """One kind of record.
+
+    Attributes:
+        needs: measures whose records this one reads.
+        blind: what its numbers cannot show.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]]
+    blind: ClassVar[str]
+
+    def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
+        """Why it cannot be measured on these, or None."""
+        return None
+
+    @abstractmethod
+    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+        """For each case, each contender's record. `known` are those of the measures before this one."""

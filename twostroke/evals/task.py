@@ -1,0 +1,106 @@
+"""What an evaluation asks: items, and how an answer to one is graded."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, ClassVar
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question, the same for every method.
+
+    Attributes:
+        id: tells it from the task's other items; the same item always has the same.
+        prompt: the user's words, or token ids that are taken as they are.
+        answers: texts (or token ids) whose likelihood can be measured; choices, if there are several.
+        gold: which of them is right.
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    answers: tuple[str | tuple[int, ...], ...] = ()
+    gold: int = 0
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A source of items. Subclasses are frozen dataclasses whose fields are its parameters.
+
+    Attributes:
+        measures: what is measured unless the caller says otherwise; names of `MEASURES`.
+        max_tokens: of a generated answer.
+        about: one line on where its items come from, and under which licence.
+    """
+
+    name: ClassVar[str]
+    measures: ClassVar[tuple[str, ...]] = ("answers", "likelihood")
+    max_tokens: ClassVar[int] = 24
+    about: ClassVar[str]
+
+    @abstractmethod
+    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+        """The first `limit` items of this seed: a larger limit begins with the same ones. Fewer if there are no more.
+
+        Raises FetchError if the task's data cannot be had.
+        """
+
+    def correct(self, item: Item, text: str) -> bool | None:
+        """Whether a generated text answers the item; None if this task does not grade texts."""
+        return None
+
+    def require_int(self, field: str, least: int, most: int | None = None) -> None:
+        """Raise InvalidRequest unless the field is an int of at least `least` (and at most `most`)."""
+        value = getattr(self, field)
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < least
+            or (most is not None and value > most)
+        ):
+            wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise InvalidRequest(f"{self.name}: {field} must be an integer {wanted}, not {value!r}")
+
+    def require_choice(self, field: str, choices: tuple[str, ...]) -> None:
+        """Raise InvalidRequest unless the field is one of `choices`."""
+        if (value := getattr(self, field)) not in choices:
+            raise InvalidRequest(f"{self.name}: {field} must be one of {', '.join(choices)}, not {value!r}")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def stream(seed: int, *path: object) -> random.Random:
+    """A random stream of its own for each item, so that an item does not depend on how many there are."""
+    return random.Random("/".join(str(part) for part in (seed, *path)))
+
+
+def lines(name: str) -> list[str]:
+    """A text file of this package's data, without blank lines."""
+    text = (files("twostroke.evals") / "data" / name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
+    """Through the chat template, or with "Answer:" behind it where the model is to continue a plain text."""
+    if not isinstance(item.prompt, str):
+        return list(item.prompt)
+    if chat:
+        return tokenizer.encode_chat([{"role": "user", "content": item.prompt}])
+    return tokenizer.encode(f"{item.prompt}\n\nAnswer:")
+
+
+def encode_answer(tokenizer: Tokenizer, answer: str | Sequence[int], chat: bool) -> list[int]:
+    """As it would follow the prompt: at the start of a turn, or behind "Answer:" and a space."""
+    if not isinstance(answer, str):
+        return list(answer)
+    return tokenizer.encode(answer if chat else f" {answer}", add_bos=False, parse_special=False)

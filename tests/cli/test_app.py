@@ -55,7 +55,7 @@ def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
 def test_a_closed_pipe_is_no_error(tiny: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [*TWOSTROKE, "generate", "-m", tiny, "-p", "the fox", "--max-tokens", "5", "--threads", "1"]
+    command = [*TWOSTROKE, "generate", "-m", tiny, "-p", "the fox", "--max-tokens", "5", "--backend", "reference"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.returncode == 1

@@ -148,6 +148,6 @@ def test_a_prompt_past_the_context(run: Callable[..., Result], tiny: str) -> Non
 def test_the_default_model_is_the_catalogs(run_json: Callable[..., dict[str, Any]]) -> None:
     from twostroke.checkpoints.catalog import DEFAULT_MODEL
 
-    facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 12)
+    facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 12, "--backend", "reference")
     assert facts["model"] == DEFAULT_MODEL
     assert "Paris" in facts["text"]

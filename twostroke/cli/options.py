@@ -75,7 +75,9 @@ class ModelOptions:
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
     weights: Annotated[str, _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4.")] = "stored"
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
-    backend: Annotated[str, _model(help="Kernels: reference, native, or auto (reference).")] = "auto"
+    backend: Annotated[str, _model(help="Kernels: native, reference (PyTorch), or auto (native where it can run).")] = (
+        "auto"
+    )
     kv_bytes: Annotated[
         Any,
         _model(

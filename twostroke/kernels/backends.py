@@ -1,5 +1,6 @@
 """Backends, and the choice between them."""
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -10,6 +11,8 @@ from twostroke.kernels import native
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels
 from twostroke.kernels.reference import ReferenceKernels
+
+log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "native", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -26,9 +29,8 @@ def create_kernels(
 ) -> Kernels:
     """The backend for a device and a model's tensors.
 
-    "auto" is the reference: the native backend rounds activations to int8, and is chosen by name until what that
-    costs in quality is measured. Raises InvalidRequest, naming what there is to choose from, or why the backend
-    asked for cannot run.
+    "auto" is the native backend where it can run this, and else the reference, which says so in the log. Raises
+    InvalidRequest, naming what there is to choose from, or why the backend asked for cannot run.
     """
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -44,15 +46,18 @@ def create_kernels(
     threads = threads or len(os.sched_getaffinity(0))
     if place.type == "cpu":
         torch.set_num_threads(threads)
-    if backend == "native":
+    if backend != "reference":
         reason = native.unavailable() or native.unsupported(tensors, head_dim, page_size)
         if place.type != "cpu" or dtype == "bfloat16":
             reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
-        if reason is not None:
+        if reason is None and (backend == "native" or dtype == "auto"):
+            # PyTorch's own threads would spin on the cores that the kernels compute on.
+            torch.set_num_threads(1)
+            return native.NativeKernels(threads)
+        if backend == "native":
             raise InvalidRequest(f"the native backend cannot run this: {reason}")
-        # PyTorch's own threads would spin on the cores that the kernels compute on.
-        torch.set_num_threads(1)
-        return native.NativeKernels(threads)
+        if place.type == "cpu" and dtype == "auto":
+            log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
         dtype = "float32" if place.type == "cpu" else "bfloat16"
     return ReferenceKernels(place, getattr(torch, dtype))

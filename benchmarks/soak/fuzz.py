@@ -1,17 +1,18 @@
 """Requests that schemathesis makes from the server's own OpenAPI schema, valid and not: a process of its own.
 
-    python -m benchmarks.soak.fuzz URL SECONDS SEED
+    python -m benchmarks.soak.fuzz URL SEED
 
-The last line on stdout is JSON: how many requests were made, and those answered with a server error that is not
-documented.
+It runs until SIGTERM. The last line on stdout is JSON: how many requests were made, and which were answered with a
+server error that is not documented.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-import time
 from collections import Counter
+from itertools import count, product
 from typing import Any
 
 import requests
@@ -21,18 +22,23 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from benchmarks.soak.requests import documented
 
 READ_S = 10.0  # for an answer; then the client goes, which is a test as well
-EXAMPLES = 20  # of an operation in a round
 KEPT = 10  # failures that are told in full
+BOUNDS = settings(
+    max_examples=20,  # of an operation in a round
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
+)
 
 
-def main(url: str, seconds: float, first_seed: int) -> None:
-    end, statuses, failures = time.monotonic() + seconds, Counter[int](), list[str]()
+def main(url: str, first_seed: int) -> None:
+    statuses, failures, told = Counter[int](), list[str](), set[str]()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hypothesis would take SystemExit for a finding
     schema: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
 
     def send(case: Any) -> None:
-        if time.monotonic() > end:
-            return
         try:
             answer = case.call(base_url=url, timeout=READ_S)
         except requests.RequestException:  # it took too long, or is nothing that can be sent
@@ -42,30 +48,17 @@ def main(url: str, seconds: float, first_seed: int) -> None:
         if not documented(answer.status_code, answer.content):
             failures.append(f"{answer.status_code} {answer.content[:200]!r} to {case.as_curl_command()[:800]}")
 
-    round_number = 0
-    while time.monotonic() < end:
-        for operation in operations:
-            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
-                check = seed(first_seed + round_number)(given(operation.as_strategy(generation_mode=mode))(send))
-                bounds: Any = settings(
-                    max_examples=EXAMPLES,
-                    deadline=None,
-                    database=None,
-                    phases=[Phase.generate],
-                    suppress_health_check=(
-                        HealthCheck.too_slow,
-                        HealthCheck.filter_too_much,
-                        HealthCheck.data_too_large,
-                    ),
-                )
-                try:
-                    bounds(check)()
-                except Exception as error:  # of the generator: some operations have nothing to make wrong
-                    print(f"{operation.label}: {type(error).__name__} {error}", file=sys.stderr)
-        round_number += 1
-    facts = {"requests": sum(statuses.values()), "statuses": dict(statuses), "failures": failures[:KEPT]}
-    print(json.dumps(facts | {"failed": len(failures), "rounds": round_number}))
+    one_round = list(product(operations, schemathesis.GenerationMode))
+    try:
+        for number, (operation, mode) in ((number, one) for number in count(first_seed) for one in one_round):
+            try:
+                BOUNDS(seed(number)(given(operation.as_strategy(generation_mode=mode))(send)))()
+            except Exception as error:  # of the generator: some operations have nothing to make wrong
+                told.add(f"{operation.label}, {mode.value}: {type(error).__name__} {error}")
+    except KeyboardInterrupt:
+        facts = {"requests": sum(statuses.values()), "statuses": dict(statuses), "left_out": sorted(told)}
+        print(json.dumps(facts | {"failures": failures[:KEPT], "failed": len(failures)}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -26,6 +26,7 @@ from twostroke.checkpoints.fetch import home
 
 WORK = home() / "soak"
 CLIENTS, VANDALS = 12, 4
+GUST_S = 20.0  # before anything is counted
 CALM_S = 60.0  # for what runs to end, once everybody has gone
 DEADLINE_S = 8  # of requests that name none: fuzzed ones ask for thousands of tokens
 OPTIONS = ["--backend", "native", "--kv-bytes", "128MiB", "--max-running", "24", "--max-queued", "24"]
@@ -76,13 +77,11 @@ def ask(http: httpx.Client) -> str:
 
 
 def warm_up(http: httpx.Client, seed: int) -> None:
-    """Threads, caches and the whole KV pool come into being with use: let them do so before anything is counted."""
+    """Fill the KV pool: its memory comes into being with use, as do threads and caches in a first short storm."""
     rng = random.Random(seed)
-    for _ in range(8):
+    for _ in range(4):
         prompt = [rng.randrange(100, 40_000) for _ in range(2000)]
         http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2, "timeout": 120})
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "choice": ["yes", "no"]}
-    http.post("/v1/chat/completions", json=body)
 
 
 def log_errors(log: Path) -> list[str]:
@@ -97,7 +96,9 @@ def run(server: ServerProcess, seconds: float, seed: int) -> list[Check]:
     # Each request on a connection of its own, so that none that is kept counts as an open file.
     with httpx.Client(base_url=server.url, timeout=120, headers={"connection": "close"}) as http:
         warm_up(http, seed)
-        witness, before = ask(http), calm(http, server.pid)
+        witness = ask(http)
+        asyncio.run(storm(server, GUST_S, seed + 1, witness, Ledger()))
+        before = calm(http, server.pid)
         typer.echo(f"before: {asdict(before)}; {witness!r}")
         found = asyncio.run(storm(server, seconds, seed, witness, ledger))
         after, again = calm(http, server.pid, before), ask(http)

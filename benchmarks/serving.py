@@ -85,8 +85,10 @@ def command(engine: str, model: str, threads: int, work: Path) -> list[str]:
     if engine == OURS:
         own = ["--backend", "native", "--threads", str(threads), "--kv-bytes", str(KV_BYTES)]
         return [str(interpreter), "-m", "twostroke", "serve", "--model", weights, *at, *own]
+    # Not `vllm serve`: it asks for the version of a package `vllm`, which the processor's build is not called.
     own = ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--served-model-name", model]
-    return [str(interpreter.with_name("vllm")), "serve", weights, *at, *own, "--enable-prompt-tokens-details"]
+    module = [str(interpreter), "-m", "vllm.entrypoints.openai.api_server", "--model", weights]
+    return [*module, *at, *own, "--enable-prompt-tokens-details"]
 
 
 def measure(server: ServerProcess, load: Sequence[str], seed: int) -> dict[str, Any]:

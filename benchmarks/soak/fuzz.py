@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from benchmarks.soak.requests import documented
 
-READ_S = 10.0  # for an answer; then the client goes, which is a test as well
+READ_S = 2.0  # for an answer; then the client goes, which is a test as well
 KEPT = 10  # failures that are told in full
 BOUNDS = settings(
     max_examples=20,  # of an operation in a round

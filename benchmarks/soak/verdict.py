@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.soak.vitals import Vitals
+from benchmarks.soak.vitals import Vitals, slope
 
 GROWTH_LIMIT = 1 << 20  # bytes a minute over the second half of the storm
 STEP = 4 << 20  # bytes that an allocator may take at once; a short storm cannot tell them from growth
@@ -39,10 +39,12 @@ def leaks(before: Vitals, after: Vitals) -> list[Check]:
     ]
 
 
-def flat(bytes_per_second: float, seconds: float) -> Check:
-    """RSS over the second half of the storm, which lasted so long."""
-    growth, limit = bytes_per_second * seconds, max(STEP, GROWTH_LIMIT * seconds / 60)
-    found = f"{growth / 2**20:+.2f} MiB in {seconds:.0f} s (limit {limit / 2**20:.1f})"
+def flat(samples: Sequence[tuple[float, int]]) -> Check:
+    """RSS, as (seconds, bytes), over the second half of the storm."""
+    seconds = samples[-1][0] - samples[len(samples) // 2][0]
+    growth, limit = slope(samples) * seconds, max(STEP, GROWTH_LIMIT * seconds / 60)
+    course = " ".join(f"{held / 2**20:.0f}" for _, held in samples[:: max(1, len(samples) // 10)])
+    found = f"{growth / 2**20:+.2f} MiB in {seconds:.0f} s (limit {limit / 2**20:.1f}); MiB from the start: {course}"
     return Check("RSS is flat", growth < limit, found)
 
 

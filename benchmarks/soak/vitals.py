@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def slope(samples: list[tuple[float, int]]) -> float:
+def slope(samples: Sequence[tuple[float, int]]) -> float:
     """Bytes a second over the second half of (seconds, bytes), by least squares."""
     half = samples[len(samples) // 2 :]
     seconds, held = np.array(half, dtype=float).T

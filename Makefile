@@ -1,11 +1,12 @@
 # The README's commands. PYTHON is the interpreter that makes the environment.
 PYTHON ?= python3
 MODEL ?= smollm2-135m
+MINUTES ?= 10
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits check clean
+.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -24,6 +25,12 @@ test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB 
 
 bench-peers: $(VENV)/installed  ## against other engines, which it installs: half an hour the first time
 	$(BIN)/python benchmarks/peers.py run $(PEERS)
+
+bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load; half an hour
+	$(BIN)/python -m benchmarks.serving
+
+soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 bench-quality: $(VENV)/installed  ## what number formats cost: perplexity and KL to float32 on Wikipedia; 20 minutes
 	$(BIN)/python -m benchmarks.quality

@@ -71,7 +71,7 @@ class LLM:
 
         Args:
             model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or what `open_checkpoint` opened.
-            backend: "native" (CPU, quantized or bfloat16 weights), "reference" (PyTorch), or "auto", native where it can run.
+            backend: "native" (CPU, quantized or bfloat16 weights), "reference" (PyTorch), or "auto" (native if it can).
             device: any torch device.
             dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4".

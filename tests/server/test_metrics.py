@@ -108,6 +108,19 @@ def test_turns_reuse_what_was_said_and_generated(running: Serving) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens == known // 16 * 16 > first.usage.prompt_tokens
 
 
+def test_no_task_outlives_its_request(running: Serving) -> None:
+    """Neither a stream that its client leaves, nor an answer that is read."""
+    with running.http() as http:
+        before = read(running)["tasks"]
+        stream = running.client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG)
+        next(iter(stream))
+        busy = read(running)["tasks"]
+        stream.close()
+        http.post("/v1/completions", json={"prompt": "the", "max_tokens": 2})
+    assert busy > before
+    eventually(lambda: read(running)["tasks"] <= before)
+
+
 def test_reset_prefix_cache(running: Serving) -> None:
     def cached() -> int:
         usage = running.client.completions.create(model="tiny", prompt=[7] * 40, max_tokens=2).usage

@@ -1,10 +1,14 @@
 """How fast a request was, by the definitions that hold everywhere in Twostroke."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from twostroke.engine.request import Timings
+if TYPE_CHECKING:
+    from twostroke.engine.request import Timings
 
 DEFINITIONS = {
     "ttft_s": "first token - arrival",
@@ -39,7 +43,7 @@ class Pace:
     decode_tokens_per_second: float | None
 
     @classmethod
-    def of(cls, timings: Timings, computed_tokens: int) -> "Pace":
+    def of(cls, timings: Timings, computed_tokens: int) -> Pace:
         """`computed_tokens` are those that prefill had to compute before the first token."""
         ttft, gaps, tpot = timings.ttft, timings.itls, timings.tpot
         if timings.in_bulk:

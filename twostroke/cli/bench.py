@@ -1,4 +1,4 @@
-"""`twostroke bench`: how fast a model is on this machine."""
+"""`twostroke bench`: how fast a model is on this machine, and in `bench_serve`, how a server does under load."""
 
 import time
 from itertools import product
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twostroke.cli import bench_serve
 from twostroke.cli.options import JsonFlag, ModelOptions, spread
 from twostroke.cli.report import print_json, size, stderr_console
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from twostroke.llm import LLM
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
+app.command()(bench_serve.serve)
 
 
 @app.callback()

@@ -1,8 +1,9 @@
 """What Prometheus sees. Times are in seconds, by the definitions of `benchmark.pace`."""
 
+import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -78,6 +79,7 @@ class Metrics:
         self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
         self._rejected = counter("rejected_requests", "Requests refused at the door", "reason")
         self._errors = counter("errors", "Prompts that failed", "error")
+        self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=registry)
 
     def step(self, seconds: float, batch: Batch) -> None:
         """One step of the engine. Called by its thread."""
@@ -121,5 +123,6 @@ class Metrics:
             self._whole.observe(timings.finished - timings.arrival)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """In Prometheus' text format. Called on the event loop."""
+        self._tasks.set(len(asyncio.all_tasks()))
         return generate_latest(self.registry)

@@ -22,7 +22,9 @@ class CompletionAnswer(Answer):
 
     def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        if not token.text and token.finish_reason is None and self._logprobs is None:
+        # A token without text of its own, part of a character, is told where every token is accounted for.
+        told = self._logprobs is not None or self._options.continuous_usage_stats
+        if not token.text and token.finish_reason is None and not told:
             return
         chunk = self._object([self._choice(place, [token])])
         if self._options.include_usage or self._options.continuous_usage_stats:

@@ -1,0 +1,95 @@
+"""A server as a child process, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from benchmarks.peer.environments import environment, last_words, log_file
+from benchmarks.peer.processes import await_end, cpu_seconds, tree
+
+PATIENCE_S = 900.0  # vLLM compiles for minutes the first time
+
+
+class ServerFailed(Exception):
+    """It ended, or was not ready in time; the message is one line."""
+
+
+class ServerProcess:
+    """Answers at `url` from the moment it is entered.
+
+    Attributes:
+        log: what it writes, to stdout and stderr.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` has "{port}" where the port belongs."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.name, self.url, self.log = name, f"http://127.0.0.1:{self.port}", log_file(work, f"server-{name}")
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [part.format(port=self.port) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(variables or {}),
+                cwd=work,
+            )
+
+    def __enter__(self) -> ServerProcess:
+        deadline = time.monotonic() + PATIENCE_S
+        http = httpx.Client(base_url=self.url, timeout=5)  # one for all: a new one costs tens of milliseconds
+        try:
+            while not _ready(http):
+                if self._process.poll() is not None:
+                    raise ServerFailed(f"{self.name} ended: {last_words(self.log)} (more in {self.log.name})")
+                if time.monotonic() > deadline:
+                    raise ServerFailed(f"{self.name} was not ready in {PATIENCE_S:.0f} s (more in {self.log.name})")
+                time.sleep(0.25)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            http.close()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far, its children's too."""
+        return cpu_seconds(tree(self.pid))
+
+    def stop(self, patience_s: float = 60.0) -> int:
+        """Ask it to end, and kill it if it does not in time. Returns its exit status, below 0 for a signal."""
+        children = tree(self.pid)[1:]
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        await_end(children)
+        return self._process.wait()
+
+
+def _ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,53 @@
+"""What must hold once everybody has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.soak.vitals import Vitals, slope
+
+GROWTH_LIMIT = 1 << 20  # bytes a minute over the second half of the storm
+STEP = 4 << 20  # bytes that an allocator may take at once; a short storm cannot tell them from growth
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold, and what was found."""
+
+    name: str
+    holds: bool
+    found: str
+
+
+def leaks(before: Vitals, after: Vitals) -> list[Check]:
+    """`before` the storm and `after` it; both idle, with a prefix index that was reset."""
+    return [
+        Check(
+            "pages used = 0, and none lost",
+            (after.used, after.cached, after.free) == (0, 0, before.free),
+            f"{after.used} used, {after.cached} cached, {after.free} of {before.free} free",
+        ),
+        Check(
+            "no request runs or waits",
+            after.running == after.waiting == after.in_flight == 0,
+            f"{after.running} running, {after.waiting} waiting, {after.in_flight} in flight",
+        ),
+        Check("no task was left", after.tasks <= before.tasks, f"{after.tasks}, before {before.tasks}"),
+        Check("no thread was left", after.threads <= before.threads, f"{after.threads}, before {before.threads}"),
+        Check("no open file was left", after.files <= before.files, f"{after.files}, before {before.files}"),
+    ]
+
+
+def flat(samples: Sequence[tuple[float, int]]) -> Check:
+    """RSS, as (seconds, bytes), over the second half of the storm."""
+    seconds = samples[-1][0] - samples[len(samples) // 2][0]
+    growth, limit = slope(samples) * seconds, max(STEP, GROWTH_LIMIT * seconds / 60)
+    course = " ".join(f"{held / 2**20:.0f}" for _, held in samples[:: max(1, len(samples) // 10)])
+    found = f"{growth / 2**20:+.2f} MiB in {seconds:.0f} s (limit {limit / 2**20:.1f}); MiB from the start: {course}"
+    return Check("RSS is flat", growth < limit, found)
+
+
+def quiet(name: str, count: int, examples: Sequence[str]) -> Check:
+    """Something that was not to happen at all."""
+    return Check(name, count == 0, "\n      ".join([str(count), *examples]))

@@ -1,0 +1,232 @@
+"""`twostroke bench serve`: a server under load."""
+
+import math
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twostroke.cli.options import JsonFlag
+from twostroke.cli.report import print_json, stderr_console
+from twostroke.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop, Run
+    from twostroke.benchmark.serving.target import Target
+    from twostroke.benchmark.serving.workload import Workload
+
+
+def parse_range(text: str) -> Any:
+    """`512`, or `128-1024`."""
+    from twostroke.benchmark.serving.lengths import Range
+
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(text))
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no number: write 512, or 128-1024")
+    found = Range(int(match[1]), int(match[2] or match[1]))
+    if not 1 <= found.least <= found.most:
+        raise typer.BadParameter(f"{text!r} must go from 1 or more upwards")
+    return found
+
+
+def above_zero(value: float | None) -> float | None:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise typer.BadParameter(f"{value:g} must be a number above 0")
+    return value
+
+
+def _load(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Load", **settings)
+
+
+def _workload(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Workload", **settings)
+
+
+Tokens = Any
+Seconds = float | None
+
+
+def serve(
+    *,
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option("--model", "-m", show_default="the first it names")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="TWOSTROKE_API_KEY", help="Sent as a bearer token.")] = None,
+    rate: Annotated[Seconds, _load(callback=above_zero, help="Requests per second, in open loop.")] = None,
+    burstiness: Annotated[
+        float,
+        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+    ] = 1.0,
+    concurrency: Annotated[int | None, _load(min=1, help="Requests under way at any time, in closed loop.")] = None,
+    requests: Annotated[int, _load(min=1, help="How many are measured.")] = 100,
+    warmup: Annotated[int, _load(min=0, help="Requests before them, all at once; in no figure.")] = 4,
+    timeout: Annotated[Seconds, _load(callback=above_zero, help="Seconds after which a request counts as lost.")] = 600,
+    workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic",
+    input_tokens: Annotated[
+        Tokens,
+        _workload(parser=parse_range, metavar="N|N-N", help="Prompt lengths, after a prefix.", show_default="512"),
+    ] = None,
+    output_tokens: Annotated[
+        Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
+    ] = None,
+    prefix_tokens: Annotated[int, _workload(min=0, help="So many first tokens a group of prompts shares.")] = 0,
+    groups: Annotated[int, _workload(min=1, help="Groups with a prefix of their own.")] = 1,
+    seed: Annotated[
+        int | None,
+        _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
+    ] = None,
+    token_ids: Annotated[
+        Tokens,
+        _workload(parser=parse_range, metavar="LOW-HIGH", help="Ids of prompts.", show_default="asked of /tokenize"),
+    ] = None,
+    slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="Objective for goodput.")] = None,
+    slo_itl_ms: Annotated[
+        Seconds, typer.Option(callback=above_zero, help="The same, for the 99th percentile of an answer's gaps.")
+    ] = None,
+    as_json: JsonFlag = False,
+    output: Annotated[Path | None, typer.Option(help="Keep every request, the summary and a plot there.")] = None,
+) -> None:
+    """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
+    throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
+    with a report of what was measured so far."""
+    if (rate is None) == (concurrency is None):
+        raise typer.BadParameter("say either --rate (open loop) or --concurrency (closed loop)")
+    if workload not in ("synthetic", "sharegpt"):
+        raise typer.BadParameter("synthetic or sharegpt", param_hint="--workload")
+    if workload == "sharegpt" and (input_tokens, output_tokens) != (None, None):
+        raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
+    try:
+        from twostroke.benchmark.serving import files
+        from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop
+        from twostroke.benchmark.serving.figures import DEFINITIONS, Objectives, summarize
+        from twostroke.benchmark.serving.workload import Workload
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"bench serve needs {error.name}: pip install 'twostroke[bench]'") from None
+
+    if output is not None:
+        files.check(output)
+    given = workload == "synthetic"
+    asked = Workload(
+        requests,
+        (input_tokens or parse_range("512")) if given else None,
+        (output_tokens or parse_range("64")) if given else None,
+        prefix_tokens,
+        groups,
+        secrets.randbits(32) if seed is None else seed,
+    )
+    pattern = ClosedLoop(concurrency) if concurrency is not None else OpenLoop(rate or 0, burstiness)
+    objectives = Objectives(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
+    target, run = measure(url, api_key, model, token_ids, timeout or 0, asked, pattern, warmup)
+
+    from twostroke.benchmark.machine import describe as describe_machine  # now: it takes long, and imports torch
+
+    facts = {"url": url, "model": target.model, "server": target.owner, "seed": asked.seed, "warmup": warmup}
+    facts |= {"workload": describe(asked), "arrivals": {"loop": type(pattern).__name__} | asdict(pattern)}
+    facts |= {"objectives": asdict(objectives), "cut_short": run.interrupted}
+    facts |= summarize(run.outcomes, objectives, run.cpu_s) | describe_machine() | {"definitions": DEFINITIONS}
+    if output is not None:
+        files.save(output, facts, run.outcomes, objectives)
+    print_json(facts) if as_json else print_report(facts)
+    if run.interrupted:
+        raise typer.Exit(130)
+
+
+def describe(workload: "Workload") -> dict[str, Any]:
+    lengths = {"inputs": workload.inputs, "outputs": workload.outputs}
+    kind = {key: "sharegpt" if one is None else str(one) for key, one in lengths.items()}
+    shared = {"prefix_tokens": workload.prefix_tokens, "groups": workload.groups if workload.prefix_tokens else 0}
+    return {"requests": workload.requests} | kind | shared
+
+
+def measure(
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    token_ids: Any,
+    timeout_s: float,
+    workload: "Workload",
+    pattern: "OpenLoop | ClosedLoop",
+    warmup: int,
+) -> "tuple[Target, Run]":
+    """Look at the server, warm up, and run, with a bar on stderr where that is a terminal. Raises InvalidRequest."""
+    import asyncio
+
+    import httpx
+    from rich.progress import Progress
+
+    from twostroke.benchmark.serving.client import Client
+    from twostroke.benchmark.serving.drive import ClosedLoop, drive
+    from twostroke.benchmark.serving.target import inspect
+    from twostroke.benchmark.serving.workload import WARMUP
+
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    base = url.rstrip("/").removesuffix("/v1")
+
+    async def go(advance: Callable[[], None]) -> "tuple[Target, Run]":
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=timeout_s) as http:
+            target = await inspect(http, model, token_ids)
+            asks, first = workload.make(target.ordinary), workload.make(target.ordinary, WARMUP, warmup)
+            target.check_length(max(len(ask.prompt) + ask.output_tokens for ask in asks))
+            client = Client(http, target.model, timeout_s)
+            if first:
+                warm = await drive(client, first, ClosedLoop(warmup), workload.seed)
+                if failed := [one.error for one in warm.outcomes if one.error is not None]:
+                    raise InvalidRequest(f"{len(failed)} of {warmup} requests that warm up failed: {failed[0]}")
+            return target, await drive(client, asks, pattern, workload.seed, advance)
+
+    with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
+        task = bar.add_task("requests", total=workload.requests)
+        return asyncio.run(go(lambda: bar.advance(task)))
+
+
+def print_report(facts: dict[str, Any]) -> None:
+    """Latencies, throughput, and what may be wrong with them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in ("ms", "mean", "p50", "p90", "p99"):
+        table.add_column(name, justify="left" if name == "ms" else "right")
+    for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
+        cells = [facts[name][column] for column in ("mean", "p50", "p90", "p99")]
+        if cells[0] is not None:
+            table.add_row(name.removesuffix("_s").upper(), *(f"{cell * 1e3:.1f}" for cell in cells))
+    console = Console(highlight=False)
+    console.print(table)
+    for line in remarks(facts):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def remarks(facts: dict[str, Any]) -> list[str]:
+    """In lines: rates, then whatever a reader has to know before believing them."""
+    lines: list[str] = []
+    if facts["duration_s"]:
+        lines.append(
+            f"{facts['completed']} of {facts['sent']} requests in {facts['duration_s']:.1f} s: "
+            f"{facts['requests_per_second']:.2f} requests/s, {facts['output_tokens_per_second']:.1f} generated and "
+            f"{facts['total_tokens_per_second']:.1f} tokens/s in all"
+        )
+    if facts["goodput"] is not None:
+        met = {key: value for key, value in facts["objectives"].items() if value is not None}
+        wanted = " and ".join(f"{key.removesuffix('_s').upper()} of {value * 1e3:g} ms" for key, value in met.items())
+        lines.append(f"goodput {facts['goodput']:.2f} requests/s within {wanted}")
+    lines.append(
+        f"{facts['model']} at {facts['url']} ({facts['server']}), seed {facts['seed']}, "
+        f"after {facts['warmup']} requests to warm up, client at {facts['client_cpu'] or 0:.0%} of a core, "
+        f"requests sent at most {(facts['lag_p99_s'] or 0) * 1e3:.1f} ms late (p99)"
+    )
+    lines += [f"failed: {count} x {error}" for error, count in facts["errors"].items()]
+    if facts["cut_short"]:
+        lines.append(f"cut short: {facts['interrupted']} were under way, the rest was not sent")
+    if facts["short_answers"]:
+        lines.append(f"{facts['short_answers']} answers were shorter than asked for: the server ignores ignore_eos")
+    if facts["cached_tokens"] and not facts["workload"]["prefix_tokens"]:
+        lines.append(f"{facts['cached_tokens']} prompt tokens were cached: these prompts were not new to the server")
+    elif facts["cached_tokens"]:
+        lines.append(f"{facts['cached_tokens']} of {facts['input_tokens']} prompt tokens came from the prefix cache")
+    return lines

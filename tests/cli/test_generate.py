@@ -118,7 +118,7 @@ def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> Non
         ((*PROMPT, "--kv-bytes", "much"), 2, "is no size"),
         ((*PROMPT, "--backend", "magic"), 1, "backend"),
         ((*PROMPT, "--dtype", "int3"), 1, "dtype"),
-        ((*PROMPT, "--weights", "int3"), 1, "weights"),
+        ((*PROMPT, "--weights", "int5"), 1, "weights"),
         ((*PROMPT, "--device", "nowhere"), 1, "device"),
         ((*PROMPT, "--prefix-index", "magic"), 1, "prefix_index"),
         ((*PROMPT, "--threads", "0"), 1, "threads"),

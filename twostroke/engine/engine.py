@@ -22,6 +22,7 @@ from twostroke.engine.sampler import Draw, Sampled, sample
 from twostroke.engine.scheduler import SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import TwostrokeError
+from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Engine:
     Single-threaded: whoever waits for tokens calls `step`, which serves every request.
 
     Attributes:
+        models: by the role that programs call them by; one model may have several.
         batch: what the last step computed.
     """
 
@@ -54,7 +56,7 @@ class Engine:
         self._requests: set[Request] = set()  # choices refer to theirs weakly
         self._queues = Queues()
         self._driver = Driver(self.models, default)
-        self._placement = Placement(self.models.values(), self._queues)
+        self._placement = Placement(dict.fromkeys(self.models.values()), self._queues)
         self.batch = Batch()
 
     @property
@@ -64,6 +66,11 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self._queues.running)
+
+    def cached_pages(self, pool: PagePool) -> int:
+        """Pages of a pool that its models' prefix indexes hold."""
+        models = dict.fromkeys(self.models.values())
+        return sum(model.index.num_pages for model in models if model.index is not None and model.pool is pool)
 
     @property
     def preemptions(self) -> int:
@@ -118,12 +125,12 @@ class Engine:
         for choice, error in failed:
             self._fail({choice.request}, error)
         self.batch = Batch.of(entries)
-        by_model: dict[str, list[Entry]] = {}
+        by_model: dict[Model, list[Entry]] = {}
         for entry in entries:
             if not entry.lane.choice.done:
-                by_model.setdefault(entry.lane.model.name, []).append(entry)
-        for name, group in by_model.items():
-            self._guarded({entry.lane.choice.request for entry in group}, run, self.models[name], group)
+                by_model.setdefault(entry.lane.model, []).append(entry)
+        for model, group in by_model.items():
+            self._guarded({entry.lane.choice.request for entry in group}, run, model, group)
         self._resume()
         worked = bool(entries)
         while ready := self._ready():
@@ -159,10 +166,10 @@ class Engine:
 
     def _sample(self, ready: list[DecodeLane]) -> None:
         """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
-        drawn: dict[str, list[tuple[DecodeLane, Draw]]] = {}
+        drawn: dict[Model, list[tuple[DecodeLane, Draw]]] = {}
         for lane in ready:
             request = lane.choice.request
-            self._guarded({request}, lambda one: drawn.setdefault(one.model.name, []).append((one, one.draw())), lane)
+            self._guarded({request}, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
         for pairs in drawn.values():
             # Without those that a sibling's failure has ended since.
             live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]

@@ -25,6 +25,11 @@ class Method(ABC):
         cls.name = name
         METHODS[name] = cls
 
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """The roles of the models that it takes besides the engine's own ("student", "draft")."""
+        return ()
+
     @abstractmethod
     def program(self, prompt: list[int]) -> Program:
         """The strokes for one prompt. It must be deterministic: a preempted request runs it again."""

@@ -13,7 +13,7 @@ from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request, Timings
@@ -27,6 +27,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.methods import Method, Plain
+from twostroke.methods import Prompt as PromptTokens
 from twostroke.models.config import ModelConfig
 
 MAIN = "main"  # the role of the model itself among its engine's
@@ -210,7 +211,8 @@ class LLM:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {chosen.name} needs a {role}: open the model with one (--{role} NAME)")
         params.check_vocabulary(self.config.vocab_size)
-        return Request(lambda: chosen.program(tokens), params, self.tokenizer, len(tokens))
+        asked = PromptTokens(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
+        return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
     def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""

@@ -20,6 +20,19 @@ from twostroke.errors import CheckpointError, InvalidRequest
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
+class ChatTokens(list[int]):
+    """The ids of a conversation."""
+
+    def __init__(self, ids: Iterable[int], find_turn: Callable[[], range | None]) -> None:
+        super().__init__(ids)
+        self._find_turn = find_turn
+
+    @cached_property
+    def turn(self) -> range | None:
+        """Where the last user's text lies among them; None where that cannot be told. Found when it is asked for."""
+        return self._find_turn()
+
+
 class Tokenizer:
     """A model's tokenizer with its chat template. Safe to share between threads."""
 
@@ -145,10 +158,29 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
-    ) -> list[int]:
+    ) -> ChatTokens:
         """The ids of `chat`. The template alone decides on BOS, as in transformers, so it never comes twice."""
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
-        return self.encode(text, add_bos=False)
+        variables |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        text = self.chat(messages, **variables)
+        said = [dict(message) for message in messages]
+        return ChatTokens(self.encode(text, add_bos=False), lambda: self._turn(said, text, variables))
+
+    def _turn(self, messages: Sequence[Mapping[str, Any]], text: str, variables: dict[str, Any]) -> range | None:
+        """The tokens of `text` that lie wholly in the last user message's content."""
+        last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
+        if last is None or not isinstance(messages[last].get("content"), str):
+            return None
+        # Whatever the template does around a content, it does around another one.
+        mark = "\ue000"
+        marked = self.chat([*messages[:last], {**messages[last], "content": mark}, *messages[last + 1 :]], **variables)
+        before, found, after = marked.rpartition(mark)
+        if not found or mark in before or not (text.startswith(before) and text.endswith(after)):
+            return None
+        with self._lock:
+            self._backend.encode_special_tokens = False
+            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        inside = [i for i, (a, b) in enumerate(offsets) if len(before) <= a < b <= len(text) - len(after)]
+        return range(inside[0], inside[-1] + 1) if inside else None
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"

@@ -246,10 +246,11 @@ def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
 def _reuse(model: Model, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int]]:
     """Take from the prefix index what it knows beyond `base`, all but the last token, whose logits are needed."""
     assert model.index is not None
-    if base.pool is not model.pool or base.canonical_length(model.id) != len(base):
+    whole = base.next_position == len(base) == base.canonical_length(model.id)
+    if base.pool is not model.pool or not whole:
         return base, todo
-    whole = np.concatenate([base.token_array, np.array(todo, np.int32)])
-    known = model.index.match(whole[:-1])
+    tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
+    known = model.index.match(tokens[:-1])
     if len(known) <= len(base):
         return base, todo
-    return known, whole[len(known) :].tolist()
+    return known, tokens[len(known) :].tolist()

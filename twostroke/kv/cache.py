@@ -77,7 +77,7 @@ class KVCache:
 
     @property
     def positions(self) -> list[int]:
-        """The position of each entry, strictly increasing."""
+        """The position of each entry, strictly increasing (but where `resumed_at` said otherwise)."""
         return _positions(self._table).tolist()
 
     @property
@@ -153,8 +153,13 @@ class KVCache:
 
     def without_last(self) -> KVCache:
         """All entries but the last, whose position is the next one: for computing it again."""
-        rest = self[:-1]
-        return KVCache(self.pool, rest._table, rest._tokens, rest.stretches, self.positions[-1])
+        return self[:-1].resumed_at(self._next - 1)
+
+    def resumed_at(self, position: int) -> KVCache:
+        """The same entries, turned as they are; the next one will take this position, be it behind them or not."""
+        if position < 0:
+            raise KVError(f"positions begin at 0: {position} is none")
+        return KVCache(self.pool, self._table, self._tokens, self.stretches, position, self.tail)
 
     def __add__(self, other: KVCache) -> KVCache:
         """Concatenation. Positions must be strictly increasing; a value of another pool is copied into this one's.

@@ -1,8 +1,8 @@
 """Techniques, one file each. A file listed here is enrolled everywhere."""
 
 from twostroke.methods.best_of import BestOf
-from twostroke.methods.method import METHODS, Method, method
+from twostroke.methods.method import METHODS, Method, Prompt, method
 from twostroke.methods.plain import Plain
 from twostroke.methods.repeat import Repeat
 
-__all__ = ["METHODS", "BestOf", "Method", "Plain", "Repeat", "method"]
+__all__ = ["METHODS", "BestOf", "Method", "Plain", "Prompt", "Repeat", "method"]

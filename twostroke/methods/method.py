@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.errors import InvalidRequest
 
 METHODS: dict[str, type[Method]] = {}
+
+
+class Prompt(list[int]):
+    """A prompt's token ids, and what a technique may ask about them."""
+
+    def __init__(self, tokens: Iterable[int], tokenizer: Tokenizer) -> None:
+        """Tokens that `encode_chat` made know where the turn lies."""
+        super().__init__(tokens)
+        self._asked, self._tokenizer = tokens, tokenizer
+
+    @property
+    def turn(self) -> range | None:
+        """Where the last user's text lies; None where the prompt is no chat."""
+        return self._asked.turn if isinstance(self._asked, ChatTokens) else None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text in the middle of a prompt."""
+        return self._tokenizer.encode(text, add_bos=False) if text else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +51,7 @@ class Method(ABC):
         return ()
 
     @abstractmethod
-    def program(self, prompt: list[int]) -> Program:
+    def program(self, prompt: Prompt) -> Program:
         """The strokes for one prompt. It must be deterministic: a preempted request runs it again."""
 
 

@@ -21,7 +21,7 @@ from twostroke.engine.runner import Entry, run
 from twostroke.engine.sampler import Draw, Sampled, sample
 from twostroke.engine.scheduler import SchedulerConfig, plan
 from twostroke.engine.track import Token
-from twostroke.errors import TwostrokeError
+from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Engine:
             queues.run(choice)
             timings = choice.request.timings
             timings.scheduled = timings.scheduled or time.perf_counter()
-            self._guarded({choice.request}, self._driver.start, choice)
+            self._guarded({choice.request}, self._drive, self._driver.start, choice)
             self._retire(choice)
 
     def _resume(self) -> None:
@@ -157,8 +157,16 @@ class Engine:
         while waiting := [c for c in self._queues.running if c.resumable or any(lane.result for lane in c.lanes)]:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
-                    self._guarded({choice.request}, self._driver.resume, choice)
+                    self._guarded({choice.request}, self._drive, self._driver.resume, choice)
                     self._retire(choice)
+
+    def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
+        """Let a program go on. One that finds no page for what it joins starts again once others have given theirs."""
+        try:
+            action(choice)
+        except OutOfPages:
+            if not self._placement.make_way(choice):
+                raise
 
     def _ready(self) -> list[DecodeLane]:
         lanes = (lane for choice in self._queues.running for lane in choice.lanes)

@@ -2,7 +2,9 @@
 
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.method import METHODS, Method, Prompt, method
+from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
+from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
 
-__all__ = ["METHODS", "BestOf", "Method", "Plain", "Prompt", "Repeat", "method"]
+__all__ = ["METHODS", "BestOf", "Method", "OverFill", "Plain", "Prompt", "Refresh", "Repeat", "method"]

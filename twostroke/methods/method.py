@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -72,6 +73,14 @@ def require_int(owner: Method, field: str, least: int, most: int | None = None) 
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidRequest(f"{owner.name}: {field} must be an integer {wanted}, not {value!r}")
+
+
+def require_number(owner: Method, field: str, least: float, most: float = math.inf) -> None:
+    """Raise InvalidRequest unless the field is a number from `least` to `most`."""
+    value = getattr(owner, field)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        wanted = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise InvalidRequest(f"{owner.name}: {field} must be a number {wanted}, not {value!r}")
 
 
 def require_choice(owner: Method, field: str, choices: tuple[str, ...]) -> None:

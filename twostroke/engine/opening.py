@@ -55,6 +55,11 @@ def open_companion(
         raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
     if _identity(checkpoint, kernels) == main.id:
         return main
+    if checkpoint.config.max_position < main.max_position:
+        raise InvalidRequest(
+            f"{checkpoint.name} cannot be the {role} of {main.name}: it has {checkpoint.config.max_position} positions "
+            f"and {main.name} {main.max_position}"
+        )
     if isinstance(kernels, native.NativeKernels):
         reason = native.unsupported(checkpoint.matrices(), checkpoint.config.head_dim, shared.page_size)
         if reason is not None:

@@ -26,6 +26,8 @@ class Draw:
         allowed: bool [n], the only ids that may be; None for all.
         stats: whether entropy and top probability are wanted.
         keep_logits: whether the row's logits are wanted.
+        keep_proposal: whether the distribution that is drawn from is wanted.
+        guess: a token and the distribution it was drawn from, [vocab], to be accepted or replaced.
     """
 
     params: SamplingParams
@@ -37,6 +39,8 @@ class Draw:
     allowed: np.ndarray | None = None
     stats: bool = False
     keep_logits: bool = False
+    keep_proposal: bool = False
+    guess: tuple[int, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Sampled:
         top_probability: of its most likely token.
         top: the most likely ids with their log-probabilities.
         logits: [vocab] float32.
+        proposal: [vocab] float64, what it was drawn from; None where nothing was drawn (temperature 0).
     """
 
     id: int
@@ -56,6 +61,7 @@ class Sampled:
     top_probability: float | None = None
     top: tuple[tuple[int, float], ...] | None = None
     logits: torch.Tensor | None = None
+    proposal: torch.Tensor | None = None
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
@@ -68,14 +74,16 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     rows = list(range(len(draws)))
     ids = _argmax(shaped)
     best = shaped[rows, ids].tolist()
+    proposals: list[torch.Tensor | None] = [None] * len(draws)
     for i, draw in enumerate(draws):
         # Where even the largest logit is not finite there is nothing to draw from.
         if draw.params.temperature > 0 and math.isfinite(best[i]):
             ids[i] = _draw(shaped[i], draw)
+            proposals[i] = _dense(shaped[i], draw.params) if draw.keep_proposal else None
     # Not logsumexp, which may sum a row in another order when there are others.
     logprobs = logits.log_softmax(-1)
     chosen = logprobs[rows, ids].tolist()
-    return [_report(draws[i], ids[i], chosen[i], logits, logprobs, i) for i in rows]
+    return [_report(draws[i], ids[i], chosen[i], logits, logprobs, i, proposals[i]) for i in rows]
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
@@ -110,14 +118,43 @@ def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    """One token by inverse transform: walk the candidates' cumulated probability up to one number."""
+    """One token: the guess if it is accepted, else by inverse transform."""
+    if draw.guess is not None:
+        return _judge(row, draw, *draw.guess)
     probabilities, ids = distribution(row, draw.params)
-    ends = probabilities.cumsum(-1)
+    place = _walk(probabilities, draw)
+    return place if ids is None else int(ids[place])
+
+
+def _walk(weights: torch.Tensor, draw: Draw) -> int:
+    """Inverse transform: walk the candidates' cumulated weights up to one number."""
+    ends = weights.cumsum(-1)
     # right=True steps over candidates of no probability, also where the number drawn is exactly 0.
     place = torch.searchsorted(ends, ends[-1:] * uniform(draw.seed, draw.index), right=True)
     # Rounding must not lead past the last candidate that has any.
-    place = int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
-    return place if ids is None else int(ids[place])
+    return int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
+
+
+def _judge(row: torch.Tensor, draw: Draw, guess: int, proposal: torch.Tensor) -> int:
+    """Speculative sampling (Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2).
+
+    With p what the token should be drawn from and q what the guess was drawn from, it stands with probability
+    min(1, p / q), and is else replaced by one drawn from max(0, p - q): together that is p.
+    """
+    p = _dense(row, draw.params)
+    q = torch.nn.functional.pad(proposal, (0, max(0, len(p) - len(proposal))))[: len(p)].to(p)
+    if uniform(draw.seed + b"accept", draw.index) * float(q[guess]) < float(p[guess]):
+        return guess
+    rest = (p - q).clamp_min(0)
+    return _walk(rest if rest.any() else p, draw)
+
+
+def _dense(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What a token is drawn from as float64 [vocab], ids left out having no probability."""
+    probabilities, ids = distribution(row, params)
+    if ids is None:
+        return probabilities
+    return torch.zeros(len(row), dtype=probabilities.dtype, device=row.device).scatter_(0, ids, probabilities)
 
 
 def distribution(row: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -164,7 +201,13 @@ def uniform(seed: bytes, index: int) -> float:
 
 
 def _report(
-    draw: Draw, token: int, logprob: float, logits: torch.Tensor, logprobs: torch.Tensor, place: int
+    draw: Draw,
+    token: int,
+    logprob: float,
+    logits: torch.Tensor,
+    logprobs: torch.Tensor,
+    place: int,
+    proposal: torch.Tensor | None,
 ) -> Sampled:
     entropy = top_probability = top = None
     if draw.stats:
@@ -176,4 +219,5 @@ def _report(
     if (count := draw.params.logprobs) is not None:
         ids = _likeliest(logits[place], max(1, count))[:count]
         top = tuple(zip(ids.tolist(), logprobs[place][ids].tolist(), strict=True))
-    return Sampled(token, logprob, entropy, top_probability, top, logits[place].clone() if draw.keep_logits else None)
+    kept = logits[place].clone() if draw.keep_logits else None
+    return Sampled(token, logprob, entropy, top_probability, top, kept, proposal)

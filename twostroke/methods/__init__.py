@@ -6,5 +6,6 @@ from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
 from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
+from twostroke.methods.speculative import Speculative
 
-__all__ = ["METHODS", "BestOf", "Method", "OverFill", "Plain", "Prompt", "Refresh", "Repeat", "method"]
+__all__ = ["METHODS", "BestOf", "Method", "OverFill", "Plain", "Prompt", "Refresh", "Repeat", "Speculative", "method"]

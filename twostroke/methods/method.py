@@ -83,6 +83,12 @@ def require_number(owner: Method, field: str, least: float, most: float = math.i
         raise InvalidRequest(f"{owner.name}: {field} must be a number {wanted}, not {value!r}")
 
 
+def require_bool(owner: Method, field: str) -> None:
+    """Raise InvalidRequest unless the field is True or False."""
+    if not isinstance(value := getattr(owner, field), bool):
+        raise InvalidRequest(f"{owner.name}: {field} must be true or false, not {value!r}")
+
+
 def require_choice(owner: Method, field: str, choices: tuple[str, ...]) -> None:
     """Raise InvalidRequest unless the field is one of `choices`."""
     if (value := getattr(owner, field)) not in choices:

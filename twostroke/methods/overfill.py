@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.methods.method import Method, Prompt
+from twostroke.methods.method import Method, Prompt, require_bool
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class OverFill(Method, name="overfill"):
     """
 
     recompute: bool = False
+
+    def __post_init__(self) -> None:
+        require_bool(self, "recompute")
 
     @property
     def companions(self) -> tuple[str, ...]:

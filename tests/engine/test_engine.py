@@ -41,6 +41,9 @@ def run(llm: LLM, program: Callable[[], Program], **fields: object) -> Request:
 # With its parameters as they are, and those that make another program of it.
 CASES: list[Method] = [
     *(method(name) for name in sorted(METHODS)),
+    method("drop", window=9, every=4),
+    method("drop", times=2, keep="last", window=9, every=4, by="key-norm"),
+    method("repeat", times=(" and ", ""), keep="first", offset="wrong"),
     method("refresh", every=3),
     method("refresh", when="entropy", every=2, threshold=6.5, window=3),
     method("refresh", when="budget", every=2, budget=500),

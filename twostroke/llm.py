@@ -286,12 +286,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request's answer. `cached_tokens`, of all that its prefills asked for, came from the prefix index."""
+    """A request's answer.
+
+    Attributes:
+        cached_tokens: how many of all that its prefills asked for came from the prefix index.
+        facts: what the technique says of its work on the first choice (`Refreshes`, `Speculation`), or None.
+    """
 
     outputs: list[Output]
     prompt_tokens: int
     cached_tokens: int
     timings: Timings
+    facts: Any = None
 
     @classmethod
     def of(cls, request: Request) -> Completion:
@@ -302,7 +308,7 @@ class Completion:
             Output("".join(token.text for token in tokens), tokens, tokens[-1].finish_reason if tokens else None)
             for tokens in by_choice
         ]
-        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings)
+        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings, request.result)
 
     @property
     def text(self) -> str:

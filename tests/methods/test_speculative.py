@@ -80,7 +80,9 @@ def test_the_kv_is_the_plain_answers(chosen: Method, native_llm: Native, other: 
     assert final.tokens == whole.tokens
     assert (final.entries() == whole.entries()).all()
     assert final.canonical_length(llm.model.id) == len(final)
-    assert 1 + facts.rounds + facts.accepted == 50  # a round yields what stood and one token more
+    # A round yields what stood and one token more, but for the last, which may end with a guess.
+    assert 1 + facts.rounds + facts.accepted in (50, 51)
+    assert 0 < facts.accepted < facts.guessed
 
 
 @needs_native

@@ -7,6 +7,7 @@ from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
 from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
+from twostroke.methods.reread import Reread
 from twostroke.methods.speculative import Speculative
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Prompt",
     "Refresh",
     "Repeat",
+    "Reread",
     "Speculative",
     "method",
 ]

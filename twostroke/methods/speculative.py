@@ -72,7 +72,7 @@ class Speculative(Method, name="speculative"):
                 drafted, guesses = draft.kv, draft.tokens
                 proposals = [one.proposal for one in draft.sampled if one.proposal is not None]
             run = yield Decode(run.kv, guesses=guesses, proposals=proposals, max_tokens=len(guesses) + 1)
-            stood = len(run.tokens) - 1
+            stood = sum(made == guess for made, guess in zip(run.tokens, guesses, strict=False))
             rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
             if self.adaptive and guesses:
                 count = min(MOST, count + 2) if stood == len(guesses) else max(1, count - 1)

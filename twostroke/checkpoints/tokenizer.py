@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import processors
 
 from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
@@ -18,6 +19,11 @@ from twostroke.errors import CheckpointError, InvalidRequest
 
 # Special tokens that end generation wherever a model has them, whichever one its metadata calls EOS.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+# What a Hugging Face directory has of a tokenizer.
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+         "chat_template.jinja")  # fmt: skip
 
 
 class ChatTokens(list[int]):
@@ -181,6 +187,19 @@ class Tokenizer:
             offsets = self._backend.encode(text, add_special_tokens=False).offsets
         inside = [i for i, (a, b) in enumerate(offsets) if len(before) <= a < b <= len(text) - len(after)]
         return range(inside[0], inside[-1] + 1) if inside else None
+
+    def save(self, directory: Path) -> None:
+        """Write it as a Hugging Face directory has it: the same ids, the same ends, the same (default) template."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        affixes = {id: self._backend.id_to_token(id) for id in (*self._prefix, *self._suffix)}
+        if affixes:
+            around = [*(affixes[id] for id in self._prefix), "$A", *(affixes[id] for id in self._suffix)]
+            names = [(text, id) for id, text in affixes.items() if text is not None]
+            copy.post_processor = processors.TemplateProcessing(single=around, special_tokens=names)  # pyright: ignore[reportAttributeAccessIssue]
+        copy.save(str(directory / "tokenizer.json"))
+        config = {**self._chat.special_tokens, "chat_template": self.chat_template}
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False))
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(self.eos_ids)}))
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"

@@ -45,8 +45,9 @@ def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LL
 
     yield open_tiny
     for llm in opened:
-        if llm.model.index is not None:
-            llm.model.index.clear()
+        for model in llm.engine.models.values():
+            if model.index is not None:
+                model.index.clear()
 
 
 @pytest.fixture(scope="session")

@@ -50,11 +50,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_model(family: str, directory: Path, seed: int = 0) -> Path:
+def write_model(family: str, directory: Path, seed: int = 0, **sizes: int) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
     name = "Gemma3Text" if kind == "Gemma3" else kind
-    config = getattr(transformers, f"{name}Config")(**(COMMON | changes))
+    config = getattr(transformers, f"{name}Config")(**(COMMON | changes | sizes))
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -13,9 +13,9 @@ from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.engine.engine import Engine
-from twostroke.engine.model import Model
+from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request, Timings
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
@@ -23,19 +23,14 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.backends import create_kernels
-from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.interface import Kernels
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.radix import RadixIndex
 from twostroke.methods import Method, Plain
+from twostroke.methods import Prompt as PromptTokens
 from twostroke.models.config import ModelConfig
-from twostroke.models.cost import Cost
-from twostroke.models.decoder import Decoder
 
-INDEXES = {"radix": RadixIndex, "hash": HashIndex, "off": None}
+MAIN = "main"  # the role of the model itself among its engine's
 Prompt = str | Sequence[int]
 
 
@@ -58,6 +53,8 @@ class LLM:
         device: str = "cpu",
         dtype: str = "auto",
         weights: str = "stored",
+        student: str | Checkpoint | None = None,
+        draft: str | Checkpoint | None = None,
         threads: int | None = None,
         kv_bytes: int | None = None,
         page_size: int = 16,
@@ -74,7 +71,12 @@ class LLM:
             backend: "native" (CPU, quantized or bfloat16 weights), "reference" (PyTorch), or "auto" (native if it can).
             device: any torch device.
             dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
-            weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4".
+            weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
+                "int3" or "int2").
+            student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's own
+                weights, re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
+            draft: a model of the same tokenizer that guesses tokens, named likewise. Of another geometry, it has a
+                pool of its own, of as many pages.
             threads: CPU threads; None for the cores this process may use.
             kv_bytes: memory for KV pages; None for a quarter of what is free now, 4 GiB at most.
             page_size: entries per page.
@@ -87,6 +89,7 @@ class LLM:
 
         Raises:
             CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
+            GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
@@ -96,38 +99,27 @@ class LLM:
         checkpoint = quantize(opened, weights, threads)
         head_dim = checkpoint.config.head_dim
         kernels = create_kernels(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
+
+        def pool_for(geometry: Geometry) -> PagePool:
+            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels)
+
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-        kv_dtype = str(kernels.kv_dtype).removeprefix("torch.")
-        geometry = Geometry.of(self.config, kv_dtype, self.tokenizer.fingerprint)
-        self.pool = PagePool(
-            geometry,
-            num_pages(geometry, page_size, kv_bytes),
-            page_size,
-            kernels.device,
-            transposed_keys=kernels.transposed_keys,
-        )
-        self.decoder = Decoder(self.config, kernels, checkpoint.tensor)
-        identity = f"{checkpoint.weights_id}-{kernels.name}-{kv_dtype}"
-        index = INDEXES[prefix_index]
-        self.model = Model(
-            self.name,
-            identity,
-            self.decoder,
-            self.tokenizer,
-            self.pool,
-            None if index is None else index(self.pool, identity),
-            Cost(self.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes),
-        )
-        self.engine = Engine({self.name: self.model}, self.name, scheduler)
+        self.model = open_model(checkpoint, self.tokenizer, kernels, prefix_index, pool_for)
+        self.pool, self.decoder = self.model.pool, self.model.decoder
+        models = {MAIN: self.model}
+        for role, wanted in (("student", student), ("draft", draft)):
+            if wanted is not None:
+                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
+        self.engine = Engine(models, MAIN, scheduler)
 
     # The two strokes ------------------------------------------------------------------------------------------
 
-    def prefill(self, prompt: Prompt, after: KVCache | None = None) -> KVCache:
+    def prefill(self, prompt: Prompt, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
         """Stroke one: enter a text or token ids, after the entries of another value if one is given.
 
         The result is a new value; `after` stays as it is and shares its pages. A token that `after` has pending is
-        entered first.
+        entered first. `model` is "student" or "draft" for a companion of that role.
 
         Raises:
             InvalidRequest: nothing to enter, ids outside the vocabulary, or past the model's context.
@@ -138,25 +130,28 @@ class LLM:
             require_value(after)
 
         def program() -> Program:
-            return (yield Prefill(tokens, after))
+            return (yield Prefill(tokens, after, model))
 
         request = Request(program, SamplingParams(), self.tokenizer, len(tokens))
         self.engine.finish([self.engine.submit(request)])
         return request.result
 
-    def decode(self, kv: KVCache, params: SamplingParams | None = None, **sampling: Any) -> Decoding:
+    def decode(
+        self, kv: KVCache, params: SamplingParams | None = None, *, model: str | None = None, **sampling: Any
+    ) -> Decoding:
         """Stroke two: continue a value token by token.
 
         Args:
             kv: what to continue; it stays as it is.
             params, sampling: `SamplingParams`, or its fields (max_tokens=, temperature=, ...).
+            model: "student" or "draft" for a companion of that role.
 
         Returns:
             An iterator of `Token`; its `kv` is the value with all tokens but the last, which it has pending.
         """
 
         def program() -> Program:
-            return (yield Decode(kv))
+            return (yield Decode(kv, model=model))
 
         require_value(kv)
         params = sampling_params(params, sampling)
@@ -216,8 +211,12 @@ class LLM:
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
+        for role in chosen.companions:
+            if role not in self.engine.models:
+                raise InvalidRequest(f"method {chosen.name} needs a {role}: open the model with one (--{role} NAME)")
         params.check_vocabulary(self.config.vocab_size)
-        return Request(lambda: chosen.program(tokens), params, self.tokenizer, len(tokens))
+        asked = PromptTokens(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
+        return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
     def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""
@@ -291,12 +290,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request's answer. `cached_tokens`, of all that its prefills asked for, came from the prefix index."""
+    """A request's answer.
+
+    Attributes:
+        cached_tokens: how many of all that its prefills asked for came from the prefix index.
+        facts: what the technique says of its work on the first choice (`Refreshes`, `Speculation`), or None.
+    """
 
     outputs: list[Output]
     prompt_tokens: int
     cached_tokens: int
     timings: Timings
+    facts: Any = None
 
     @classmethod
     def of(cls, request: Request) -> Completion:
@@ -307,7 +312,7 @@ class Completion:
             Output("".join(token.text for token in tokens), tokens, tokens[-1].finish_reason if tokens else None)
             for tokens in by_choice
         ]
-        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings)
+        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings, request.result)
 
     @property
     def text(self) -> str:
@@ -351,17 +356,6 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     if kv_bytes < page_bytes:
         raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
     return kv_bytes // page_bytes
-
-
-def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
-    """Of the matrices of all layers, and of the head, as the backend computes on them."""
-
-    def size(tensor: RawTensor) -> int:
-        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * kernels.dtype.itemsize
-
-    matrices = checkpoint.matrices()
-    layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
-    return layers, size(matrices["embed" if checkpoint.config.tied else "head"])
 
 
 __all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "Prompt", "SamplingParams", "Token"]

@@ -38,6 +38,27 @@ def test_matrices_change_and_the_rest_does_not(weights: str, tiny_directory: Cal
         assert (after.dequantize() - before.dequantize()).norm() < tolerance * before.dequantize().norm()
 
 
+@pytest.mark.parametrize(("weights", "bits"), [("int3", 3), ("int2", 2)])
+def test_fewer_bits_are_simulated(weights: str, bits: int, tiny_directory: Callable[[str], Path]) -> None:
+    """In the blocks of 4 bits, with so few values to a group, as near as any fit by least squares would be."""
+    original = open_checkpoint(str(tiny_directory("qwen2")))
+    errors = {}
+    for name in ("layers.1.down", "layers.0.q"):
+        before = original.tensor(name).dequantize()
+        for choice in ("int4", weights):
+            after = quantize(original, choice).tensor(name)
+            assert after.format == "Q4_1"
+            errors[choice] = float((after.dequantize() - before).norm() / before.norm())
+        groups = quantize(original, weights).tensor(name).dequantize().view(-1, 32)
+        assert max(len(group.unique()) for group in groups) == 1 << bits
+        # A step of 2 ** -bits of a group's range has an error of its twelfth root; a fit is not worse.
+        low, high = before.view(-1, 32).aminmax(dim=1)
+        uniform = ((high - low) / ((1 << bits) - 1)).square().mean().sqrt() / 12**0.5
+        assert errors["int4"] < errors[weights] < 1.02 * float(uniform / before.square().mean().sqrt())
+    assert quantize(original, weights).weights_id != quantize(original, "int4").weights_id
+    assert quantize(original, weights).tensor("head").format == "Q8_0"
+
+
 def test_a_tied_embedding_is_the_head(tiny_directory: Callable[[str], Path]) -> None:
     assert quantize(open_checkpoint(str(tiny_directory("llama"))), "int4").tensor("embed").format == "Q8_0"
 
@@ -100,8 +121,8 @@ def test_nothing_is_encoded_before_it_is_asked_for(
 
 
 def test_what_cannot_be_is_said(tiny_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidRequest, match="weights must be one of stored, bf16, int8, int4, not 'int3'"):
-        LLM("no-such-model", weights="int3")
+    with pytest.raises(InvalidRequest, match="weights must be one of stored, bf16, int8, int4, int3, int2, not 'int5'"):
+        LLM("no-such-model", weights="int5")
     narrow = open_checkpoint(str(tiny_directory("llama")))
     odd = RawTensor("layers.0.q", "F32", (64, 40), narrow.tensor("layers.0.q").data[:, :160], "file: q")
     monkeypatch.setitem(narrow.stored, "layers.0.q", odd)  # pyright: ignore[reportArgumentType]

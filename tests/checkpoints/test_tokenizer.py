@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers, processors
 
+from tests.tiny import write_tokenizer
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
 from twostroke.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from twostroke.checkpoints.resolve import open_checkpoint
@@ -392,3 +393,28 @@ def test_gemma_ids_are_those_of_sentencepiece() -> None:
     for text in SOURCES:
         assert tokenizer.encode(text, parse_special=False, add_bos=True) == [2, *processor.EncodeAsIds(text)]
     assert tokenizer.encode("<bos>a<end_of_turn>", add_bos=False) == [2, *processor.EncodeAsIds("a"), 106]
+
+
+def test_saved_and_opened_again_it_is_the_same(tmp_path: Path) -> None:
+    """Ids, what goes around a text, ends and template."""
+    write_tokenizer(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    for affixes in [([], []), ([0], []), ([0], [1])]:
+        saved = Tokenizer(
+            backend,
+            where=tmp_path,
+            special_tokens=special,
+            eos_ids=[1, 5],
+            affixes=affixes,
+            templates={"default": template},
+        )
+        saved.save(tmp_path)
+        opened = Tokenizer.from_source(HfTokenizerSource(tmp_path))
+        assert opened.fingerprint == saved.fingerprint
+        plain = saved.encode("the fox", add_bos=False)
+        assert opened.encode("the fox") == saved.encode("the fox") == [*affixes[0], *plain, *affixes[1]]
+        assert (opened.eos_ids, opened.bos_id, opened.add_bos) == (saved.eos_ids, saved.bos_id, saved.add_bos)
+        messages = [{"role": "user", "content": "fox"}]
+        assert opened.encode_chat(messages) == saved.encode_chat(messages)

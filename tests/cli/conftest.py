@@ -22,7 +22,7 @@ def run(tiny: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
     def invoke(*arguments: object, stdin: str | None = None) -> Result:
         monkeypatch.setenv("COLUMNS", "200")
-        if tiny in arguments and arguments[0] != "models" and "--threads" not in arguments:
+        if tiny in arguments and arguments[0] not in ("models", "prune") and "--threads" not in arguments:
             arguments = (*arguments, "--threads", 1)  # quicker for so small a model
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -8,11 +8,13 @@ import pytest
 from typer.testing import Result
 
 from twostroke.llm import LLM
+from twostroke.methods import Method, method
 
 PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
-FIELDS = {"model", "prompt", "method", "backend", "text", "token_ids", "finish_reason", "outputs", "prompt_tokens",
-          "prefilled_tokens", "cached_tokens", "output_tokens", "kv_bytes", "definitions", *PACE}  # fmt: skip
+FIELDS = {"model", "prompt", "method", "method_facts", "backend", "text", "token_ids", "finish_reason", "outputs",
+          "prompt_tokens", "prefilled_tokens", "cached_tokens", "output_tokens", "kv_bytes", "definitions",
+          *PACE}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,36 @@ def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tin
     assert all(facts[name] > 0 for name in PACE)
     assert facts["tpot_s"] == pytest.approx(facts["itl_mean_s"]) == pytest.approx(1 / facts["decode_tokens_per_second"])
     assert facts["prefill_tokens_per_second"] == pytest.approx(facts["prompt_tokens"] / facts["ttft_s"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen", "facts"),
+    [
+        (("--student", "int8", "--method", "overfill"), method("overfill"), None),
+        (
+            ("--student", "int8", "--method", "refresh", "--method-option", "every=4"),
+            method("refresh", every=4),
+            {"at": [4, 8], "teacher_tokens": 7},
+        ),
+        (
+            ("--draft", "stored", "--method", "speculative", "--method-option", "draft=draft"),
+            method("speculative", draft="draft"),
+            {"rounds": 2, "guessed": 7, "accepted": 7},
+        ),
+    ],
+)
+def test_companions(
+    arguments: tuple[str, ...],
+    chosen: Method,
+    facts: dict[str, Any] | None,
+    run_json: Callable[..., dict[str, Any]],
+    tiny: str,
+) -> None:
+    made = run_json("generate", "-m", tiny, *PROMPT, "--raw", "--max-tokens", 9, "--ignore-eos", *arguments)
+    llm = LLM(tiny, kv_bytes=16 << 20, threads=1, **dict.fromkeys(chosen.companions, arguments[1]))
+    expected = llm.generate([PROMPT[1]], method=chosen, max_tokens=9, ignore_eos=True)[0]
+    assert made["text"] == expected.text
+    assert made["method_facts"] == facts
 
 
 def test_text_is_streamed_and_facts_go_to_stderr(run: Callable[..., Result], tiny: str, llm: LLM) -> None:
@@ -112,13 +144,13 @@ def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> Non
         ((*PROMPT, "--n", "0"), 1, "n must be"),
         ((*PROMPT, "--method", "magic"), 1, "magic"),
         ((*PROMPT, "--method-option", "times"), 2, "key=value"),
-        ((*PROMPT, "--method", "repeat", "--method-option", "times=lots"), 1, "times"),
+        ((*PROMPT, "--method", "repeat", "--method-option", "times=0"), 1, "times"),
         ((*PROMPT, "--method", "repeat", "--method-option", "size=2"), 1, "size"),
         ((*PROMPT, "--system", "x", "--raw"), 2, "--system"),
         ((*PROMPT, "--kv-bytes", "much"), 2, "is no size"),
         ((*PROMPT, "--backend", "magic"), 1, "backend"),
         ((*PROMPT, "--dtype", "int3"), 1, "dtype"),
-        ((*PROMPT, "--weights", "int3"), 1, "weights"),
+        ((*PROMPT, "--weights", "int5"), 1, "weights"),
         ((*PROMPT, "--device", "nowhere"), 1, "device"),
         ((*PROMPT, "--prefix-index", "magic"), 1, "prefix_index"),
         ((*PROMPT, "--threads", "0"), 1, "threads"),

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import GeometryMismatch, InvalidRequest, OutOfPages
 from twostroke.llm import LLM
-from twostroke.methods import METHODS, method
+from twostroke.methods import METHODS, Method, method
 
 TinyLLM = Callable[..., LLM]
 PROMPTS = [[7, 9, 11] * n for n in (1, 4, 9, 30)]
@@ -37,11 +38,26 @@ def run(llm: LLM, program: Callable[[], Program], **fields: object) -> Request:
     return request
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+# With its parameters as they are, and those that make another program of it.
+CASES: list[Method] = [
+    *(method(name) for name in sorted(METHODS)),
+    method("drop", window=9, every=4),
+    method("drop", times=2, keep="last", window=9, every=4, by="key-norm"),
+    method("repeat", times=(" and ", ""), keep="first", offset="wrong"),
+    method("refresh", every=3),
+    method("refresh", when="entropy", every=2, threshold=6.5, window=3),
+    method("refresh", when="budget", every=2, budget=500),
+    method("refresh", when="probe", every=5, threshold=0.001),
+    method("speculative", draft="student"),
+    method("speculative", draft="draft"),  # rejection sampling: tests/methods, with bits that it can count on
+]
+
+
+@pytest.mark.parametrize("chosen", CASES, ids=repr)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3, "n": 3}], ids=["greedy", "sampled"])
-def test_every_method_under_every_schedule(name: str, sampling: dict[str, object], tiny_llm: TinyLLM) -> None:
+def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, object], tiny_llm: TinyLLM) -> None:
     """Alone, batched, chunked, prefix-hit, preempted and streamed give the same tokens."""
-    chosen = method(name)
+    tiny_llm = partial(tiny_llm, **dict.fromkeys(chosen.companions, "int8"))
     plain = tiny_llm(prefix_index="off")
     expected = [ids(plain, [prompt], method=chosen, **sampling)[0] for prompt in PROMPTS]
     assert ids(plain, PROMPTS, method=chosen, **sampling) == expected, "batched"
@@ -61,11 +77,9 @@ def test_every_method_under_every_schedule(name: str, sampling: dict[str, object
     pages = (2 * len(PROMPTS[-1]) + 24 * 4 * 3) // 16 + 6
     tight = tiny_llm(kv_bytes=pages * plain.pool.page_bytes)
     assert ids(tight, PROMPTS * 2, method=chosen, **sampling) == expected * 2, "short of pages"
-    if sampling or name == "best-of":
+    if sampling or chosen.name == "best-of":
         assert tight.engine.preemptions > 0
-    assert tight.model.index is not None
-    tight.model.index.clear()
-    assert tight.pool.num_used == 0
+    assert tight.pool.num_used == tight.engine.cached_pages(tight.pool)
 
 
 def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
@@ -77,6 +91,29 @@ def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
     assert ids(tight, prompts, max_tokens=60) == expected
     assert tight.engine.preemptions > 3
     assert tight.pool.num_used == 0
+
+
+def test_a_program_that_finds_no_page_starts_again(tiny_llm: TinyLLM) -> None:
+    """Joining parts of two pages takes a page, which whoever is younger gives up."""
+    page_bytes = tiny_llm().pool.page_bytes
+
+    def joining() -> Program:
+        one, other = yield [Prefill([5] * 10), Prefill([5] * 10)]
+        run = yield Decode(one, max_tokens=30)
+        return (run.kv[:5] + other[5:]).tokens
+
+    for pages, fails in [(5, False), (4, True)]:
+        llm = tiny_llm(kv_bytes=pages * page_bytes, prefix_index="off")
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        first = llm.engine.submit(Request(joining, params, llm.tokenizer))
+        second = llm.engine.submit(llm.request([7] * 4, SamplingParams(max_tokens=60, ignore_eos=True)))
+        if fails:
+            with pytest.raises(OutOfPages):
+                llm.engine.finish([first])
+        llm.engine.finish([second] if fails else [first, second])
+        assert fails or (first.result == [5] * 10 and llm.engine.preemptions > 0)
+        assert len(second.events) == 60
+        assert llm.pool.num_used == 0
 
 
 def test_choices_share_the_prompts_pages(tiny_llm: TinyLLM) -> None:

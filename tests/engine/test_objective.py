@@ -108,10 +108,11 @@ def test_calibration(family: str, tiny_llm: TinyLLM) -> None:
 
 def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
     """A step over two models takes the seconds of both; the correction is the whole step's."""
-    cost = tiny_llm().model.cost
+    a, b = tiny_llm().model, tiny_llm().model
+    cost = a.cost
     first, second = Predictor(cost, Work(0, 0, 1e-6, 0, 0)), Predictor(cost, Work(0, 0, 2e-6, 0, 0))
-    forecast = Forecast({"a": first, "b": second})
-    both = forecast._seconds([("a", Rows(2)), ("b", Rows(3))])
+    forecast = Forecast({a: first, b: second})
+    both = forecast._seconds([(a, Rows(2)), (b, Rows(3))])
     assert both == pytest.approx(Correction().factor * (first.seconds([Rows(2)]) + second.seconds([Rows(3)])))
 
 

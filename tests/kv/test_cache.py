@@ -295,3 +295,20 @@ def test_repr_tells_what_it_is(pool: PagePool) -> None:
     kv = prefill(pool, range(9))
     assert repr(kv[2:]) == "KVCache(7 entries, positions 2 to 8, 896 bytes in 3 pages)"
     assert repr(kv[:0]) == "KVCache(0 entries, 0 bytes in 0 pages)"
+
+
+def test_a_writer_takes_entries_back(pool: PagePool) -> None:
+    """What was frozen stays; what is written next lies where the entries taken back did, with no copy."""
+    kv = prefill(pool, range(6))
+    writer = Writer(kv, "model")
+    for length in (9, 6, 21, 7, 16, 0):
+        before = writer.table.copy()
+        writer.append(list(range(40)))
+        writer.truncate(length)
+        assert len(writer) == max(6, length) == len(writer.freeze())
+        assert writer.next_position == len(writer)
+        common = min(len(before), len(writer.table))
+        assert (before[: common - 1] == writer.table[: common - 1]).all()
+        assert before[common - 1, 0] == writer.table[common - 1, 0]
+    assert writer.freeze().tokens == list(range(6))
+    writer.close()

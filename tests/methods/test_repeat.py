@@ -1,6 +1,6 @@
 """Prompt repetition with slicing: the paper's checks S1 to S3, and an independent account of what decode sees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 from twostroke.methods import Repeat, method
 
@@ -66,6 +67,105 @@ def test_decode_sees_exactly_what_is_kept(
     torch.testing.assert_close(torch.tensor([t.logprob for t in made]), expected, atol=1e-3, rtol=0)
 
 
+def decoded(llm: LLM, kept: KVCache, count: int = 10) -> list[int]:
+    return [token.id for token in llm.decode(kept, max_tokens=count, ignore_eos=True)]
+
+
+def answer(llm: LLM, prompt: Sequence[int], chosen: Repeat, count: int = 10) -> list[int]:
+    return [token.id for token in llm.generate([prompt], method=chosen, max_tokens=count, ignore_eos=True)[0].tokens]
+
+
+def test_texts_between_copies(tiny_llm: TinyLLM) -> None:
+    """They are entered, and belong to no copy."""
+    llm = tiny_llm()
+    again, then = (llm.tokenizer.encode(text, add_bos=False) for text in (" and again ", " then "))
+    whole = llm.prefill([*PROMPT, *again, *PROMPT, *then, *PROMPT])
+    expected = decoded(llm, whole[:2] + whole[-len(PROMPT) :])
+    assert answer(llm, PROMPT, Repeat((" and again ", " then "), sinks=2)) == expected
+    assert answer(llm, PROMPT, Repeat(" and again ", keep="all")) == decoded(
+        llm, llm.prefill([*PROMPT, *again, *PROMPT])
+    )
+    assert Repeat(["a", "b"]) == Repeat(("a", "b"))  # pyright: ignore[reportArgumentType]
+    assert answer(llm, PROMPT, Repeat(("",))) == answer(llm, PROMPT, Repeat(2))
+
+
+def test_the_first_copy(tiny_llm: TinyLLM) -> None:
+    """Its entries are the plain prompt's; the first token and, at the right offset, the positions are repetition's."""
+    llm, n = tiny_llm(), len(PROMPT)
+    twice, plain = llm.prefill(PROMPT * 2), llm.prefill(PROMPT)
+    first = twice[:n]
+    torch.testing.assert_close(first.entries(), plain.entries())
+    made = answer(llm, PROMPT, Repeat(keep="first"))
+    assert made == decoded(llm, first.with_tail(twice.tail).resumed_at(2 * n))
+    wrong = answer(llm, PROMPT, Repeat(keep="first", offset="wrong"))
+    assert wrong == decoded(llm, plain.with_tail(twice.tail))
+    assert made[0] == wrong[0] == answer(llm, PROMPT, Repeat(keep="all"))[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3"])
+def test_the_wrong_offset(family: str, tiny_llm: TinyLLM) -> None:
+    """Keys of the second copy stay turned as they are; queries come as if the first had never been."""
+    llm, n = tiny_llm(family), len(PROMPT)
+    twice = llm.prefill(PROMPT * 2)
+    kept = twice[n:].resumed_at(n)
+    assert (kept.entries() == twice[n:].entries()).all()
+    decoding = llm.decode(kept, max_tokens=10, ignore_eos=True)
+    tokens = [token.id for token in decoding]
+    assert decoding.kv.positions == [*range(n, 2 * n), *range(n, n + 9)]
+    assert tokens == answer(llm, PROMPT, Repeat(offset="wrong"))
+    assert tokens[0] == answer(llm, PROMPT, Repeat())[0]
+    # Nothing is left out of full repetition, so there is no wrong offset.
+    assert answer(llm, PROMPT, Repeat(keep="all", offset="wrong")) == answer(llm, PROMPT, Repeat(keep="all"))
+
+
+def test_a_value_that_goes_on_elsewhere_is_nobodys_prefix(tiny_llm: TinyLLM) -> None:
+    """Continuing it must neither be answered from the prefix index nor enter it."""
+    llm = tiny_llm(page_size=4)
+    llm.prefill(PROMPT * 2)
+    moved = llm.prefill(PROMPT)[:-1].resumed_at(100)
+    longer = llm.prefill(PROMPT[-1:] + PROMPT, after=moved)
+    assert longer.positions[len(PROMPT) - 1 :] == list(range(100, 101 + len(PROMPT)))
+    assert longer.canonical_length(llm.model.id) == len(PROMPT) - 1
+    assert moved.without_last().next_position == 99
+
+
+CHAT = [{"role": "system", "content": "the lazy dog"}, {"role": "user", "content": "the quick brown fox"}]
+
+
+@pytest.mark.parametrize("sinks", [0, 30])
+def test_the_user_turn_within_one_template(sinks: int, tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm()
+    prompt = llm.tokenizer.encode_chat(CHAT)
+    turn = prompt.turn
+    assert turn is not None
+    assert llm.tokenizer.decode(prompt[turn.start : turn.stop]) == "the quick brown fox"
+    head, copy, rest = prompt[: turn.start], prompt[turn.start : turn.stop], prompt[turn.stop :]
+    whole = llm.prefill(head + copy + copy + rest)
+    chosen = Repeat(scope="turn", sinks=sinks)
+    kept = whole[: min(max(sinks, len(head)), len(head + copy))] + whole[len(head + copy) :]
+    assert answer(llm, prompt, chosen) == decoded(llm, kept)
+    assert [t.id for t in llm.chat(CHAT, method=chosen, max_tokens=10, ignore_eos=True).tokens] == decoded(llm, kept)
+    assert answer(llm, prompt, Repeat(scope="turn", keep="all")) == decoded(llm, whole)
+    first = (whole[: len(head + copy)] + whole[len(whole) - len(rest) :]).with_tail(whole.tail)
+    assert answer(llm, prompt, Repeat(scope="turn", keep="first")) == decoded(llm, first)
+    twice = llm.prefill(prompt * 2)
+    assert answer(llm, prompt, Repeat()) == decoded(llm, twice[len(prompt) :])  # template and all
+    with pytest.raises(InvalidRequest, match="scope must be 'prompt' where the prompt is no chat"):
+        llm.generate([PROMPT], method=chosen)
+
+
+@pytest.mark.parametrize("content", ["user", "[assistant]", " fox ", "</s>", "e\u0301"])
+def test_the_turn_is_found_whatever_it_says(content: str, tiny_llm: TinyLLM) -> None:
+    tokenizer = tiny_llm().tokenizer
+    messages = [*CHAT, {"role": "assistant", "content": content}, {"role": "user", "content": content}]
+    prompt = tokenizer.encode_chat(messages)
+    assert prompt.turn is not None
+    inside = tokenizer.decode(prompt[prompt.turn.start : prompt.turn.stop], skip_special=False)
+    assert inside == content
+    assert tokenizer.decode(prompt[: prompt.turn.start], skip_special=False).endswith("[user]")
+    assert tokenizer.encode_chat(messages[:1]).turn is None
+
+
 def test_decode_time_memory(tiny_llm: TinyLLM) -> None:
     """While it decodes, only the last copy's pages and its own are held."""
     llm = tiny_llm(prefix_index="off")
@@ -81,10 +181,14 @@ def test_decode_time_memory(tiny_llm: TinyLLM) -> None:
     ("parameters", "message"),
     [
         ({"times": 0}, "times must be an integer from 1 to 64"),
+        ({"times": ["", 3]}, "times must be a number, or fewer than 64 texts"),
+        ({"times": [""] * 64}, "times must be a number, or fewer than 64 texts"),
         ({"times": 2.5}, "times"),
         ({"sinks": -1}, "sinks"),
-        ({"keep": "first"}, "keep must be one of last, all"),
-        ({"copies": 3}, "no parameter 'copies'; it has times, sinks, keep"),
+        ({"keep": "middle"}, "keep must be one of last, all, first"),
+        ({"scope": "system"}, "scope must be one of prompt, turn"),
+        ({"offset": "left"}, "offset must be one of right, wrong"),
+        ({"copies": 3}, "no parameter 'copies'; it has times, sinks, keep, scope, offset"),
     ],
 )
 def test_bad_parameters(parameters: dict[str, object], message: str) -> None:
@@ -93,5 +197,5 @@ def test_bad_parameters(parameters: dict[str, object], message: str) -> None:
 
 
 def test_unknown_method() -> None:
-    with pytest.raises(InvalidRequest, match="there are best-of, plain, repeat"):
+    with pytest.raises(InvalidRequest, match=r"there are best-of, .*plain, .*repeat"):
         method("repeet")

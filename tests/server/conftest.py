@@ -38,8 +38,7 @@ class Serving:
 
     @property
     def pages_used(self) -> int:
-        index = self.llm.model.index
-        return self.llm.pool.num_used - (0 if index is None else index.num_pages)
+        return self.llm.pool.num_used - self.llm.engine.cached_pages(self.llm.pool)
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -1,12 +1,13 @@
 """OpenAI's own client: what it gets over HTTP is what `LLM.generate` makes."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually
+from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.llm import LLM
 from twostroke.methods import method
 
@@ -149,6 +150,26 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     names = [model.id for model in client.models.list()]
     assert {"tiny", "tiny:repeat", "tiny:best-of"} <= set(names)
     assert client.models.retrieve("tiny:repeat").id == "tiny:repeat"
+
+
+def test_methods_that_need_a_student(client: openai.OpenAI, open_tiny: Callable[..., LLM]) -> None:
+    """They are answered where the server was started with one, and refused in one line where it was not."""
+    chosen: list[dict[str, Any]] = [{"name": "overfill"}, {"name": "refresh", "every": 4}]
+    chosen += [{"name": "speculative", "draft": "student"}, {"name": "reread", "times": [" again "], "scope": "turn"}]
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    llm = open_tiny(student="int8")
+    expected = [llm.chat(MESSAGES, method=method(**fields), max_tokens=12).text for fields in chosen]
+    with serving(open_tiny(student="int8")) as running:
+        for fields, text in zip(chosen, expected, strict=True):
+            made = running.client.chat.completions.create(**asked, extra_body={"method": fields})
+            assert made.choices[0].message.content == text
+            chunks = running.client.chat.completions.create(**asked, stream=True, extra_body={"method": fields})
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        assert {"tiny:refresh", "tiny:overfill"} <= {model.id for model in running.client.models.list()}
+    for fields in chosen[:3]:
+        with pytest.raises(openai.BadRequestError, match=f"method {fields['name']} needs a student"):
+            client.chat.completions.create(**asked, extra_body={"method": fields})
+    assert "tiny:overfill" not in {model.id for model in client.models.list()}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -21,7 +21,7 @@ class ChatTemplates:
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are template variables such as bos_token; one that the model lacks stays undefined."""
         self._templates = dict(templates)
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
 
     @property
     def default(self) -> str | None:
@@ -46,7 +46,7 @@ class ChatTemplates:
         template = _compile(source)
         # Clients send `"content": null` or `"tool_calls": null`; templates test whether a key is there.
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        values = {**self._special_tokens, **variables}
+        values = {**self.special_tokens, **variables}
         values |= {"messages": present, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values.setdefault("documents", None)
         try:

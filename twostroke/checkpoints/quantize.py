@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.checkpoints.coarse import coarse
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.encode import Encoder
 from twostroke.kernels.formats import FORMATS
 
-FORMAT = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+FORMAT = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1", "int3": "Q4_1", "int2": "Q4_1"}
+BITS = {"int3": 3, "int2": 2}  # kept in 4, so they cost what 3 and 2 bits cost in quality and save nothing
 
 
 def check_weights(weights: str) -> None:
@@ -17,10 +19,10 @@ def check_weights(weights: str) -> None:
 
 
 def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -> Checkpoint:
-    """The checkpoint with its matrices as "bf16", "int8" or "int4"; with "stored" it stays as it is.
+    """The checkpoint with its matrices as "bf16", "int8", "int4", "int3" or "int2"; with "stored" it stays as it is.
 
     Nothing is read before `tensor` is asked for a matrix, which is then encoded with so many threads and not kept:
-    what a backend packs is all the memory that loading takes, and one matrix. Norms and biases stay. With "int4" the
+    what a backend packs is all the memory that loading takes, and one matrix. Norms and biases stay. From "int4" on the
     head is int8, for in 4 bits it alone costs a third of what all other matrices do together (docs/log.md), and what
     is stored in no more bytes stays as it is.
 
@@ -31,17 +33,22 @@ def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -
     if weights == "stored":
         return checkpoint
     head = "embed" if checkpoint.config.tied else "head"
+    few = weights in ("int4", *BITS)
     encoders: dict[str, Encoder] = {}
     for name, tensor in checkpoint.matrices().items():
-        format = FORMAT["int8" if (weights, name) == ("int4", head) else weights]
+        own = "int8" if few and name == head else weights
+        format = FORMAT[own]
         columns, block = tensor.shape[-1], FORMATS[format].block_size
         if columns % block:
             raise InvalidRequest(
                 f"weights={weights!r} wants rows of a multiple of {block}, and {tensor.source} has {columns} columns: "
                 f"take 'stored' or 'bf16'"
             )
+        if own in BITS:
+            encoders[name] = coarse(BITS[own])
+            continue
         encoder = Encoder(format, threads)
         grows = encoder.outline(tensor).nbytes >= tensor.nbytes
-        if tensor.format != format and not (weights == "int4" and grows):
+        if tensor.format != format and not (few and grows):
             encoders[name] = encoder
     return replace(checkpoint, encoders=encoders)

@@ -1,5 +1,7 @@
 """Text out of a growing list of tokens: an incremental detokenizer, and stop strings that may straddle tokens."""
 
+from __future__ import annotations
+
 import codecs
 from collections.abc import Callable, Sequence
 
@@ -26,6 +28,12 @@ class TextStream:
             self._strip = False
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
+
+    def fork(self) -> TextStream:
+        """Another stream that has come as far."""
+        other = TextStream(self._bytes_of, strip_leading_space=self._strip)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def flush(self) -> str:
         """U+FFFD for an incomplete sequence at the end, if there is one; nothing is held back afterwards."""

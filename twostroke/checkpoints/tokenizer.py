@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import processors
 
 from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
@@ -18,6 +19,24 @@ from twostroke.errors import CheckpointError, InvalidRequest
 
 # Special tokens that end generation wherever a model has them, whichever one its metadata calls EOS.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+# What a Hugging Face directory has of a tokenizer.
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+         "chat_template.jinja")  # fmt: skip
+
+
+class ChatTokens(list[int]):
+    """The ids of a conversation."""
+
+    def __init__(self, ids: Iterable[int], find_turn: Callable[[], range | None]) -> None:
+        super().__init__(ids)
+        self._find_turn = find_turn
+
+    @cached_property
+    def turn(self) -> range | None:
+        """Where the last user's text lies among them; None where that cannot be told. Found when it is asked for."""
+        return self._find_turn()
 
 
 class Tokenizer:
@@ -145,10 +164,42 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
-    ) -> list[int]:
+    ) -> ChatTokens:
         """The ids of `chat`. The template alone decides on BOS, as in transformers, so it never comes twice."""
-        text = self.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
-        return self.encode(text, add_bos=False)
+        variables |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        text = self.chat(messages, **variables)
+        said = [dict(message) for message in messages]
+        return ChatTokens(self.encode(text, add_bos=False), lambda: self._turn(said, text, variables))
+
+    def _turn(self, messages: Sequence[Mapping[str, Any]], text: str, variables: dict[str, Any]) -> range | None:
+        """The tokens of `text` that lie wholly in the last user message's content."""
+        last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
+        if last is None or not isinstance(messages[last].get("content"), str):
+            return None
+        # Whatever the template does around a content, it does around another one.
+        mark = "\ue000"
+        marked = self.chat([*messages[:last], {**messages[last], "content": mark}, *messages[last + 1 :]], **variables)
+        before, found, after = marked.rpartition(mark)
+        if not found or mark in before or not (text.startswith(before) and text.endswith(after)):
+            return None
+        with self._lock:
+            self._backend.encode_special_tokens = False
+            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        inside = [i for i, (a, b) in enumerate(offsets) if len(before) <= a < b <= len(text) - len(after)]
+        return range(inside[0], inside[-1] + 1) if inside else None
+
+    def save(self, directory: Path) -> None:
+        """Write it as a Hugging Face directory has it: the same ids, the same ends, the same (default) template."""
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        affixes = {id: self._backend.id_to_token(id) for id in (*self._prefix, *self._suffix)}
+        if affixes:
+            around = [*(affixes[id] for id in self._prefix), "$A", *(affixes[id] for id in self._suffix)]
+            names = [(text, id) for id, text in affixes.items() if text is not None]
+            copy.post_processor = processors.TemplateProcessing(single=around, special_tokens=names)  # pyright: ignore[reportAttributeAccessIssue]
+        copy.save(str(directory / "tokenizer.json"))
+        config = {**self._chat.special_tokens, "chat_template": self.chat_template}
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False))
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(self.eos_ids)}))
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"

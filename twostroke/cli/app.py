@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, chat, eval, generate, models, serve
+from twostroke.cli import bench, chat, eval, generate, models, prune, serve
 from twostroke.errors import TwostrokeError
 
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(serve.serve)
+app.command()(prune.prune)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")

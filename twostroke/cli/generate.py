@@ -1,6 +1,7 @@
 """`twostroke generate`: answer one prompt."""
 
 import sys
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,6 +119,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     ]
     return {
         "method": method,
+        "method_facts": method_facts(request.result),
         "backend": llm.decoder.kernels.name,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
@@ -129,6 +131,11 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
         "kv_bytes": request.kv_bytes,
         "definitions": DEFINITIONS,
     }
+
+
+def method_facts(result: Any) -> dict[str, Any] | None:
+    """What a technique says of its work, if it says anything."""
+    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else None
 
 
 def logprob(llm: "LLM", token: "Token") -> dict[str, Any]:

@@ -73,7 +73,11 @@ class ModelOptions:
     ] = DEFAULT_MODEL
     threads: Annotated[int | None, _model(help="CPU threads.", show_default="all cores")] = None
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
-    weights: Annotated[str, _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4.")] = "stored"
+    weights: Annotated[str, _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4, ...")] = "stored"
+    student: Annotated[
+        str | None, _model(help="For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.")
+    ] = None
+    draft: Annotated[str | None, _model(help="For speculation: a model of the same tokenizer, named likewise.")] = None
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
     backend: Annotated[str, _model(help="Kernels: native, reference (PyTorch), or auto (native where it can run).")] = (
         "auto"

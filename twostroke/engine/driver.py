@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.engine.lane import DecodeLane, PrefillLane
+from twostroke.engine.lane import DecodeLane, PrefillLane, Record
 from twostroke.engine.model import Model
 from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
 from twostroke.engine.sampler import Sampled
@@ -65,14 +65,23 @@ class Driver:
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
         record, track = choice.next_record(), choice.track
         if not stroke.emit:
-            track = Track(track.params, choice.request.tokenizer, choice.index)
-            for known in record.sampled:
-                track.push(known)
+            track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
             choice.results[slot] = Run(stroke.kv, (), track.finish_reason)  # the request has ended before
             return
         model = self._model(stroke.model)
         choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, choice.seed(stroke.stream), record))
+
+    def _private_track(self, choice: Choice, record: Record) -> Track:
+        """For tokens that are not the choice's yet: from where the choice stood when the stroke was first opened."""
+        track = choice.track
+        if record.start is None:
+            record.start = len(track.ids)
+            return track.fork()
+        fork = Track(track.params, choice.request.tokenizer, choice.index)
+        for known in (*track.sampled[: record.start], *record.sampled):
+            fork.push(known)
+        return fork
 
     def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
         request, shared = choice.request, None

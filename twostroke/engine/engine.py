@@ -22,7 +22,8 @@ from twostroke.engine.runner import Entry, run
 from twostroke.engine.sampler import Draw, Sampled, sample
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
-from twostroke.errors import TwostrokeError
+from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Engine:
     models first, which takes about a second for each.
 
     Attributes:
+        models: by the role that programs call them by; one model may have several.
         batch: what the last step computed.
     """
 
@@ -61,7 +63,7 @@ class Engine:
         self._requests: set[Request] = set()  # choices refer to theirs weakly
         self._queues = Queues()
         self._driver = Driver(self.models, default)
-        self._placement = Placement(self.models.values(), self._queues)
+        self._placement = Placement(dict.fromkeys(self.models.values()), self._queues)
         self.batch = Batch()
 
     @property
@@ -72,7 +74,7 @@ class Engine:
     @config.setter
     def config(self, config: SchedulerConfig) -> None:
         if config.itl_ms is not None and self._forecast is None:
-            self._forecast = Forecast.calibrated(self.models)
+            self._forecast = Forecast.calibrated(self.models.values())
         self._config = config
 
     @property
@@ -82,6 +84,11 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self._queues.running)
+
+    def cached_pages(self, pool: PagePool) -> int:
+        """Pages of a pool that its models' prefix indexes hold."""
+        models = dict.fromkeys(self.models.values())
+        return sum(model.index.num_pages for model in models if model.index is not None and model.pool is pool)
 
     @property
     def preemptions(self) -> int:
@@ -138,12 +145,12 @@ class Engine:
             self._fail({choice.request}, error)
         predicted = None if forecast is None else forecast.placed(entries)
         self.batch = Batch.of(entries, predicted)
-        by_model: dict[str, list[Entry]] = {}
+        by_model: dict[Model, list[Entry]] = {}
         for entry in entries:
             if not entry.lane.choice.done:
-                by_model.setdefault(entry.lane.model.name, []).append(entry)
-        for name, group in by_model.items():
-            self._guarded({entry.lane.choice.request for entry in group}, run, self.models[name], group)
+                by_model.setdefault(entry.lane.model, []).append(entry)
+        for model, group in by_model.items():
+            self._guarded({entry.lane.choice.request for entry in group}, run, model, group)
         self._resume()
         worked = bool(entries)
         while ready := self._ready():
@@ -169,7 +176,7 @@ class Engine:
             queues.run(choice)
             timings = choice.request.timings
             timings.scheduled = timings.scheduled or time.perf_counter()
-            self._guarded({choice.request}, self._driver.start, choice)
+            self._guarded({choice.request}, self._drive, self._driver.start, choice)
             self._retire(choice)
 
     def _resume(self) -> None:
@@ -177,8 +184,16 @@ class Engine:
         while waiting := [c for c in self._queues.running if c.resumable or any(lane.result for lane in c.lanes)]:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
-                    self._guarded({choice.request}, self._driver.resume, choice)
+                    self._guarded({choice.request}, self._drive, self._driver.resume, choice)
                     self._retire(choice)
+
+    def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
+        """Let a program go on. One that finds no page for what it joins starts again once others have given theirs."""
+        try:
+            action(choice)
+        except OutOfPages:
+            if not self._placement.make_way(choice):
+                raise
 
     def _ready(self) -> list[DecodeLane]:
         lanes = (lane for choice in self._queues.running for lane in choice.lanes)
@@ -186,10 +201,10 @@ class Engine:
 
     def _sample(self, ready: list[DecodeLane]) -> None:
         """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
-        drawn: dict[str, list[tuple[DecodeLane, Draw]]] = {}
+        drawn: dict[Model, list[tuple[DecodeLane, Draw]]] = {}
         for lane in ready:
             request = lane.choice.request
-            self._guarded({request}, lambda one: drawn.setdefault(one.model.name, []).append((one, one.draw())), lane)
+            self._guarded({request}, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
         for pairs in drawn.values():
             # Without those that a sibling's failure has ended since.
             live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]

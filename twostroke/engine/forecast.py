@@ -17,25 +17,25 @@ class Forecast:
     a larger part of the first, and only the last are held to an objective.
     """
 
-    def __init__(self, predictors: Mapping[str, Predictor]) -> None:
+    def __init__(self, predictors: Mapping[Model, Predictor]) -> None:
         self._predictors = dict(predictors)
         self._corrections: defaultdict[str, Correction] = defaultdict(Correction)
 
     @classmethod
-    def calibrated(cls, models: Mapping[str, Model]) -> "Forecast":
+    def calibrated(cls, models: Iterable[Model]) -> "Forecast":
         """Takes about a second for each model."""
-        return cls({name: calibrate(model) for name, model in models.items()})
+        return cls({model: calibrate(model) for model in dict.fromkeys(models)})
 
     def planned(self, plan: Plan) -> float:
         """Seconds of a step in which lanes enter so many of their tokens."""
         return self._seconds(
-            (lane.model.name, Rows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
+            (lane.model, Rows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
         )
 
     def placed(self, entries: Sequence[Entry]) -> float:
         """The same, once the tokens have their places."""
         return self._seconds(
-            (one.lane.model.name, Rows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
+            (one.lane.model, Rows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
             for one in entries
         )
 
@@ -43,12 +43,12 @@ class Forecast:
         """A step that was predicted to take so many seconds has taken so many."""
         self._corrections[_kind(len(one.tokens) for one in entries)].observe(predicted, measured)
 
-    def _seconds(self, step: Iterable[tuple[str, Rows]]) -> float:
-        by_model: defaultdict[str, list[Rows]] = defaultdict(list)
-        for name, rows in step:
-            by_model[name].append(rows)
+    def _seconds(self, step: Iterable[tuple[Model, Rows]]) -> float:
+        by_model: defaultdict[Model, list[Rows]] = defaultdict(list)
+        for model, rows in step:
+            by_model[model].append(rows)
         kind = _kind(rows.count for group in by_model.values() for rows in group)
-        seconds = sum(self._predictors[name].seconds(group) for name, group in by_model.items())
+        seconds = sum(self._predictors[model].seconds(group) for model, group in by_model.items())
         return seconds * self._corrections[kind].factor
 
 

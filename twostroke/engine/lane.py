@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -138,6 +141,7 @@ class DecodeLane(Lane[Decode]):
     """Samples whenever it has caught up.
 
     `record` is what it sampled, kept by the choice: after a preemption it is entered again rather than sampled.
+    Guesses are entered like tokens known; then a token is sampled behind each, for as long as guesses come true.
     """
 
     def __init__(
@@ -154,9 +158,15 @@ class DecodeLane(Lane[Decode]):
             self.logits = tail.logits
         else:
             base, todo = _reopened(base)
+        self._start = base.next_position + len(todo)  # where the first token sampled will go
+        self.guesses = [] if record.sampled else _possible(stroke.guesses, model, self._start)
+        self._rows: list[torch.Tensor] = []
         known = [s.id for s in record.sampled]
         if known:
             todo, self.logits = todo + known[: -1 if record.complete else None], None
+        elif self.guesses:
+            todo = todo + self.guesses
+            self._rows, self.logits = [] if self.logits is None else [self.logits[None]], None
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
@@ -176,20 +186,26 @@ class DecodeLane(Lane[Decode]):
         return self.logits is not None and self.result is None
 
     def logit_rows(self, count: int) -> int:
-        return int(count == len(self.todo) and not self.record.complete)
+        return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
     def computed(self, logits: torch.Tensor | None) -> None:
+        if self.guesses and logits is not None:
+            self._rows.append(logits)
         if not self.todo:
             if self.record.complete:
                 self._finish()
             else:
                 assert logits is not None
-                self.logits = logits[-1]
+                if self.guesses:
+                    self._rows = list(torch.cat(self._rows))
+                self.logits = self._rows[0] if self.guesses else logits[-1]
 
     def draw(self) -> Draw:
         """How to sample the next token."""
         stroke, track = self.stroke, self.track
         banned = track.ending_ids if track.params.min_tokens else ()
+        place = len(self.record.sampled)
+        judged = place < min(len(self.guesses), len(stroke.proposals))
         return Draw(
             track.params,
             self.seed,
@@ -200,6 +216,8 @@ class DecodeLane(Lane[Decode]):
             None if track.constraint is None else track.constraint.mask(),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
+            stroke.keep_proposals,
+            (self.guesses[place], stroke.proposals[place]) if judged else None,
         )
 
     def sampled(self, token: Sampled) -> None:
@@ -212,15 +230,27 @@ class DecodeLane(Lane[Decode]):
             or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
             or (stroke.until is not None and stroke.until(sampled))
         ):
-            self.record.complete = True
-            self._finish()
-        else:
+            self._complete()
+        elif not self.guesses:
             self.todo.append(token.id)
+        elif self.guesses[: len(sampled)][len(sampled) - 1 :] == [token.id]:
+            self.logits = self._rows[len(sampled)]
+        else:
+            self._complete()
 
     @property
     def full(self) -> bool:
         """No position is left to enter the token that is sampled next."""
-        return self.writer.next_position >= self.model.max_position
+        return self._start + len(self.record.sampled) >= self.model.max_position
+
+    def _complete(self) -> None:
+        self.record.complete = True
+        if self.guesses:
+            wrong = len(self.guesses) + 1 - len(self.record.sampled)
+            self.writer.truncate(len(self.writer) - wrong)
+            for record in self.choice.records:
+                record.forget_proposals()
+        self._finish()
 
     def _finish(self) -> None:
         sampled = self.record.sampled
@@ -229,11 +259,27 @@ class DecodeLane(Lane[Decode]):
 
 
 class Record:
-    """What one decode stroke sampled: enough to enter it again after a preemption."""
+    """What one decode stroke sampled: enough to enter it again after a preemption.
+
+    Attributes:
+        start: how many tokens the choice had when a stroke that keeps its tokens to itself began.
+    """
 
     def __init__(self) -> None:
         self.sampled: list[Sampled] = []
         self.complete = False
+        self.start: int | None = None
+
+    def forget_proposals(self) -> None:
+        """They are large, and of no use once the guesses have been judged."""
+        if self.sampled and self.sampled[0].proposal is not None:
+            self.sampled = [replace(sampled, proposal=None) for sampled in self.sampled]
+
+
+def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:
+    """As many guesses as the model knows and its context takes from position `start` on."""
+    fitting = guesses[: max(0, model.max_position - start)]
+    return list(takewhile(lambda id: 0 <= id < model.vocab_size, fitting))
 
 
 def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
@@ -246,10 +292,11 @@ def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
 def _reuse(model: Model, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int]]:
     """Take from the prefix index what it knows beyond `base`, all but the last token, whose logits are needed."""
     assert model.index is not None
-    if base.pool is not model.pool or base.canonical_length(model.id) != len(base):
+    whole = base.next_position == len(base) == base.canonical_length(model.id)
+    if base.pool is not model.pool or not whole:
         return base, todo
-    whole = np.concatenate([base.token_array, np.array(todo, np.int32)])
-    known = model.index.match(whole[:-1])
+    tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
+    known = model.index.match(tokens[:-1])
     if len(known) <= len(base):
         return base, todo
-    return known, whole[len(known) :].tolist()
+    return known, tokens[len(known) :].tolist()

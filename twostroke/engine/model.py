@@ -9,12 +9,12 @@ from twostroke.models.cost import Cost
 from twostroke.models.decoder import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of dicts, by identity
 class Model:
     """One set of weights under one backend.
 
     Attributes:
-        name: what programs call it.
+        name: its checkpoint's, for messages; programs call it by its role in the engine.
         id: names weights and numerics; entries are canonical for an id.
         pool: where its KV lives; models of one geometry may share it.
         index: its prefix index, or None.

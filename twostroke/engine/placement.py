@@ -66,6 +66,14 @@ class Placement:
                 break
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
+    def make_way(self, choice: Choice) -> bool:
+        """Preempt a choice whose program ran out of pages, and the youngest for it; False if it runs alone."""
+        if self._queues.running == [choice]:
+            return False
+        for one in {self._queues.running[-1], choice}:
+            self._preempt(one)
+        return True
+
     def _may_start(self, lane: Lane) -> bool:
         pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
         return lane.choice is self._queues.running[0] or self.has_room(lane.model.pool, pages)

@@ -27,6 +27,8 @@ class Draw:
         allowed: bool [n], the only ids that may be; None for all.
         stats: whether entropy and top probability are wanted.
         keep_logits: whether the row's logits are wanted.
+        keep_proposal: whether the distribution that is drawn from is wanted.
+        guess: a token and the distribution it was drawn from, [vocab], to be accepted or replaced.
     """
 
     params: SamplingParams
@@ -38,6 +40,8 @@ class Draw:
     allowed: np.ndarray | None = None
     stats: bool = False
     keep_logits: bool = False
+    keep_proposal: bool = False
+    guess: tuple[int, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Sampled:
         top_probability: of its most likely token.
         top: the most likely ids with their log-probabilities.
         logits: [vocab] float32.
+        proposal: [vocab] float64, what it was drawn from; None where nothing was drawn (temperature 0).
     """
 
     id: int
@@ -57,6 +62,7 @@ class Sampled:
     top_probability: float | None = None
     top: tuple[tuple[int, float], ...] | None = None
     logits: torch.Tensor | None = None
+    proposal: torch.Tensor | None = None
 
 
 def sample(
@@ -71,11 +77,13 @@ def sample(
             _shape(row, draw)
         ids = argmax(shaped)
         best = shaped[list(range(len(ids))), ids].tolist()
+    proposals: list[torch.Tensor | None] = [None] * len(draws)
     for i, draw in enumerate(draws):
         # Where even the largest logit is not finite there is nothing to draw from.
         if draw.params.temperature > 0 and math.isfinite(best[i]):
             ids[i] = _draw(shaped[i], draw)
-    return [_report(draw, ids[i], logits[i], summary, i) for i, draw in enumerate(draws)]
+            proposals[i] = _dense(shaped[i], draw.params) if draw.keep_proposal else None
+    return [_report(draw, ids[i], logits[i], summary, i, proposals[i]) for i, draw in enumerate(draws)]
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:
@@ -104,14 +112,43 @@ def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    """One token by inverse transform: walk the candidates' cumulated probability up to one number."""
+    """One token: the guess if it is accepted, else by inverse transform."""
+    if draw.guess is not None:
+        return _judge(row, draw, *draw.guess)
     probabilities, ids = distribution(row, draw.params)
-    ends = probabilities.cumsum(-1)
+    place = _walk(probabilities, draw)
+    return place if ids is None else int(ids[place])
+
+
+def _walk(weights: torch.Tensor, draw: Draw) -> int:
+    """Inverse transform: walk the candidates' cumulated weights up to one number."""
+    ends = weights.cumsum(-1)
     # right=True steps over candidates of no probability, also where the number drawn is exactly 0.
     place = torch.searchsorted(ends, ends[-1:] * uniform(draw.seed, draw.index), right=True)
     # Rounding must not lead past the last candidate that has any.
-    place = int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
-    return place if ids is None else int(ids[place])
+    return int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
+
+
+def _judge(row: torch.Tensor, draw: Draw, guess: int, proposal: torch.Tensor) -> int:
+    """Speculative sampling (Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2).
+
+    With p what the token should be drawn from and q what the guess was drawn from, it stands with probability
+    min(1, p / q), and is else replaced by one drawn from max(0, p - q): together that is p.
+    """
+    p = _dense(row, draw.params)
+    q = torch.nn.functional.pad(proposal, (0, max(0, len(p) - len(proposal))))[: len(p)].to(p)
+    if uniform(draw.seed + b"accept", draw.index) * float(q[guess]) < float(p[guess]):
+        return guess
+    rest = (p - q).clamp_min(0)
+    return _walk(rest if rest.any() else p, draw)
+
+
+def _dense(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What a token is drawn from as float64 [vocab], ids left out having no probability."""
+    probabilities, ids = distribution(row, params)
+    if ids is None:
+        return probabilities
+    return torch.zeros(len(row), dtype=probabilities.dtype, device=row.device).scatter_(0, ids, probabilities)
 
 
 def distribution(row: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -157,7 +194,9 @@ def uniform(seed: bytes, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def _report(draw: Draw, token: int, logits: torch.Tensor, summary: Summary, place: int) -> Sampled:
+def _report(
+    draw: Draw, token: int, logits: torch.Tensor, summary: Summary, place: int, proposal: torch.Tensor | None
+) -> Sampled:
     def logprob(logit: float) -> float:
         return logit - summary.logsumexp[place]
 
@@ -168,5 +207,5 @@ def _report(draw: Draw, token: int, logits: torch.Tensor, summary: Summary, plac
     if (count := draw.params.logprobs) is not None:
         ids = _likeliest(logits, max(1, count))[:count]
         top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
-    own = logprob(logits[token].item())
-    return Sampled(token, own, entropy, top_probability, top, logits.clone() if draw.keep_logits else None)
+    own, kept = logprob(logits[token].item()), logits.clone() if draw.keep_logits else None
+    return Sampled(token, own, entropy, top_probability, top, kept, proposal)

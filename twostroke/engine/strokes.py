@@ -51,6 +51,11 @@ class Decode:
         recompute: compute the last entry again with `model` even if another model's logits are at hand.
         stats: whether `Sampled` carries entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
+        keep_proposals: whether `Sampled` carries the distribution that it was drawn from.
+        guesses: tokens that may come first. They are entered at once; those that turn out to be what is sampled stand,
+            and the stroke ends with the first token that was not guessed.
+        proposals: the distributions that the guesses were drawn from, [vocab] each. With them guesses are accepted by
+            rejection sampling; without, a guess stands if it is the very token sampled.
     """
 
     kv: KVCache
@@ -62,6 +67,9 @@ class Decode:
     recompute: bool = False
     stats: bool = False
     keep_logits: bool = False
+    keep_proposals: bool = False
+    guesses: Sequence[int] = ()
+    proposals: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True)

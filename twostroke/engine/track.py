@@ -1,5 +1,8 @@
 """The tokens a choice has generated: their text, and when they have come to an end."""
 
+from __future__ import annotations
+
+from copy import copy
 from dataclasses import dataclass
 
 from twostroke.checkpoints.textstream import StopStrings
@@ -44,6 +47,17 @@ class Track:
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._text = tokenizer.stream()
         self._stops = StopStrings(params.stop)
+
+    def fork(self) -> Track:
+        """Another track that has come as far, for tokens that are not the choice's yet."""
+        other = copy(self)
+        other.sampled, other.ids = [*self.sampled], [*self.ids]
+        other._text, other._stops = self._text.fork(), copy(self._stops)
+        if self.params.constraint is not None:
+            other.constraint = self.params.constraint()
+            for id in self.ids:
+                other.constraint.advance(id)
+        return other
 
     def push(self, sampled: Sampled, full: bool = False) -> Token:
         """Add a token. Sets `finish_reason` if it is the last, as it is when the context is `full`."""

@@ -13,6 +13,7 @@ from twostroke.engine.strokes import Program
 from twostroke.evals.contenders import Contender
 from twostroke.evals.task import Item, Task
 from twostroke.llm import LLM
+from twostroke.methods.method import Prompt
 
 Record = dict[str, Any]
 Known = dict[str, dict[str, Record]]  # by measure, then by contender
@@ -57,7 +58,7 @@ class Case:
     """An item in a model's tokens. `answers` are those whose likelihood can be measured."""
 
     item: Item
-    prompt: list[int]
+    prompt: Prompt
     answers: list[list[int]]
 
 

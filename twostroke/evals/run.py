@@ -14,6 +14,7 @@ from twostroke.evals.measure import Bench, Case, Known
 from twostroke.evals.measures import MEASURES
 from twostroke.evals.task import Task, encode_answer, encode_prompt
 from twostroke.llm import LLM
+from twostroke.methods.method import Prompt
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
 
@@ -86,7 +87,7 @@ class Evaluation:
         self.cases = [
             Case(
                 item,
-                encode_prompt(llm.tokenizer, item, chat),
+                Prompt(encode_prompt(llm.tokenizer, item, chat), llm.tokenizer),
                 [encode_answer(llm.tokenizer, answer, chat) for answer in item.answers],
             )
             for item in task.items(llm.tokenizer, options.limit, options.seed)

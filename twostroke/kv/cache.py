@@ -77,7 +77,7 @@ class KVCache:
 
     @property
     def positions(self) -> list[int]:
-        """The position of each entry, strictly increasing."""
+        """The position of each entry, strictly increasing (but where `resumed_at` said otherwise)."""
         return _positions(self._table).tolist()
 
     @property
@@ -153,11 +153,19 @@ class KVCache:
 
     def without_last(self) -> KVCache:
         """All entries but the last, whose position is the next one: for computing it again."""
-        rest = self[:-1]
-        return KVCache(self.pool, rest._table, rest._tokens, rest.stretches, self.positions[-1])
+        return self[:-1].resumed_at(self._next - 1)
+
+    def resumed_at(self, position: int) -> KVCache:
+        """The same entries, turned as they are; the next one will take this position, be it behind them or not."""
+        if position < 0:
+            raise KVError(f"positions begin at 0: {position} is none")
+        return KVCache(self.pool, self._table, self._tokens, self.stretches, position, self.tail)
 
     def __add__(self, other: KVCache) -> KVCache:
         """Concatenation. Positions must be strictly increasing; a value of another pool is copied into this one's.
+
+        Where two parts of a page meet that fit together, as when a value is cut in the middle of a page and spliced,
+        the joined value has them in one page, a copy: it lies in memory, and is computed with, as one written whole.
 
         Raises:
             KVError: positions overlap. GeometryMismatch: the fingerprints differ. OutOfPages: no room for a copy.
@@ -173,14 +181,21 @@ class KVCache:
         if first <= last:
             raise KVError(f"positions must increase: the left value ends at {last} and the right one begins at {first}")
         other = other.copy_to(self.pool)
-        return KVCache(
-            self.pool,
-            np.concatenate([self._table, other._table]),
-            np.concatenate([self._tokens, other._tokens]),
-            self.stretches + other.stretches,
-            other._next,
-            other.tail,
-        )
+        left, right = self._table, other._table
+        seam, fresh = _seam(self.pool, left[-1], right[0])
+        if seam is not None:
+            left, right = np.concatenate([left[:-1], seam[None]]), right[1:]
+        try:
+            return KVCache(
+                self.pool,
+                np.concatenate([left, right]),
+                np.concatenate([self._tokens, other._tokens]),
+                self.stretches + other.stretches,
+                other._next,
+                other.tail,
+            )
+        finally:
+            self.pool.release(fresh)  # the value holds its own reference
 
     def with_tail(self, tail: Tail | None) -> KVCache:
         """The same entries, with another start for the next stroke."""
@@ -269,6 +284,21 @@ def _pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(counts) - counts
     slots = np.repeat(table[:, START] - starts, counts) + np.arange(counts.sum())
     return np.repeat(table[:, PAGE], counts), slots
+
+
+def _seam(pool: PagePool, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """(the span that two spans make in one page, None where they do not fit together; a page allocated for it)."""
+    page, start, stop, position = left.tolist()
+    other, other_start, other_stop, other_position = right.tolist()
+    nothing = np.zeros(0, np.int64)
+    if stop != other_start or position + stop - start != other_position:
+        return None, nothing
+    if page == other:
+        return np.array([page, start, other_stop, position], np.int32), nothing
+    (copy,) = pool.allocate(1)
+    pool.copy_slots(page, copy, start, stop)
+    pool.copy_slots(other, copy, stop, other_stop)
+    return np.array([copy, start, other_stop, position], np.int32), np.array([copy])
 
 
 def _cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:

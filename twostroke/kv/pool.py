@@ -101,7 +101,7 @@ class PagePool:
             return True
 
     def unclaim(self, page: int, start: int) -> None:
-        """Give back the slots from `start` on, claimed last and not written."""
+        """Give back the slots from `start` on, claimed last and in no value."""
         with self._lock:
             self._filled[page] = start
 

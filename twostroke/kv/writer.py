@@ -98,6 +98,25 @@ class Writer:
             self._table[self._num_spans + i] = page, 0, stop, position + i * size
         self._num_spans += len(pages)
 
+    def truncate(self, length: int) -> None:
+        """Take back what was entered here past `length` entries and is frozen in no value."""
+        self._require_open()
+        excess = len(self) - max(length, len(self.base))
+        if excess <= 0:
+            return
+        del self._tokens[-excess:]
+        self.next_position -= excess
+        while excess:
+            last = self._table[self._num_spans - 1]
+            taken = min(excess, int(last[STOP] - last[START]))
+            last[STOP] -= taken
+            excess -= taken
+            self.base.pool.unclaim(int(last[PAGE]), int(last[STOP]))
+            if last[STOP] == last[START]:
+                self._num_spans -= 1
+                self._own.remove(int(last[PAGE]))
+                self.base.pool.release(last[PAGE : PAGE + 1])
+
     def freeze(self, tail: Tail | None = None) -> KVCache:
         """The value of all entries so far."""
         self._require_open()

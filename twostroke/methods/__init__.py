@@ -1,8 +1,26 @@
 """Techniques, one file each. A file listed here is enrolled everywhere."""
 
 from twostroke.methods.best_of import BestOf
-from twostroke.methods.method import METHODS, Method, method
+from twostroke.methods.drop import Drop
+from twostroke.methods.method import METHODS, Method, Prompt, method
+from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
+from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
+from twostroke.methods.reread import Reread
+from twostroke.methods.speculative import Speculative
 
-__all__ = ["METHODS", "BestOf", "Method", "Plain", "Repeat", "method"]
+__all__ = [
+    "METHODS",
+    "BestOf",
+    "Drop",
+    "Method",
+    "OverFill",
+    "Plain",
+    "Prompt",
+    "Refresh",
+    "Repeat",
+    "Reread",
+    "Speculative",
+    "method",
+]

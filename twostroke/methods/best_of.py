@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
-from twostroke.methods.method import Method, require_int
+from twostroke.methods.method import Method, Prompt, require_int
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BestOf(Method, name="best-of"):
     def __post_init__(self) -> None:
         require_int(self, "candidates", 1, 64)
 
-    def program(self, prompt: list[int]) -> Program:
+    def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)
         runs = yield [Decode(kv, emit=False, stream=i) for i in range(self.candidates)]
         yield Emit(max(runs, key=lambda run: run.mean_logprob).sampled)

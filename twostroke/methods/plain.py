@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.methods.method import Method
+from twostroke.methods.method import Method, Prompt
 
 
 @dataclass(frozen=True)
 class Plain(Method, name="plain"):
     """Prefill the prompt, decode the answer."""
 
-    def program(self, prompt: list[int]) -> Program:
+    def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)
         yield Decode(kv)

@@ -1,4 +1,4 @@
-"""Prompt repetition, with the first copy sliced off before decoding.
+"""Prompt repetition, with a copy sliced off before decoding.
 
 Leviathan et al. 2025, "Prompt Repetition Improves Non-Reasoning LLMs" (arXiv:2512.14982): the prompt twice, so that
 its tokens see all of it. FARS 2026, "Prefill Twice, Decode Once" (PTDO): decode from the last copy's KV alone, at
@@ -8,7 +8,11 @@ the positions it has. The sinks are this project's extension, after StreamingLLM
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.methods.method import Method, require_choice, require_int
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.methods.method import Method, Prompt, require_choice, require_int
+
+MOST = 64  # copies, or a request over HTTP could ask for a list as long as memory
 
 
 @dataclass(frozen=True)
@@ -18,23 +22,55 @@ class Repeat(Method, name="repeat"):
     The first token comes from the whole cache (its logits are the prefill's), every later one from what is kept.
 
     Attributes:
-        times: how many copies are prefilled; 1 is the plain request.
+        times: how many copies are prefilled, 1 being the plain request; or the texts between copies, one more copy
+            than texts.
         sinks: how many of the very first entries are kept besides the last copy.
-        keep: "last" copy, or "all" (full repetition, the baseline of both papers).
+        keep: the "last" copy; "all" (full repetition, the baseline of both papers); or, as an ablation, the "first"
+            copy, which has seen the prompt once.
+        scope: what is repeated: the "prompt", chat template and all; or the last user "turn" within one template,
+            whose head is then kept with any copy.
+        offset: where decoding goes on. "right": behind the last copy, so that keys and queries turn as they would
+            with everything kept. "wrong" (the ablation of PTDO, section 4.4): at the number of entries kept, as if
+            the others had never been, while the keys stay turned as they are.
     """
 
-    times: int = 2
+    times: int | str | tuple[str, ...] = 2
     sinks: int = 0
     keep: str = "last"
+    scope: str = "prompt"
+    offset: str = "right"
 
     def __post_init__(self) -> None:
-        require_int(self, "times", 1, 64)  # or a request over HTTP could ask for a list as long as memory
+        if isinstance(self.times, str):
+            object.__setattr__(self, "times", (self.times,))
+        if isinstance(self.times, list | tuple):
+            object.__setattr__(self, "times", tuple(self.times))
+            if len(self.times) >= MOST or not all(isinstance(text, str) for text in self.times):
+                raise InvalidRequest(f"{self.name}: times must be a number, or fewer than {MOST} texts")
+        else:
+            require_int(self, "times", 1, MOST)
         require_int(self, "sinks", 0)
-        require_choice(self, "keep", ("last", "all"))
+        require_choice(self, "keep", ("last", "all", "first"))
+        require_choice(self, "scope", ("prompt", "turn"))
+        require_choice(self, "offset", ("right", "wrong"))
 
-    def program(self, prompt: list[int]) -> Program:
-        kv = yield Prefill(prompt * self.times)
+    def program(self, prompt: Prompt) -> Program:
+        yield Decode((yield from self.prefilled(prompt)))
+
+    def prefilled(self, prompt: Prompt) -> Program:
+        """The strokes before decoding; returns the value to decode from."""
+        turn = prompt.turn if self.scope == "turn" else range(len(prompt))
+        if turn is None:
+            raise InvalidRequest(f"{self.name}: scope must be 'prompt' where the prompt is no chat with a user's text")
+        head, copy, rest = prompt[: turn.start], prompt[turn.start : turn.stop], prompt[turn.stop :]
+        texts = self.times if isinstance(self.times, tuple) else ("",) * (int(self.times) - 1)
+        between = [prompt.encode(text) for text in texts]
+        kv: KVCache = yield Prefill([*head, *copy, *(id for text in between for id in (*text, *copy)), *rest])
+        last = len(kv) - len(rest) - len(copy)
         if self.keep == "last":
-            start = len(kv) - len(prompt)
-            kv = kv[: min(self.sinks, start)] + kv[start:]
-        yield Decode(kv)
+            kept = kv[: min(max(self.sinks, len(head)), last)] + kv[last:]
+        elif self.keep == "first":
+            kept = kv[: len(head) + len(copy)] + kv[len(kv) - len(rest) :]
+        else:
+            kept = kv
+        return kept.with_tail(kv.tail).resumed_at(kv.next_position if self.offset == "right" else len(kept))

@@ -25,7 +25,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine: Engine = self._llm.engine
         pool, index = self._llm.pool, self._llm.model.index
-        cached = 0 if index is None else index.num_pages
+        cached = engine.cached_pages(pool)
         pages = GaugeMetricFamily(
             "twostroke_kv_pages",
             "KV pages: free, in the prefix index (cached), or held by requests alone (used)",

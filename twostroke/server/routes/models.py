@@ -17,7 +17,9 @@ router = APIRouter(prefix="/v1/models")
 async def models(http: HttpRequest) -> Response:
     """All names that the field `model` may have."""
     service: Service = http.app.state.service
-    names = [service.name, *(f"{service.name}:{method}" for method in sorted(METHODS))]
+    there = service.llm.engine.models.keys()
+    methods = [name for name in sorted(METHODS) if there >= set(METHODS[name]().companions)]
+    names = [service.name, *(f"{service.name}:{method}" for method in methods)]
     return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 

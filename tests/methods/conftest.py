@@ -1,0 +1,31 @@
+"""A tiny model that the native backend runs, whose bits do not depend on the schedule."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import write_model
+from twostroke.llm import LLM
+
+
+@pytest.fixture(scope="session")
+def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model("llama", tmp_path_factory.mktemp("native"), head_dim=64, num_attention_heads=2)
+
+
+@pytest.fixture
+def native_llm(native_directory: Path) -> Iterator[Callable[..., LLM]]:
+    """Opens it with int8 weights; at the end, no page may be lost."""
+    opened: list[LLM] = []
+
+    def open_native(**options: Any) -> LLM:
+        defaults = {"backend": "native", "weights": "int8", "threads": 1, "kv_bytes": 16 << 20, "prefix_index": "off"}
+        opened.append(LLM(str(native_directory), **(defaults | options)))
+        return opened[-1]
+
+    yield open_native
+    for llm in opened:
+        for model in llm.engine.models.values():
+            assert model.pool.num_used == llm.engine.cached_pages(model.pool)

@@ -1,0 +1,245 @@
+"""Speculation changes how fast tokens come, never which: to the bit where guesses are matched, in law where judged."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.methods.watching import PROMPT, needs_native, runs_of
+from tests.tiny import write_model
+from twostroke.engine.sampler import Draw, distribution, sample
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.track import Token
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.methods import Method, OverFill, Plain, Speculative, method
+from twostroke.methods.speculative import lookup
+
+Native = Callable[..., LLM]
+TEXT = (PROMPT + PROMPT[:7]) * 2
+METHODS = [
+    Speculative(),
+    Speculative(guesses=1, adaptive=False, ngram=1),
+    Speculative("student"),
+    Speculative("student", guesses=9, adaptive=False),
+    Speculative("draft", guesses=2),
+]
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3, "seed": 2, "logprobs": 3},
+    {"temperature": 1.0, "seed": 1, "top_p": 0.8, "top_k": 20, "n": 3},
+    {"temperature": 0.5, "seed": 3, "presence_penalty": 1.5, "frequency_penalty": 0.3, "repetition_penalty": 1.3},
+    {"temperature": 0.4, "seed": 4, "min_tokens": 20, "ignore_eos": False, "stop": ("e", "th"), "max_tokens": 60},
+    {"max_tokens": 1},
+    {"max_tokens": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A draft model of another geometry."""
+    sizes = {"num_hidden_layers": 1, "head_dim": 64, "num_attention_heads": 2}
+    return f"{write_model('llama', tmp_path_factory.mktemp('draft'), seed=4, **sizes)}@int8"
+
+
+def tokens(llm: LLM, chosen: Method, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[list[Token]]:
+    fields = {"max_tokens": 40, "ignore_eos": True} | sampling
+    made = llm.generate(prompts, method=chosen, **fields)
+    return [output.tokens for completion in made for output in completion.outputs]
+
+
+@needs_native
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: "-".join(sampling) or "greedy")
+@pytest.mark.parametrize("chosen", METHODS, ids=repr)
+def test_bit_for_bit_the_plain_answer(chosen: Method, sampling: dict[str, Any], native_llm: Native, other: str) -> None:
+    """Ids, texts, log-probabilities, alternatives and ends, alone and batched, chunked and prefix-hit."""
+    options = {"student": "int4", "draft": other}
+    prompts = [TEXT, PROMPT, [7]]
+    expected = [tokens(native_llm(), Plain(), [prompt], **sampling) for prompt in prompts]
+    llm = native_llm(**options)
+    assert [tokens(llm, chosen, [prompt], **sampling) for prompt in prompts] == expected
+    llm = native_llm(**options, max_step_tokens=6, prefix_index="radix")
+    for _ in range(2):
+        assert tokens(llm, chosen, prompts, **sampling) == list(itertools.chain(*expected))
+
+
+@needs_native
+@pytest.mark.parametrize("chosen", METHODS, ids=repr)
+def test_the_kv_is_the_plain_answers(chosen: Method, native_llm: Native, other: str) -> None:
+    llm = native_llm(student="int4", draft=other)
+    made, runs, facts = runs_of(llm, chosen, TEXT, max_tokens=50)
+    final = runs[-1].kv
+    whole = llm.prefill([*TEXT, *made[:-1]])
+    assert final.tokens == whole.tokens
+    assert (final.entries() == whole.entries()).all()
+    assert final.canonical_length(llm.model.id) == len(final)
+    # A round yields what stood and one token more, but for the last, which may end with a guess.
+    assert 1 + facts.rounds + facts.accepted in (50, 51)
+    assert 0 < facts.accepted < facts.guessed
+
+
+@needs_native
+@pytest.mark.parametrize("accept", ["same", "rejection"])
+@pytest.mark.parametrize("role", ["student", "draft"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_that_knows_is_always_right(role: str, accept: str, temperature: float, native_llm: Native) -> None:
+    llm = native_llm(**{role: "int8"})
+    chosen = Speculative(role, guesses=3, adaptive=False, accept=accept)
+    _, _, facts = runs_of(llm, chosen, PROMPT, temperature=temperature, seed=1, max_tokens=41)
+    assert facts.accepted == facts.guessed == 30
+    assert facts.rounds == 10
+
+
+@needs_native
+def test_rejection_at_temperature_0_is_greedy(native_llm: Native, other: str) -> None:
+    llm = native_llm(student="int2", draft=other)
+    for role in ("student", "draft"):
+        chosen = Speculative(role, accept="rejection")
+        assert tokens(llm, chosen, [TEXT, [7]]) == tokens(llm, Plain(), [TEXT, [7]])
+
+
+@needs_native
+def test_how_many_are_guessed(native_llm: Native) -> None:
+    """Two more after a round that stood, one less after another; none past the request's end."""
+    llm = native_llm(student="int4")
+    _, runs, _ = runs_of(llm, Speculative("student", guesses=2), PROMPT, max_tokens=60)
+    drafts, judged = runs[1::2], runs[2::2]
+    count, left = 2, 59
+    for draft, run in zip(drafts, judged, strict=True):
+        assert len(draft.tokens) == min(count, left)
+        left -= len(run.tokens)
+        count = min(32, count + 2) if len(run.tokens) == len(draft.tokens) + 1 else max(1, count - 1)
+    assert len({len(draft.tokens) for draft in drafts}) > 1
+
+
+@needs_native
+def test_the_context_fills_up(native_llm: Native) -> None:
+    llm = native_llm(student="int4", kv_bytes=64 << 20)
+    for chosen in (Speculative("student", guesses=20), Speculative()):
+        made = tokens(llm, chosen, [[5] * 2040], max_tokens=None)[0]
+        assert made == tokens(llm, Plain(), [[5] * 2040], max_tokens=None)[0]
+        assert (len(made), made[-1].finish_reason) == (9, "length")
+
+
+def chi_square(counts: Counter[Any], expected: dict[Any, float]) -> tuple[float, int]:
+    """(statistic, degrees of freedom) over the outcomes expected at least 5 times, the others taken together."""
+    total = sum(counts.values())
+    cells = [(counts[key], total * p) for key, p in expected.items() if total * p >= 5]
+    rest = (total - sum(seen for seen, _ in cells), total - sum(wanted for _, wanted in cells))
+    cells += [rest] if rest[1] > 1 else []
+    return sum((seen - wanted) ** 2 / wanted for seen, wanted in cells), len(cells) - 1
+
+
+def far(statistic: float, freedom: int) -> bool:
+    """Beyond what chance does in one of 30,000 trials (Wilson and Hilferty 1931: 4 standard deviations)."""
+    return (statistic / freedom) ** (1 / 3) > 1 - 2 / (9 * freedom) + 4 * (2 / (9 * freedom)) ** 0.5
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 6, "min_p": 0.05}], ids=repr)
+def test_judged_guesses_follow_the_models_distribution(fields: dict[str, Any]) -> None:
+    """Whatever they were drawn from; the same test tells the draft's own distribution from the model's."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(40, generator=generator) * 2
+    guessing = target + torch.randn(40, generator=generator)
+    params = SamplingParams(temperature=1.0, **fields)
+
+    def dense(row: torch.Tensor) -> torch.Tensor:
+        probabilities, ids = distribution(row, params)
+        return torch.zeros(40, dtype=torch.float64).index_add_(
+            0, torch.arange(40) if ids is None else ids, probabilities
+        )
+
+    p, q, trials = dense(target), dense(guessing), 5000
+    guesses = np.random.default_rng(1).choice(40, trials, p=q.numpy())
+    judged = [
+        Draw(params, index.to_bytes(16, "little"), 3, np.zeros(0, np.int32), [], guess=(int(guess), q))
+        for index, guess in enumerate(guesses)
+    ]
+    made = [one.id for one in sample(target.expand(trials, -1), judged)]
+    expected = dict(enumerate(p.tolist()))
+    assert not far(*chi_square(Counter(made), expected))
+    assert far(*chi_square(Counter(guesses.tolist()), expected))
+    # An accepted guess is one that stayed; one drawn anew is never the guess, for there q > p.
+    accepted = np.mean([id == guess for id, guess in zip(made, guesses, strict=True)])
+    assert accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=4 * 0.5 / trials**0.5)
+
+
+@needs_native
+def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> None:
+    """Three tokens, all that they can be, against the product of the model's own probabilities."""
+    llm = native_llm(student="int2")
+    fields = {"temperature": 1.0, "top_k": 3, "max_tokens": 3, "ignore_eos": True}
+    params, expected = SamplingParams(**fields), {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for text, probability in expected.items():
+            tail = llm.prefill([*PROMPT, *text]).tail
+            weights, ids = distribution(tail.logits, params)  # pyright: ignore[reportOptionalMemberAccess,reportArgumentType]
+            assert ids is not None
+            longer |= {(*text, i): probability * w for i, w in zip(ids.tolist(), weights.tolist(), strict=True)}
+        expected = longer
+
+    def counts(chosen: Method) -> Counter[tuple[int, ...]]:
+        made = tokens(llm, chosen, [PROMPT], seed=9, n=1000, **fields)
+        return Counter(tuple(token.id for token in answer) for answer in made)
+
+    for chosen in (Speculative("student", accept="rejection"), Speculative("student"), Plain()):
+        assert not far(*chi_square(counts(chosen), expected))
+    assert far(*chi_square(counts(OverFill()), expected))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 5))
+def test_lookup(text: list[int], ngram: int, count: int) -> None:
+    """Against its definition: the longest ending that occurred before, where it did so last."""
+    expected: list[int] = []
+    for n in range(min(ngram, len(text) - 1), 0, -1):
+        starts = [i for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+        if starts:
+            expected = text[starts[-1] + n :][:count]
+            break
+    assert lookup(text, ngram, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"draft": "oracle"}, "draft must be one of lookup, student, draft"),
+        ({"guesses": 33}, "guesses must be an integer from 1 to 32"),
+        ({"adaptive": 1}, "adaptive must be true or false"),
+        ({"accept": "all"}, "accept must be one of same, rejection"),
+        ({"ngram": 0}, "ngram must be an integer from 1 to 16"),
+    ],
+)
+def test_bad_parameters(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        method("speculative", **parameters)
+
+
+def test_a_draft_with_a_shorter_context_is_refused(tiny_llm: Native, tmp_path: Path) -> None:
+    short = write_model("llama", tmp_path, max_position_embeddings=512)
+    with pytest.raises(InvalidRequest, match="it has 512 positions"):
+        tiny_llm(draft=str(short))
+
+
+@needs_native
+@pytest.mark.parametrize("role", ["student", "draft"])
+def test_judged_answers_do_not_depend_on_the_schedule(role: str, native_llm: Native, other: str) -> None:
+    """Alone, batched, chunked, prefix-hit and preempted: the same bits."""
+    companion = {role: other if role == "draft" else "int4"}
+    chosen, sampling = Speculative(role, accept="rejection"), {"temperature": 1.0, "seed": 3, "n": 3}
+    prompts = [TEXT, PROMPT, [7]]
+    expected = [tokens(native_llm(**companion), chosen, [prompt], **sampling) for prompt in prompts]
+    whole = list(itertools.chain(*expected))
+    assert tokens(native_llm(**companion), chosen, prompts, **sampling) == whole
+    chunked = native_llm(**companion, max_step_tokens=6, prefix_index="radix")
+    assert tokens(chunked, chosen, prompts, **sampling) == tokens(chunked, chosen, prompts, **sampling) == whole
+    tight = native_llm(**companion, kv_bytes=24 * chunked.pool.page_bytes)
+    assert tokens(tight, chosen, prompts, **sampling) == whole
+    assert tight.engine.preemptions > 0

@@ -1,0 +1,35 @@
+"""A technique watched at work: what its strokes returned, beside the tokens it made."""
+
+from typing import Any
+
+import pytest
+
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Program, Run
+from twostroke.kernels import native
+from twostroke.llm import LLM
+from twostroke.methods import Method, Prompt
+
+needs_native = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native: {native.unavailable()}")
+PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
+
+
+def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tuple[list[int], list[Run], Any]:
+    """(tokens, the runs of its decodes, what its program returned): a technique watched at work."""
+    runs: list[Run] = []
+
+    def watched() -> Program:
+        program, result = method.program(Prompt(prompt, llm.tokenizer)), None
+        while True:
+            try:
+                stroke = program.send(result)
+            except StopIteration as stop:
+                return stop.value
+            result = yield stroke
+            runs.extend(one for one in (result if isinstance(result, list) else [result]) if isinstance(one, Run))
+
+    params = SamplingParams(**({"max_tokens": 40, "ignore_eos": True} | sampling))
+    request = Request(watched, params, llm.tokenizer, len(prompt))
+    llm.engine.finish([llm.engine.submit(request)])
+    return [token.id for token in request.events], runs, request.result

@@ -1,0 +1,111 @@
+"""From a checkpoint to a model that is ready to run, by itself or as the companion of another.
+
+A *student* shares the model's KV geometry and so its pool: what one computed, the other continues. A *draft* only
+guesses tokens; of another geometry, it has a pool of its own.
+"""
+
+from collections.abc import Callable
+
+from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.checkpoints.quantize import FORMAT, quantize
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.model import Model
+from twostroke.errors import GeometryMismatch, InvalidRequest
+from twostroke.kernels import native
+from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.interface import Kernels
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.hashed import HashIndex
+from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.radix import RadixIndex
+from twostroke.models.cost import Cost
+from twostroke.models.decoder import Decoder
+
+INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
+
+
+def open_model(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, kernels: Kernels, index: str, pool_for: Callable[[Geometry], PagePool]
+) -> Model:
+    """Load a checkpoint's weights. `index` is one of `INDEXES`; `pool_for` finds KV of its geometry a home."""
+    geometry = Geometry.of(checkpoint.config, _kv_dtype(kernels), tokenizer.fingerprint)
+    pool, cost = pool_for(geometry), Cost(checkpoint.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes)
+    identity, made = _identity(checkpoint, kernels), INDEXES[index]
+    decoder = Decoder(checkpoint.config, kernels, checkpoint.tensor)
+    prefixes = None if made is None else made(pool, identity)
+    return Model(checkpoint.name, identity, decoder, tokenizer, pool, prefixes, cost)
+
+
+def open_companion(
+    role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, index: str, threads: int | None
+) -> Model:
+    """Load the student or the draft of `main`, on its backend; `main` itself where the weights are the same.
+
+    Args:
+        role: "student" or "draft".
+        wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
+        own: main's checkpoint as stored.
+
+    Raises:
+        GeometryMismatch: a student of another KV geometry, or a draft of another tokenizer; names the field.
+        CheckpointError, InvalidRequest: as for any model.
+    """
+    checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
+    source, kernels, shared = checkpoint.tokenizer_source, main.decoder.kernels, main.pool
+    tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
+    if tokenizer.fingerprint != main.tokenizer.fingerprint:
+        raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
+    if _identity(checkpoint, kernels) == main.id:
+        return main
+    if checkpoint.config.max_position < main.max_position:
+        raise InvalidRequest(
+            f"{checkpoint.name} cannot be the {role} of {main.name}: it has {checkpoint.config.max_position} positions "
+            f"and {main.name} {main.max_position}"
+        )
+    if isinstance(kernels, native.NativeKernels):
+        reason = native.unsupported(checkpoint.matrices(), checkpoint.config.head_dim, shared.page_size)
+        if reason is not None:
+            raise InvalidRequest(f"the native backend cannot run the {role}: {reason}")
+
+    def pool_for(geometry: Geometry) -> PagePool:
+        if role == "student":
+            shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
+        if geometry == shared.geometry:
+            return shared
+        return new_pool(geometry, shared.num_pages, shared.page_size, kernels)
+
+    return open_model(checkpoint, tokenizer, kernels, index, pool_for)
+
+
+def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
+    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names."""
+    name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
+    if not name or name in ("stored", *FORMAT):
+        return quantize(own, name or weights, threads)
+    return quantize(open_checkpoint(name), weights, threads)
+
+
+def new_pool(geometry: Geometry, num_pages: int, page_size: int, kernels: Kernels) -> PagePool:
+    """A pool as a backend wants it."""
+    return PagePool(geometry, num_pages, page_size, kernels.device, transposed_keys=kernels.transposed_keys)
+
+
+def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
+    """Of the matrices of all layers, and of the head, as the backend computes on them."""
+
+    def size(tensor: RawTensor) -> int:
+        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * kernels.dtype.itemsize
+
+    matrices = checkpoint.matrices()
+    layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
+    return layers, size(matrices["embed" if checkpoint.config.tied else "head"])
+
+
+def _kv_dtype(kernels: Kernels) -> str:
+    return str(kernels.kv_dtype).removeprefix("torch.")
+
+
+def _identity(checkpoint: Checkpoint, kernels: Kernels) -> str:
+    return f"{checkpoint.weights_id}-{kernels.name}-{_kv_dtype(kernels)}"

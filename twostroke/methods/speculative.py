@@ -1,0 +1,103 @@
+"""Speculative decoding: cheap guesses, judged by the model several at a time.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv:2211.17192); Chen et al. 2023
+(arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
+guesses only change how many tokens of it a step yields.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.engine.strokes import Decode, Prefill, Program, Run
+from twostroke.kv.cache import KVCache
+from twostroke.methods.method import Method, Prompt, require_bool, require_choice, require_int
+
+MOST = 32  # guesses a round
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a speculative answer was made."""
+
+    rounds: int
+    guessed: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Speculative(Method, name="speculative"):
+    """Guess some tokens, decode with the guesses, and again.
+
+    Attributes:
+        draft: who guesses. "lookup": what followed the latest earlier occurrence of the last few tokens. "student": a
+            student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with its own KV.
+        guesses: tokens guessed in a round; the first one's if `adaptive`.
+        adaptive: two more after a round whose guesses all stood, one less after any other.
+        accept: "same": a guess stands if it is the token sampled, so the answer is the plain request's, token by
+            token, at any temperature; guesses are drawn with the random numbers of the tokens they guess. "rejection":
+            by rejection sampling, which accepts as many as can be (not with lookup, whose guesses are not drawn); the
+            answer has the same distribution.
+        ngram: the most tokens that a lookup compares.
+    """
+
+    draft: str = "lookup"
+    guesses: int = 4
+    adaptive: bool = True
+    accept: str = "same"
+    ngram: int = 3
+
+    def __post_init__(self) -> None:
+        require_choice(self, "draft", ("lookup", "student", "draft"))
+        require_int(self, "guesses", 1, MOST)
+        require_bool(self, "adaptive")
+        require_choice(self, "accept", ("same", "rejection"))
+        require_int(self, "ngram", 1, 16)
+
+    @property
+    def companions(self) -> tuple[str, ...]:
+        return () if self.draft == "lookup" else (self.draft,)
+
+    def program(self, prompt: Prompt) -> Program:
+        run: Run = yield Decode((yield Prefill(prompt)), max_tokens=1)
+        drafted: KVCache | None = None
+        count, rounds, guessed, accepted = self.guesses, 0, 0, 0
+        while run.finish_reason is None:
+            guesses, proposals = [], []
+            if self.draft == "lookup":
+                guesses = lookup([*run.kv.tokens, run.tokens[-1]], self.ngram, count)
+            else:
+                draft: Run = yield (yield from self.drafting(run, drafted, count))
+                drafted, guesses = draft.kv, draft.tokens
+                proposals = [one.proposal for one in draft.sampled if one.proposal is not None]
+            run = yield Decode(run.kv, guesses=guesses, proposals=proposals, max_tokens=len(guesses) + 1)
+            stood = sum(made == guess for made, guess in zip(run.tokens, guesses, strict=False))
+            rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
+            if self.adaptive and guesses:
+                count = min(MOST, count + 2) if stood == len(guesses) else max(1, count - 1)
+        return Speculation(rounds, guessed, accepted)
+
+    def drafting(self, run: Run, drafted: KVCache | None, count: int) -> Program:
+        """The stroke that guesses what follows a run: behind its KV, or behind the draft's own of the same text."""
+        kv = run.kv
+        if self.draft == "draft":
+            base = None if drafted is None else drafted[: len(kv)].with_tail(None)
+            missing = [*kv[0 if base is None else len(base) :].tokens, run.tokens[-1]]
+            kv = yield Prefill(missing, base, model="draft")
+        rejecting = self.accept == "rejection"
+        return Decode(
+            kv, model=self.draft, max_tokens=count, emit=False, stream=int(rejecting), keep_proposals=rejecting
+        )
+
+
+def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:
+    """Up to `count` tokens that followed the latest earlier occurrence of the last `ngram` tokens, or of fewer."""
+    text = np.array(tokens, np.int64)
+    for n in range(min(ngram, len(text) - 1), 0, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
+        found = np.flatnonzero((windows == text[-n:]).all(1))
+        if len(found):
+            start = int(found[-1]) + n
+            return text[start : start + count].tolist()
+    return []

@@ -1,0 +1,168 @@
+"""A student cut from a model: the channels of its hidden and intermediate width that calibration text uses least go.
+
+Importance by activations as in Minitron (Muralidharan et al. 2024, arXiv:2407.14679, section 2.2) and OverFill (Kim et
+al. 2025): hidden channels by the mean magnitude of all norms' outputs, intermediate ones layer by layer by that of the
+gated activations. Layers, heads and head_dim stay, so the KV geometry is the model's own. There is no distillation.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.checkpoints.huggingface import SINGLE, tensor_names
+from twostroke.checkpoints.tokenizer import FILES, Tokenizer
+from twostroke.engine.engine import Engine
+from twostroke.engine.opening import new_pool, open_model
+from twostroke.engine.request import Request
+from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.strokes import Prefill, Program
+from twostroke.errors import InvalidRequest
+from twostroke.kernels.reference import DenseWeight, ReferenceKernels
+from twostroke.models.config import ModelConfig
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+WINDOW = 512  # tokens of calibration text in one context
+MULTIPLE = 32  # of widths, which every backend and weight format takes
+# Which axes of a tensor are hidden (h) and intermediate (i) channels; q, k and v biases and norms of heads have none.
+AXES = {"embed": " h", "head": " h", "norm": "h", "attn_norm": "h", "mlp_norm": "h", "q": " h", "k": " h", "v": " h",
+        "o": "h ", "gate": "ih", "up": "ih", "down": "hi"}  # fmt: skip
+
+
+class Observer(ReferenceKernels):
+    """Adds up the magnitudes of what norms and gated activations return."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.hidden = np.zeros(config.hidden_size)
+        self.intermediate = np.zeros((config.num_layers, config.intermediate_size))
+        self._layer = 0
+
+    def norm(self, x: torch.Tensor, weight: DenseWeight, eps: float) -> torch.Tensor:
+        normed = super().norm(x, weight, eps)
+        if normed.dim() == 2:  # not the norms within heads
+            self.hidden += normed.abs().double().sum(0).numpy()
+        return normed
+
+    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+        gated = super().gated_linear(x, weight, activation)
+        self.intermediate[self._layer] += gated.abs().double().sum(0).numpy()
+        self._layer = (self._layer + 1) % len(self.intermediate)
+        return gated
+
+
+def prune(
+    checkpoint: Checkpoint, text: str, directory: Path, hidden: float, intermediate: float, max_tokens: int = 16384
+) -> ModelConfig:
+    """Write a narrower model as a Hugging Face directory (bfloat16), and return what it is.
+
+    Args:
+        text: for calibration; its first `max_tokens` tokens are read, in windows of 512.
+        hidden, intermediate: shares of the widths to take away, from 0 to below 1; what stays is a multiple of 32.
+
+    Raises:
+        InvalidRequest: a share out of range, too little text, a family that is not cut, or a directory that is there.
+    """
+    config = checkpoint.config
+    tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+    kept = replace(
+        config,
+        hidden_size=_width("hidden", config.hidden_size, hidden),
+        intermediate_size=_width("intermediate", config.intermediate_size, intermediate),
+    )
+    described = _config_json(checkpoint, kept, tokenizer)
+    tokens = tokenizer.encode(text)[:max_tokens]
+    if len(tokens) < MULTIPLE:
+        raise InvalidRequest(f"calibration takes at least {MULTIPLE} tokens of text, not {len(tokens)}")
+    if directory.exists():
+        raise InvalidRequest(f"{directory} is there already: name another directory")
+    seen = observe(checkpoint, tokenizer, tokens)
+    channels = _largest(seen.hidden, kept.hidden_size)
+    inner = [_largest(row, kept.intermediate_size) for row in seen.intermediate]
+    directory.mkdir(parents=True)
+    names = tensor_names(config, "model.", "lm_head.weight")
+    tensors: dict[str, torch.Tensor] = {}
+    for ours, theirs in names.items():
+        tensor = checkpoint.tensor(ours).dequantize()
+        layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
+        for axis, kind in enumerate(AXES.get(part, "")):
+            if kind != " ":
+                tensor = tensor.index_select(axis, channels if kind == "h" else inner[layer])
+        tensors[theirs] = tensor.bfloat16().contiguous()
+    save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+    _write_tokenizer(checkpoint, tokenizer, directory)
+    return kept
+
+
+def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> Observer:
+    """Run text through the model, and add up its activations."""
+    kernels = Observer(checkpoint.config)
+    model = open_model(checkpoint, tokenizer, kernels, "off", lambda g: new_pool(g, WINDOW // 16 + 1, 16, kernels))
+    engine = Engine({"main": model}, "main")
+    for start in range(0, len(tokens), WINDOW):
+
+        def program(window: list[int] = tokens[start : start + WINDOW]) -> Program:
+            yield Prefill(window, logits="none")
+
+        engine.finish([engine.submit(Request(program, SamplingParams(), tokenizer))])
+    return kernels
+
+
+def _width(name: str, full: int, share: float) -> int:
+    if not 0 <= share < 1:
+        raise InvalidRequest(f"{name} must be from 0 to below 1, not {share}")
+    return full if share == 0 else max(MULTIPLE, round(full * (1 - share) / MULTIPLE) * MULTIPLE)
+
+
+def _largest(scores: np.ndarray, count: int) -> torch.Tensor:
+    """The indices of so many largest scores, rising."""
+    return torch.from_numpy(np.sort(np.argsort(-scores, kind="stable")[:count]))
+
+
+def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """As transformers writes it: the directory's own where there is one, or made of what a GGUF file says."""
+    if kept.architecture not in FAMILIES:
+        raise InvalidRequest(f"{kept.architecture} is not cut yet, only {', '.join(FAMILIES)}")
+    widths = {
+        "hidden_size": kept.hidden_size,
+        "intermediate_size": kept.intermediate_size,
+        "head_dim": kept.head_dim,
+        "torch_dtype": "bfloat16",
+        "dtype": "bfloat16",
+    }
+    if isinstance(source := checkpoint.tokenizer_source, HfTokenizerSource):
+        return json.loads((source.directory / "config.json").read_text()) | widths
+    if any(rope.factors is not None for rope in kept.ropes) or len(set(kept.ropes)) > 1:
+        raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, which GGUF does not spell out: prune its directory")
+    kind = kept.architecture.capitalize()
+    return widths | {
+        "architectures": [f"{kind}ForCausalLM"],
+        "model_type": kept.architecture,
+        "num_hidden_layers": kept.num_layers,
+        "num_attention_heads": kept.num_heads,
+        "num_key_value_heads": kept.num_kv_heads,
+        "vocab_size": kept.vocab_size,
+        "max_position_embeddings": kept.max_position,
+        "rms_norm_eps": kept.norm_eps,
+        "rope_theta": kept.ropes[0].base,
+        "tie_word_embeddings": kept.tied,
+        "hidden_act": "silu",
+        "sliding_window": kept.windows[0],
+        "eos_token_id": sorted(tokenizer.eos_ids),
+    }
+
+
+def _write_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, directory: Path) -> None:
+    if not isinstance(source := checkpoint.tokenizer_source, HfTokenizerSource):
+        tokenizer.save(directory)
+        return
+    for name in FILES:
+        if (found := source.directory / name).is_file():
+            shutil.copy(found, directory / name)

@@ -166,8 +166,9 @@ class Values(RuleBasedStateMachine):
             try:
                 self.keep(left + right, left_expected + right_expected)
             except OutOfPages:
-                assert left.pool is not right.pool
-        assert left.pool is not right.pool or left.pool.num_used <= used
+                assert left.pool is not right.pool or not left.pool.num_free
+        # Parts of two pages that meet may take one for both.
+        assert left.pool is not right.pool or left.pool.num_used <= used + 1
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=st.integers(0, 1))

@@ -72,7 +72,7 @@ def test_bit_for_bit_the_plain_answer(chosen: Method, sampling: dict[str, Any], 
 
 @needs_native
 @pytest.mark.parametrize("chosen", METHODS, ids=repr)
-def test_the_kv_is_the_plain_answers(chosen: Method, native_llm: Native, other: str) -> None:
+def test_the_kv_is_the_plain_answers(chosen: Speculative, native_llm: Native, other: str) -> None:
     llm = native_llm(student="int4", draft=other)
     made, runs, facts = runs_of(llm, chosen, TEXT, max_tokens=50)
     final = runs[-1].kv
@@ -82,7 +82,8 @@ def test_the_kv_is_the_plain_answers(chosen: Method, native_llm: Native, other: 
     assert final.canonical_length(llm.model.id) == len(final)
     # A round yields what stood and one token more, but for the last, which may end with a guess.
     assert 1 + facts.rounds + facts.accepted in (50, 51)
-    assert 0 < facts.accepted < facts.guessed
+    assert facts.accepted < facts.guessed
+    assert facts.accepted or chosen.draft == "draft"  # random weights guess at random
 
 
 @needs_native

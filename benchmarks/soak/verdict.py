@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from benchmarks.soak.vitals import Vitals, slope
 
 GROWTH_LIMIT = 1 << 20  # bytes a minute over the second half of the storm
-# The same server, idle between storms of 18 s, held from 561 to 587 MiB, up and down: freed tensors of several threads
-# go back to the system late. A storm of few minutes cannot tell that from growth.
-STEP = 16 << 20
+STEP = 8 << 20  # bytes that caches and the allocator may take meanwhile; a short storm cannot tell them from growth
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from twostroke.evals.task import Item
 from twostroke.evals.tasks import LongForm
 from twostroke.kernels import native
 from twostroke.llm import LLM
-from twostroke.methods import BestOf, Method, Plain, Repeat
+from twostroke.methods import BestOf, Method, Plain, Prompt, Repeat
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
@@ -45,7 +45,7 @@ def test_what_it_would_have_decoded(method: Method, tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     made = llm.generate([PROMPT], method=method, max_tokens=12, ignore_eos=True)[0].tokens
     ids = [token.id for token in made]
-    found = lead(llm, lambda: method.program(PROMPT), ids)
+    found = lead(llm, lambda: method.program(Prompt(PROMPT, llm.tokenizer)), ids)
     assert found.logits.argmax(-1).tolist() == ids
     assert found.logprobs(ids) == pytest.approx([token.logprob for token in made], abs=1e-4)
 
@@ -100,7 +100,10 @@ def test_conditions_are_asked_as_in_a_decode(tiny_llm: TinyLLM) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda: BestOf(candidates=2).program(PROMPT), "the method decodes drafts or candidates"),
+        (
+            lambda: BestOf(candidates=2).program(PROMPT),  # pyright: ignore[reportArgumentType]
+            "the method decodes drafts or candidates",
+        ),
         (lambda: short(), "the method ends after 2 of 3 tokens"),
     ],
 )
@@ -117,7 +120,9 @@ def short() -> Program:
 def test_watching_changes_nothing(tiny_llm: TinyLLM) -> None:
     llm, seen = tiny_llm(), []
     method = Repeat(sinks=2)
-    request = result(llm, lambda: watched(method.program(PROMPT), lambda stroke: seen.append(type(stroke))), 5)
+    request = result(
+        llm, lambda: watched(method.program(Prompt(PROMPT, llm.tokenizer)), lambda stroke: seen.append(type(stroke))), 5
+    )
     plain = llm.generate([PROMPT], method=method, max_tokens=5, ignore_eos=True)[0]
     assert [token.id for token in request.events] == [token.id for token in plain.tokens]
     assert seen == [Prefill, Decode]
@@ -166,7 +171,7 @@ def test_no_divergence_from_oneself() -> None:
 def divergence(llm: LLM, names: list[Contender], baseline: Contender) -> dict[str, dict[str, object]]:
     prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
     bench = Bench(llm, LongForm(), tuple(names), baseline, max_tokens=4, positions=12, timings=False)
-    return Divergence().measure(bench, [Case(Item("a", ""), prompt, [])], [{}])[0]
+    return Divergence().measure(bench, [Case(Item("a", ""), Prompt(prompt, llm.tokenizer), [])], [{}])[0]
 
 
 def test_a_student_decodes_after_its_teacher(tiny_llm: TinyLLM, tmp_path: Path) -> None:
@@ -182,6 +187,6 @@ def test_a_student_decodes_after_its_teacher(tiny_llm: TinyLLM, tmp_path: Path) 
     tokens = list(result(llm, program, max_tokens=8).events)
     ids = [token.id for token in tokens]
     assert lead(llm, program, ids).logprobs(ids) == pytest.approx([token.logprob for token in tokens], abs=1e-4)
-    alone = lead(llm, lambda: Plain().program(PROMPT), ids).logprobs(ids)
+    alone = lead(llm, lambda: Plain().program(Prompt(PROMPT, llm.tokenizer)), ids).logprobs(ids)
     assert alone[::4] == pytest.approx([token.logprob for token in tokens][::4], abs=1e-4)
     assert alone[1:4] != pytest.approx([token.logprob for token in tokens][1:4], abs=1e-4)

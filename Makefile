@@ -6,7 +6,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-serve soak check clean
+.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -40,6 +40,9 @@ bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by ho
 
 bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 minutes
 	$(BIN)/python -m benchmarks.hit_rate
+
+bench-crowded: $(VENV)/installed  ## decode beside a process that is busy on every core; 2 minutes
+	$(BIN)/python -m benchmarks.crowded
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

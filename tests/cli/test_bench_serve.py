@@ -143,10 +143,16 @@ def test_ctrl_c_gives_the_report_so_far(server: Serving) -> None:
     arguments = ("--concurrency", 2, "--requests", 100_000, "--input-tokens", 8, "--output-tokens", 8, "--json")
     command = [sys.executable, "-m", "twostroke", *bench("--url", server.url, *arguments)]
     before = read_done(server)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: read_done(server) > before + 20, 40)
-        os.kill(process.pid, signal.SIGINT)
-        out, errors = process.communicate(timeout=40)
+    # A test run in the background inherits SIGINT as ignored.
+    default: Any = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, **default) as process:
+        try:
+            eventually(lambda: read_done(server) > before + 20, 40)
+            os.kill(process.pid, signal.SIGINT)
+            out, errors = process.communicate(timeout=40)
+        finally:
+            process.kill()  # or a test that fails would wait for 100,000 requests
     assert process.returncode == 130, errors
     facts = json.loads(out.splitlines()[-1])
     assert facts["cut_short"]

@@ -1,5 +1,6 @@
 // Attention over pages, in splits of SPLIT pages of a sequence's table (FlashDecoding): each split has a softmax of its
-// own, and splits are merged in order.
+// own, and splits are merged in order. Products are of pairs: bfloat16 where the processor multiplies them (queries,
+// keys, softmax weights and values rounded, sums in float32), else float32.
 //
 // What a row computes depends on its own entries alone: splits begin at fixed places of the table, a key that a row may
 // not see has weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits,
@@ -11,6 +12,8 @@
 #include "simd.h"
 
 constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
+constexpr int AHEAD_PAGES = 2;  // asked for before they are needed
+constexpr float UNSEEN = -1e30f;   // the score of what a row may not see: finite, and its power of 2 is 0
 
 struct Span {
   int32_t page, start, stop, position;
@@ -27,8 +30,7 @@ struct Layer {
 };
 
 struct Query {
-  const float* q;  // [dim], scaled
-  int order;       // entries before its own
+  int order;  // entries before its own
   int position;
 };
 
@@ -38,47 +40,72 @@ struct Partial {
 };
 
 struct Scratch {
-  std::vector<float> keys, values, weights, outs, state;
+  std::vector<Half> queries, pairs, shares;  // shares: weights, narrow
+  std::vector<float> weights, outs, state;
 };
 
-// Scores of R rows against two pages of keys. What comes from memory asks for what comes four pages later as it goes.
-template <int R, class T>
-void score_pages(const Query* rows, const T* first, const T* second, int dim, float* out, const T* const* ahead) {
+// Scaled queries of one head as rows to be multiplied. Softmax is in powers of 2: one multiplication less per weight.
+inline void narrow_query(const float* q, int dim, Half* out) {
+  for (int d = 0; d < dim; d += 16) store_narrow(out + d, mul(load(q + d), set1(1.44269504f)));
+}
+
+// Pairs of 16 columns of two rows of a page, as they lie in memory, asking for the same of a later page. `at` is where
+// the two rows begin, `width` how long they are.
+struct FromPage {
+  const uint16_t* const* pages;  // page by page, and AHEAD_PAGES more
+  Pairs operator()(int page, int at, int column, int width) const {
+    const uint16_t *from = pages[page] + at + column, *ahead = pages[page + AHEAD_PAGES] + at + column;
+    if (column % 32 == 0) {
+      fetch(ahead);
+      if (width > 16) fetch(ahead + width);
+    }
+    return pair_up(load(from), load(from + width));
+  }
+};
+
+// The same out of pairs made before, which pays if many rows want them.
+struct FromPairs {
+  const Half* pairs;
+  int page_size;
+  Pairs operator()(int page, int at, int column, int) const {
+    return load_pairs(pairs + page * page_size + at + 2 * column);
+  }
+};
+
+// Scores of R rows against two pages of keys.
+template <int R, class Source>
+void score_pages(const Half* queries, const Source& keys, int first, int second, int dim, float* out) {
   F acc[R][2];
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
-  for (int d = 0; d < dim; d++) {
-    const F a = load(first + PAGE_SIZE * d), b = load(second + PAGE_SIZE * d);
-    if constexpr (sizeof(T) == 2) fetch(ahead[d % 2] + PAGE_SIZE * (d - d % 2));
+  for (int d = 0; d < dim; d += 2) {
+    const Pairs a = keys(first, PAGE_SIZE * d, 0, PAGE_SIZE), b = keys(second, PAGE_SIZE * d, 0, PAGE_SIZE);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const F q = set1(rows[r].q[d]);
-      acc[r][0] = fma(q, a, acc[r][0]), acc[r][1] = fma(q, b, acc[r][1]);
+      acc[r][0] = dot_pairs(acc[r][0], a, queries + r * dim + d);
+      acc[r][1] = dot_pairs(acc[r][1], b, queries + r * dim + d);
     }
   }
   for (int r = 0; r < R; r++) store(out + r * KEYS, acc[r][0]), store(out + r * KEYS + PAGE_SIZE, acc[r][1]);
 }
 
-// Adds a page's values, weighted, to the sums of R rows.
-template <int R, class T>
-void add_page(const Partial* rows, const float* weights, const T* values, int dim, const T* ahead) {
+// Sums of these pages' values for R rows, weighted.
+template <int R, class Source>
+void sum_values(const Half* shares, const Source& values, int pages, int dim, const Partial* out) {
   constexpr int C = 2 * TILE_ROWS / R >= 4 ? 4 : 2;
   for (int d = 0; d < dim; d += 16 * C) {
     F acc[R][C];
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) acc[r][c] = load(rows[r].out + d + 16 * c);
-    for (int k = 0; k < PAGE_SIZE; k++) {
-      F v[C];
-      for (int c = 0; c < C; c++) v[c] = load(values + k * dim + d + 16 * c);
-      if constexpr (sizeof(T) == 2)
-        for (int c = 0; c < C; c += 2) fetch(ahead + k * dim + d + 16 * c);
+      for (int c = 0; c < C; c++) acc[r][c] = zero();
+    for (int page = 0; page < pages; page++)
+      for (int k = 0; k < PAGE_SIZE; k += 2) {
+        Pairs v[C];
+        for (int c = 0; c < C; c++) v[c] = values(page, k * dim, d + 16 * c, dim);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        const F w = set1(weights[r * KEYS + k]);
-        for (int c = 0; c < C; c++) acc[r][c] = fma(w, v[c], acc[r][c]);
+        for (int r = 0; r < R; r++)
+          for (int c = 0; c < C; c++) acc[r][c] = dot_pairs(acc[r][c], v[c], shares + r * KEYS + page * PAGE_SIZE + k);
       }
-    }
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) store(rows[r].out + d + 16 * c, acc[r][c]);
+      for (int c = 0; c < C; c++) store(out[r].out + d + 16 * c, acc[r][c]);
   }
 }
 
@@ -97,44 +124,46 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
 }
 
-// One split of rows that share a sequence and a KV head, in order. `before` entries come before these spans.
+// One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries come before
+// these spans.
 inline void attend_split(const Layer& layer, int head, const Span* spans, int num_spans, int before, int window,
-                         const Query* rows, int count, const Partial* out, Scratch& scratch) {
+                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
   const int dim = layer.dim, page_size = PAGE_SIZE * dim;
   int end = before, reach = 0;  // the pages that the last row may see are enough: weights of 0 add nothing
   bool whole = window == 0;     // all pages are full, and rows see what is before them
   for (; reach < num_spans && end <= rows[count - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
     whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
   num_spans = reach;
-  const bool many = count > TILE_ROWS;  // then pages are converted to float32 once
-  if (many) scratch.keys.resize(2 * page_size), scratch.values.resize(page_size);
-  scratch.weights.resize(size_t(count) * KEYS);
-  float* weights = scratch.weights.data();
-  auto convert = [&](const uint16_t* from, float* to) {
-    for (int i = 0; i < page_size; i += 16) store(to + i, load(from + i));
-    return (const float*)to;
-  };
-  constexpr int AHEAD_PAGES = 2;
+  scratch.weights.resize(size_t(count) * KEYS), scratch.shares.resize(size_t(count) * KEYS);
   // Pages lie anywhere, so only we know which comes next: after the keys come the values.
-  auto page = [&](int i) {
-    i = std::min(i, 2 * num_spans - 1);
-    return (const uint16_t*)layer.page(i >= num_spans, spans[i % num_spans].page, head);
-  };
-  for (int i = 0; i < AHEAD_PAGES; i++) fetch_bytes(page(i), 2 * page_size);
-  for (int i = 0; i < num_spans; i += 2) {
-    const uint16_t *first = page(i), *second = i + 1 < num_spans ? page(i + 1) : first;  // never looked at
-    float* to = weights + PAGE_SIZE * i;
-    if (many) {
-      const float *a = convert(first, scratch.keys.data()), *b = convert(second, scratch.keys.data() + page_size);
-      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R, float>(rows + r, a, b, dim, to + size_t(r) * KEYS, {}); });
-    } else {
-      const uint16_t* ahead[] = {page(i + AHEAD_PAGES), page(i + AHEAD_PAGES + 1)};
-      in_row_tiles(count, 0, [&]<int R>(int r) { score_pages<R>(rows, first, second, dim, to, ahead); });
-    }
+  const uint16_t* pages[2 * SPLIT + AHEAD_PAGES];
+  for (int i = 0; i < 2 * num_spans + AHEAD_PAGES; i++) {
+    const int at = std::min(i, 2 * num_spans - 1);
+    pages[i] = layer.page(at >= num_spans, spans[at % num_spans].page, head);
   }
+  for (int i = 0; i < AHEAD_PAGES; i++) fetch_bytes(pages[i], 2 * page_size);
+  const bool many = count > TILE_ROWS;
+  if (many) scratch.pairs.resize(SPLIT * page_size);
+  // Calls step(keys or values): pages as they lie, or their pairs, made once for many rows.
+  auto with_pairs = [&](const uint16_t* const* side, int width, const auto& step) {
+    const FromPage from{side};
+    if (!many) return step(from);
+    Half* to = scratch.pairs.data();
+    for (int i = 0; i < num_spans; i++)
+      for (int at = 0; at < page_size; at += 2 * width)
+        for (int column = 0; column < width; column += 16, to += 32) store_pairs(to, from(i, at, column, width));
+    step(FromPairs{scratch.pairs.data(), page_size});
+  };
+  with_pairs(pages, PAGE_SIZE, [&](const auto& keys) {
+    for (int i = 0; i < num_spans; i += 2)
+      in_row_tiles(count, 0, [&]<int R>(int r) {
+        const int second = std::min(i + 1, num_spans - 1);  // an odd one out is scored twice and looked at once
+        score_pages<R>(queries + r * dim, keys, i, second, dim, &scratch.weights[size_t(r) * KEYS + PAGE_SIZE * i]);
+      });
+  });
   for (int r = 0; r < count; r++) {
-    float* row = weights + size_t(r) * KEYS;
-    F highest = set1(-INFINITY), total = zero();
+    float* row = scratch.weights.data() + size_t(r) * KEYS;
+    F highest = set1(UNSEEN), total = zero();
     const int full = whole ? std::clamp((rows[r].order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
     for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
     uint32_t any = full;
@@ -142,30 +171,25 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
     for (int i = full; i < num_spans; i++) {
       const uint32_t seen = visible(spans[i], base - spans[i].start, rows[r], window);
       base += spans[i].stop - spans[i].start;
-      const F s = select(seen, load(row + PAGE_SIZE * i), set1(-INFINITY));
+      const F s = select(seen, load(row + PAGE_SIZE * i), set1(UNSEEN));
       store(row + PAGE_SIZE * i, s);
       highest = max(highest, s);
       any |= seen;
     }
     *out[r].top = any ? top(highest) : 0;
+    const F top = set1(*out[r].top);
     for (int i = 0; i < num_spans; i++) {
-      const F w = exp16(sub(load(row + PAGE_SIZE * i), set1(*out[r].top)));
-      store(row + PAGE_SIZE * i, w);
+      const F w = power16(sub(load(row + PAGE_SIZE * i), top));
+      store_narrow(scratch.shares.data() + size_t(r) * KEYS + PAGE_SIZE * i, w);
       total = add(total, w);
     }
     *out[r].total = sum(total);  // 0 if nothing was seen
-    std::fill_n(out[r].out, dim, 0.0f);
   }
-  for (int i = 0; i < num_spans; i++) {
-    const float* w = weights + PAGE_SIZE * i;
-    if (many) {
-      const float* values = convert(page(num_spans + i), scratch.values.data());
-      in_row_tiles(count, 0, [&]<int R>(int r) { add_page<R, float>(out + r, w + size_t(r) * KEYS, values, dim, {}); });
-    } else {
-      const uint16_t *values = page(num_spans + i), *ahead = page(num_spans + i + AHEAD_PAGES);
-      in_row_tiles(count, 0, [&]<int R>(int) { add_page<R>(out, w, values, dim, ahead); });
-    }
-  }
+  with_pairs(pages + num_spans, dim, [&](const auto& values) {
+    in_row_tiles(count, 0, [&]<int R>(int r) {
+      sum_values<R>(&scratch.shares[size_t(r) * KEYS], values, num_spans, dim, out + r);
+    });
+  });
 }
 
 // `to` and `part` as if their keys had been one split.
@@ -173,8 +197,8 @@ inline void merge(Partial to, Partial part, int dim) {
   if (*part.total == 0) return;
   const float highest = *to.total == 0 ? *part.top : std::max(*to.top, *part.top);
   alignas(64) float decay[16], gain[16];
-  store(decay, *to.total == 0 ? zero() : exp16(set1(*to.top - highest)));
-  store(gain, exp16(set1(*part.top - highest)));
+  store(decay, *to.total == 0 ? zero() : power16(set1(*to.top - highest)));
+  store(gain, power16(set1(*part.top - highest)));
   for (int d = 0; d < dim; d += 16)
     store(to.out + d, fma(load(part.out + d), set1(gain[0]), mul(load(to.out + d), set1(decay[0]))));
   *to.top = highest;

@@ -118,7 +118,7 @@ struct Model {
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
 constexpr int ROW_BLOCK = 60;   // rows whose activations stay in cache while panels go by
 constexpr int MOST_PANELS = 4;  // of a unit
-constexpr int QUERY_ROWS = 16;  // rows of a chunk that share converted keys and values
+constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
 
 // One row in whatever its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, bool ints, bool bf16, Rows rows, int row) {
@@ -258,8 +258,8 @@ struct Attention {
   size_t num_partials = 0;
 };
 
-Query query_of(const Config& c, const Batch& batch, int sequence, int row, int entries, const float* q) {
-  return {q, entries - (batch.row_starts[sequence + 1] - row), int(batch.positions[row])};
+Query query_of(const Batch& batch, int sequence, int row, int entries) {
+  return {entries - (batch.row_starts[sequence + 1] - row), int(batch.positions[row])};
 }
 
 int entries_of(const Batch& batch, int s) {
@@ -276,8 +276,8 @@ Attention plan_attention(const Config& c, const Batch& batch, int window) {
     const int entries = entries_of(batch, s), num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
     for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS) {
       Piece piece{s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row), {}};
-      find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(c, batch, s, row, entries, nullptr),
-                  query_of(c, batch, s, row + piece.count - 1, entries, nullptr), piece.splits);
+      find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(batch, s, row, entries),
+                  query_of(batch, s, row + piece.count - 1, entries), piece.splits);
       const int index = int(plan.pieces.size()), splits = int(piece.splits.size()), queries = piece.count * repeat;
       for (int head = 0; head < c.kv_heads; head++) {
         if (piece.count > FEW_ROWS || splits == 1) {
@@ -323,17 +323,18 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
     const Piece& piece = plan.pieces[unit.piece];
     const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
     const Span* spans = batch.spans + batch.span_starts[piece.sequence];
-    own.queries.clear(), own.outs.clear();
+    own.queries.clear(), own.scratch.queries.resize(size_t(queries) * c.dim);
     for (int i = 0; i < queries; i++) {
       const int row = piece.first + i / repeat;
       const float* q = qkv + size_t(row) * width + (unit.head * repeat + i % repeat) * c.dim;
-      own.queries.push_back(query_of(c, batch, piece.sequence, row, entries, q));
+      own.queries.push_back(query_of(batch, piece.sequence, row, entries));
+      narrow_query(q, c.dim, own.scratch.queries.data() + size_t(i) * c.dim);
     }
     auto split = [&](const Split& s, float* base, size_t first) {
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(), queries,
-                   own.outs.data(), own.scratch);
+      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(),
+                   own.scratch.queries.data(), queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
     own.scratch.outs.resize(size_t(queries) * stride), own.scratch.state.resize(2 * queries);

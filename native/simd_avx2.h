@@ -40,8 +40,11 @@ inline F abs(F v) {
   return {_mm256_andnot_ps(sign, v.a), _mm256_andnot_ps(sign, v.b)};
 }
 inline F round(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
-inline __m256 times_power(__m256 a, __m256 n) {  // a and the result are normal numbers
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+inline __m256 times_power(__m256 a, __m256 n) {  // a is a normal number; 0 where the result would not be
+  const __m256 low = _mm256_set1_ps(-126.0f);
+  const __m256i by = _mm256_slli_epi32(_mm256_cvtps_epi32(_mm256_max_ps(n, low)), 23);
+  const __m256 power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), by));
+  return _mm256_and_ps(_mm256_cmp_ps(n, low, _CMP_GT_OQ), power);
 }
 inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
 inline F zero_below(F x, F low, F value) {
@@ -148,4 +151,16 @@ inline void store_bf16(uint16_t* p, F v) {
   alignas(32) uint32_t bits[16];
   store((float*)bits, v);
   for (int i = 0; i < 16; i++) p[i] = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
+}
+
+using Half = float;  // what attention multiplies, in pairs: no instruction here multiplies anything narrower
+inline void store_narrow(Half* p, F v) { store(p, v); }
+struct Pairs {
+  F first, second;
+};
+inline Pairs pair_up(F a, F b) { return {a, b}; }
+inline void store_pairs(Half* p, Pairs v) { store(p, v.first), store(p + 16, v.second); }
+inline Pairs load_pairs(const Half* p) { return {load(p), load(p + 16)}; }
+inline F dot_pairs(F acc, Pairs pairs, const Half* two) {
+  return fma(set1(two[0]), pairs.first, fma(set1(two[1]), pairs.second, acc));
 }

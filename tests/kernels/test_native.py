@@ -82,14 +82,17 @@ def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKerne
 
 
 @pytest.mark.skipif("avx512" not in native.variants(), reason="no AVX-512 here to compare with")
-def test_variants_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in attention, float32 here and bfloat16 there, and in nothing else that shows."""
+
     def logits(variant: str) -> torch.Tensor:
         monkeypatch.setattr(native, "variants", lambda: (variant,))
         return all_logits(
             LLM("smollm2-135m", backend="native", kv_bytes=1 << 28, prefix_index="off"), list(range(500, 640))
         )
 
-    assert (logits("avx2") == logits("avx512")).all()
+    p, q = (logits(variant).log_softmax(-1) for variant in ("avx2", "avx512"))
+    assert float((p.exp() * (p - q)).sum(-1).mean()) < 0.02
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m"])

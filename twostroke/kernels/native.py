@@ -1,8 +1,9 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
 
 Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
-rounded to bfloat16 where weights are; KV is float16, keys transposed within a page. A row's result is the same bit
-for bit in any batch, chunk and thread count (`exact` is True).
+rounded to bfloat16 where weights are; KV is float16, keys transposed within a page, and attention multiplies in
+bfloat16 where the processor can. A row's result is the same bit for bit in any batch, chunk and thread count (`exact`
+is True).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
-# What the processor must have for each compiled variant, the quickest first. They differ in speed, not in bits (but
-# for bfloat16 weights, whose products the processor rounds in its own way).
+# What the processor must have for each compiled variant, the quickest first. They differ in bits where one multiplies
+# bfloat16: in attention, and with bfloat16 weights.
 VARIANTS = {
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
     "avx2": ("avx2", "fma", "f16c"),

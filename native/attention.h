@@ -88,25 +88,30 @@ void score_pages(const Half* queries, const Source& keys, int first, int second,
   for (int r = 0; r < R; r++) store(out + r * KEYS, acc[r][0]), store(out + r * KEYS + PAGE_SIZE, acc[r][1]);
 }
 
-// Sums of these pages' values for R rows, weighted.
+// Sums of 16 C columns of these pages' values for R rows, weighted.
+template <int R, int C, class Source>
+void sum_columns(const Half* shares, const Source& values, int pages, int dim, int d, const Partial* out) {
+  F acc[R][C];
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) acc[r][c] = zero();
+  for (int page = 0; page < pages; page++)
+    for (int k = 0; k < PAGE_SIZE; k += 2) {
+      Pairs v[C];
+      for (int c = 0; c < C; c++) v[c] = values(page, k * dim, d + 16 * c, dim);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = dot_pairs(acc[r][c], v[c], shares + r * KEYS + page * PAGE_SIZE + k);
+    }
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) store(out[r].out + d + 16 * c, acc[r][c]);
+}
+
 template <int R, class Source>
 void sum_values(const Half* shares, const Source& values, int pages, int dim, const Partial* out) {
   constexpr int C = 2 * TILE_ROWS / R >= 4 ? 4 : 2;
-  for (int d = 0; d < dim; d += 16 * C) {
-    F acc[R][C];
-    for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) acc[r][c] = zero();
-    for (int page = 0; page < pages; page++)
-      for (int k = 0; k < PAGE_SIZE; k += 2) {
-        Pairs v[C];
-        for (int c = 0; c < C; c++) v[c] = values(page, k * dim, d + 16 * c, dim);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-          for (int c = 0; c < C; c++) acc[r][c] = dot_pairs(acc[r][c], v[c], shares + r * KEYS + page * PAGE_SIZE + k);
-      }
-    for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) store(out[r].out + d + 16 * c, acc[r][c]);
-  }
+  int d = 0;
+  for (; d + 16 * C <= dim; d += 16 * C) sum_columns<R, C>(shares, values, pages, dim, d, out);
+  for (; d < dim; d += 32) sum_columns<R, 2>(shares, values, pages, dim, d, out);
 }
 
 // Calls step<R>(row) for rows in tiles of TILE_ROWS, and once for what is left.

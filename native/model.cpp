@@ -21,11 +21,13 @@ struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
   int cols, width = 0;
-  int unit = 2;  // panels a member takes at a time
+  int unit = 2;                      // panels a member takes at a time
+  bool ints = false, bf16 = false;  // what its matrices multiply
 
   // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
   Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
       : bias(bias), cols(parts[0]->cols) {
+    for (auto* part : parts) (part->format == BF16 ? bf16 : ints) = true;
     if (pairs) {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
@@ -38,8 +40,10 @@ struct Linear {
     }
   }
   int units() const { return (int(jobs.size()) + unit - 1) / unit; }
-  bool any(bool bf16) const {
-    return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return (job.matrix->format == BF16) == bf16; });
+  // 32 columns of a row, in what its matrices multiply.
+  void place(F a, F b, Rows rows, size_t at) const {
+    if (ints) quantize_group(a, b, rows, at);
+    if (bf16) round_group(a, b, rows, at);
   }
 };
 
@@ -121,20 +125,16 @@ constexpr int MOST_PANELS = 4;  // of a unit
 constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
 
 // One row in whatever its layer multiplies.
-void prepare_row(const float* x, const Linear& layer, bool ints, bool bf16, Rows rows, int row) {
+void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   size_t at;
   int stride;
   rows.place(row, at, stride);
-  for (int c = 0; c < layer.cols; c += GROUP, at += stride) {
-    if (ints) quantize_group(load(x + c), load(x + c + 16), rows, at);
-    if (bf16) round_group(load(x + c), load(x + c + 16), rows, at);
-  }
+  for (int c = 0; c < layer.cols; c += GROUP, at += stride) layer.place(load(x + c), load(x + c + 16), rows, at);
 }
 
 // Rows ready to be multiplied, each first normed if a norm is given.
 Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, const float* norm) {
   const int cols = layer.cols;
-  const bool ints = layer.any(false), bf16 = layer.any(true);
   auto row = [&](Rows rows, int i) {
     const float* source = x + size_t(i) * cols;
     if (norm) {
@@ -142,7 +142,7 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
       rms_norm(source, norm, cols, m.config.eps, normed);
       source = normed;
     }
-    prepare_row(source, layer, ints, bf16, rows, i);
+    prepare_row(source, layer, rows, i);
   };
   if (count <= FEW_ROWS) {
     Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
@@ -203,7 +203,6 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
 // Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
 Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear& next) {
   const Rows out = Rows::in(m.gated.get<uint8_t>(0), count, next.cols);
-  const bool ints = next.any(false), bf16 = next.any(true);
   auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
   auto emit = [&](const Job* jobs, int, int first, int block, const F* sums) {
     for (int r = 0; r < block; r++) {
@@ -212,8 +211,7 @@ Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
       int stride;
       out.place(first + r, at, stride);
       at += size_t(jobs->column / GROUP) * stride;
-      if (ints) quantize_group(a, b, out, at);
-      if (bf16) round_group(a, b, out, at);
+      next.place(a, b, out, at);
     }
   };
   linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });

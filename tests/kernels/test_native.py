@@ -1,6 +1,7 @@
 """The native backend: GGUF's bits kept, products right, and no bit that depends on the rows beside a row."""
 
 import math
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.models.test_against_transformers import all_logits
+from tests.tiny import write_model
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kernels import native
@@ -104,6 +106,21 @@ def test_close_to_the_reference(name: str) -> None:
     divergence = (p.exp() * (p - q)).sum(-1)
     assert float(divergence.mean()) < 0.02
     assert float((p.argmax(-1) == q.argmax(-1)).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160])
+@pytest.mark.parametrize("variant", native.VARIANTS)
+def test_head_sizes(head_dim: int, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if variant not in native.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    monkeypatch.setattr(native, "variants", lambda: (variant,))
+    path = str(write_model("llama", tmp_path, head_dim=head_dim, num_attention_heads=2))
+    ids = [3 + i * 7 % 90 for i in range(150)]  # more keys than one split has
+    mine, theirs = (
+        all_logits(LLM(path, backend=b, weights="bf16", prefix_index="off", kv_bytes=16 << 20, page_size=16), ids)
+        for b in ("native", "reference")
+    )
+    assert (mine - theirs).norm() < 0.04 * theirs.norm()
 
 
 def test_logits_do_not_depend_on_chunks_or_threads() -> None:

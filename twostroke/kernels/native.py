@@ -98,8 +98,8 @@ def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int)
     """Why this model cannot run on the native backend; None where it can."""
     if page_size != PAGE_SIZE:
         return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
-    if head_dim % 64:
-        return f"it wants heads of a multiple of 64, not {head_dim}"
+    if head_dim % 32:
+        return f"it wants heads of a multiple of 32, not {head_dim}"
     for tensor in tensors.values():
         if len(tensor.shape) == 2 and tensor.format not in FORMATS:
             wanted = "open the model with weights bf16, int8 or int4"

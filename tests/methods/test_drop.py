@@ -43,7 +43,7 @@ def test_sinks_and_window(native_llm: Native) -> None:
 def test_least_key_norms(native_llm: Native) -> None:
     llm = native_llm()
     kv = llm.prefill(LONG)
-    kept = Drop(by="key-norm", sinks=2, window=30).dropped(kv)
+    kept = chosen(kv, Drop(by="key-norm", sinks=2, window=30).staying(kv, np.zeros(len(kv))))
     norms = np.array(
         [[np.linalg.norm(k.numpy()) for k in entry.flatten(0, 1)] for entry in kv.entries()[:, 0].float().unbind(1)]
     )

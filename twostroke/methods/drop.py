@@ -3,9 +3,9 @@
 StreamingLLM (Xiao et al. 2023, arXiv:2309.17453) keeps attention sinks and a window of the last entries. Devoto et al.
 2024 (arXiv:2406.11430) keep keys of low norm, which attention favours. H2O (Zhang et al. 2023, arXiv:2306.14048) keeps
 what was attended to most so far ("heavy hitters") and as many of the last entries. All of them here per sequence, not
-per head, and at the positions entries have, where papers count positions within the cache. The prompt is prefilled
-with all of it in sight. H2O counts the attention of the whole prompt and drops at every token; here it is that of the
-prompt's last tokens, and of every token decoded. A page is freed when none of its entries stays.
+per head, and at the positions entries have, where StreamingLLM counts positions within its cache. The prompt is
+prefilled with all of it in sight. H2O counts the attention of the whole prompt and drops at every token; here it is
+that of the prompt's last tokens, and of every token decoded. A page is freed when none of its entries stays.
 """
 
 from dataclasses import dataclass

@@ -94,6 +94,9 @@ struct Batch {
   const Span* spans;              // of all sequences
   const float *cos, *sin;         // [ropes, turns, dim / 2], by position
   int64_t turns;
+  int64_t num_queries;            // rows whose queries are handed out,
+  const int64_t* query_rows;      // these,
+  float* queries;                 // to [blocks, num_queries, heads * dim]
 };
 
 // Rows of one sequence that attend together: all splits of a head by one member, or each by any.
@@ -242,6 +245,16 @@ void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& 
         store(values + d, load(v + d));
       }
     }
+  });
+}
+
+// Turned and scaled, as attention takes them.
+void hand_out_queries(Model& m, Model::Private& own, const Batch& batch, size_t block, const float* qkv) {
+  const Config& c = m.config;
+  const size_t size = size_t(c.heads) * c.dim, width = size + 2 * size_t(c.kv_heads) * c.dim;
+  m.team->share(int(batch.num_queries), own.member, [&](int i) {
+    const float* queries = qkv + batch.query_rows[i] * width;
+    std::copy_n(queries, size, batch.queries + (block * batch.num_queries + i) * size);
   });
 }
 
@@ -501,6 +514,7 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int
       Rows rows = prepare(m, own, b.qkv, hidden, n, b.attn_norm);
       store_linear(m, own, b.qkv, rows, n, qkv, false, [&] { fetch_keys(m, own, batch, plan, layer); });
       rope_and_store(m, own, b, batch, layer, qkv);
+      if (batch.num_queries) hand_out_queries(m, own, batch, i, qkv);
       attention(m, own, b, batch, plan, layer, qkv, attended, fetching(b.o));
       rows = prepare(m, own, b.o, attended, n, nullptr);
       store_linear(m, own, b.o, rows, n, b.attn_post_norm ? out : hidden, !b.attn_post_norm, fetching(b.gate_up));

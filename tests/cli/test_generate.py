@@ -50,9 +50,19 @@ def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tin
             method("speculative", draft="draft"),
             {"rounds": 2, "guessed": 7, "accepted": 7},
         ),
+        (
+            ("--method", "snap", "--method-option", "window=2", "--method-option", "budget=4"),
+            method("snap", window=2, budget=4),
+            None,
+        ),
+        (
+            ("--method", "drop", "--method-option", "by=attention", "--method-option", "window=3"),
+            method("drop", by="attention", window=3),
+            None,
+        ),
     ],
 )
-def test_companions(
+def test_methods_that_take_more_than_the_model(
     arguments: tuple[str, ...],
     chosen: Method,
     facts: dict[str, Any] | None,

@@ -22,11 +22,19 @@ from twostroke.evals.task import Item
 from twostroke.evals.tasks import LongForm
 from twostroke.kernels import native
 from twostroke.llm import LLM
-from twostroke.methods import BestOf, Method, Plain, Prompt, Repeat
+from twostroke.methods import BestOf, Drop, Method, Plain, Prompt, Repeat, Snap
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
-SETTINGS = [Plain(), Repeat(), Repeat(sinks=4), Repeat(keep="all"), Repeat(times=3)]
+SETTINGS = [
+    Plain(),
+    Repeat(),
+    Repeat(sinks=4),
+    Repeat(keep="all"),
+    Repeat(times=3),
+    Snap(window=4, budget=9),
+    Drop(window=5, every=3, by="attention"),
+]
 
 
 def result(llm: LLM, make: Callable[[], Program], max_tokens: int | None = None) -> Request:

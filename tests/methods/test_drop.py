@@ -4,19 +4,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
-from tests.methods.watching import PROMPT, needs_native, runs_of
+from tests.methods.watching import PROMPT, needs_native, queried, runs_of
 from twostroke.errors import InvalidRequest
+from twostroke.kv.attention import attention_weights
 from twostroke.llm import LLM
 from twostroke.methods import Drop, Plain, Repeat, method
-from twostroke.methods.drop import chosen
+from twostroke.methods.repeat import chosen
 
 Native = Callable[..., LLM]
 LONG = PROMPT * 4
 
 
 @needs_native
-@pytest.mark.parametrize("by", ["window", "key-norm"])
+@pytest.mark.parametrize("by", ["window", "key-norm", "attention"])
 def test_room_for_everything_is_the_plain_request(by: str, native_llm: Native) -> None:
     llm = native_llm()
     assert runs_of(llm, Drop(by=by, window=400, every=3), LONG)[0] == runs_of(llm, Plain(), LONG)[0]
@@ -43,7 +45,7 @@ def test_sinks_and_window(native_llm: Native) -> None:
 def test_least_key_norms(native_llm: Native) -> None:
     llm = native_llm()
     kv = llm.prefill(LONG)
-    kept = Drop(by="key-norm", sinks=2, window=30).dropped(kv)
+    kept = chosen(kv, Drop(by="key-norm", sinks=2, window=30).staying(kv, np.zeros(len(kv))))
     norms = np.array(
         [[np.linalg.norm(k.numpy()) for k in entry.flatten(0, 1)] for entry in kv.entries()[:, 0].float().unbind(1)]
     )
@@ -54,7 +56,29 @@ def test_least_key_norms(native_llm: Native) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("by", ["window", "key-norm"])
+@pytest.mark.parametrize(("window", "observed"), [(20, 8), (7, 64), (1, 1)])
+def test_heavy_hitters(window: int, observed: int, native_llm: Native) -> None:
+    """Half of the window by attention added up, position by position: the prompt's last tokens', and all since."""
+    llm = native_llm()
+    technique = Drop(by="attention", sinks=3, window=window, every=6, observed=observed)
+    made, runs, _ = runs_of(llm, technique, LONG, max_tokens=40)
+    prefilled = queried(llm, LONG, observed)
+    kv, queries, mass = prefilled.kv, prefilled.queries, dict.fromkeys(range(len(LONG) + 40), 0.0)
+    for run in runs:
+        weights = torch.stack(list(attention_weights(kv, queries)))
+        for position, column in zip(kv.positions, weights.unbind(-1), strict=True):
+            mass[position] += float(column.mean((0, 1)).sum())
+        recent = kv.positions[-((window + 1) // 2) :]
+        others = sorted(kv.positions[3 : -len(recent)], key=lambda position: -mass[position])
+        stays = sorted([0, 1, 2, *others[: window - len(recent)], *recent])
+        assert run.kv.positions[: len(stays)] == stays
+        kv, queries = run.kv, run.queries
+        assert len(queries) == len(kv) - len(stays)
+    assert made != runs_of(llm, Drop(sinks=3, window=window, every=6), LONG, max_tokens=40)[0] or window == 1
+
+
+@needs_native
+@pytest.mark.parametrize("by", ["window", "key-norm", "attention"])
 def test_memory_is_bounded(by: str, native_llm: Native) -> None:
     llm = native_llm()
     _, runs, _ = runs_of(llm, Drop(by=by, sinks=4, window=28, every=16), LONG, max_tokens=200)
@@ -72,6 +96,8 @@ def test_after_repetition(native_llm: Native) -> None:
     llm, n = native_llm(), len(PROMPT)
     repeated = runs_of(llm, Repeat(2, sinks=4), PROMPT)[0]
     assert runs_of(llm, Drop(times=2, keep="last", window=100), PROMPT)[0] == repeated
+    attended = Drop(times=2, keep="last", window=100, by="attention")
+    assert runs_of(llm, attended, PROMPT)[0] == repeated
     made = runs_of(llm, Drop(times=2, keep="last", window=10, every=40), PROMPT)[0]
     twice = llm.prefill(PROMPT * 2)
     kept = twice[:4] + twice[2 * n - 10 :]
@@ -88,6 +114,12 @@ def test_any_entries(indices: list[int], native_llm: Native) -> None:
 
 
 def test_bad_parameters() -> None:
-    for parameters, message in [({"window": 0}, "window"), ({"every": 0}, "every"), ({"by": "luck"}, "by must be one")]:
+    for parameters, message in [
+        ({"window": 0}, "window"),
+        ({"every": 0}, "every"),
+        ({"by": "luck"}, "by must be one"),
+        ({"observed": 65}, "from 1 to 64"),
+        ({"by": "attention", "every": 65}, "from 1 to 64"),
+    ]:
         with pytest.raises(InvalidRequest, match=message):
             method("drop", **parameters)

@@ -28,6 +28,10 @@ TECHNIQUES: list[Method] = [
     method("speculative", draft="draft", accept="rejection"),
     method("drop", window=9, every=4),
     method("drop", times=2, keep="last", by="key-norm", window=9, every=4),
+    method("drop", window=9, every=4, by="attention"),
+    method("drop", times=2, keep="last", window=9, every=4, by="attention", observed=3),
+    method("snap", window=4, budget=12),
+    method("snap", times=2, keep="last", sinks=2, window=4, budget=12, kernel=3),
 ]
 Models = Callable[[str, int], LLM]
 

@@ -6,7 +6,7 @@ import pytest
 
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
-from twostroke.engine.strokes import Program, Run
+from twostroke.engine.strokes import Prefill, Prefilled, Program, Run
 from twostroke.kernels import native
 from twostroke.llm import LLM
 from twostroke.methods import Method, Prompt
@@ -33,3 +33,14 @@ def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tup
     request = Request(watched, params, llm.tokenizer, len(prompt))
     llm.engine.finish([llm.engine.submit(request)])
     return [token.id for token in request.events], runs, request.result
+
+
+def queried(llm: LLM, ids: list[int], count: int) -> Prefilled:
+    """A prefill that hands out the queries of its last `count` tokens."""
+
+    def program() -> Program:
+        return (yield Prefill(ids, queries=count))
+
+    request = Request(program, SamplingParams(), llm.tokenizer)
+    llm.engine.finish([llm.engine.submit(request)])
+    return request.result

@@ -147,6 +147,15 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     assert made.choices[0].text == twice
     assert made.model == "tiny:repeat"
     assert twice != texts(reference, [prompt], max_tokens=12)[0][0]
+    for chosen in (
+        {"name": "snap", "window": 2, "budget": 4},
+        {"name": "drop", "by": "attention", "window": 2, "every": 2},
+    ):
+        few = reference.generate([prompt], max_tokens=12, method=method(**chosen))[0].text
+        asked: Any = {"method": chosen}
+        assert client.completions.create(model="tiny", prompt=prompt, extra_body=asked, **fields).choices[0].text == few
+    with pytest.raises(openai.BadRequestError, match="window must be an integer from 1 to 64"):
+        client.completions.create(model="tiny", prompt=prompt, extra_body={"method": {"name": "snap", "window": 10**6}})
     names = [model.id for model in client.models.list()]
     assert {"tiny", "tiny:repeat", "tiny:best-of"} <= set(names)
     assert client.models.retrieve("tiny:repeat").id == "tiny:repeat"

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from twostroke.engine.model import Model
+from twostroke.engine.queries import LastQueries
 from twostroke.engine.sampler import Draw, Sampled
-from twostroke.engine.strokes import Decode, Prefill, Run, Scored
+from twostroke.engine.strokes import Decode, Prefill, Prefilled, Run
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
@@ -32,6 +33,7 @@ class Lane(Generic[StrokeKind]):
     Attributes:
         slot: which of its program's side-by-side strokes this is.
         todo: tokens known and not entered.
+        queries: those that the stroke hands out.
         result: the stroke's result once it is done; kv: the value in it.
         cached_tokens: how many tokens came from the prefix index.
     """
@@ -43,10 +45,11 @@ class Lane(Generic[StrokeKind]):
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
         self.writer = Writer(base.copy_to(model.pool), model.id)
         self.todo = todo
+        self.queries = LastQueries(stroke.queries or 0, model.decoder.config.windows)
         self.started = False
         self.cached_tokens = 0
         self.kv: KVCache | None = None
-        self.result: KVCache | Scored | Run | None = None
+        self.result: KVCache | Prefilled | Run | None = None
 
     @property
     def decoding(self) -> bool:
@@ -79,7 +82,7 @@ class Lane(Generic[StrokeKind]):
     def close(self) -> None:
         """Give up all pages. A plan or a traceback may still name the lane, which must not keep any value alive."""
         self.writer.close()
-        del self.writer, self.stroke
+        del self.writer, self.stroke, self.queries
         self.kv = self.result = None
 
 
@@ -103,7 +106,7 @@ class PrefillLane(Lane[Prefill]):
             )
         known = base
         if model.index is not None and stroke.logits != "all" and todo:
-            known, todo = _reuse(model, base, todo)
+            known, todo = _reuse(model, base, todo, max(1, stroke.queries or 0))
         super().__init__(choice, slot, model, stroke, known, todo)
         self.shared = shared
         self.cached_tokens = len(known) - len(base)
@@ -131,8 +134,9 @@ class PrefillLane(Lane[Prefill]):
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
-        if self.stroke.logits == "all":
-            self.result = Scored(kv, torch.cat(self._scores) if self._scores else torch.zeros(0, self.model.vocab_size))
+        if self.stroke.logits == "all" or self.stroke.queries is not None:
+            logits = torch.cat(self._scores) if self._scores else torch.zeros(0, self.model.vocab_size)
+            self.result = Prefilled(kv, logits, self.queries.all())
         else:
             self.result = kv
 
@@ -170,6 +174,8 @@ class DecodeLane(Lane[Decode]):
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
+        if self.guesses:
+            self.queries = LastQueries(stroke.queries, model.decoder.config.windows, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
@@ -244,18 +250,18 @@ class DecodeLane(Lane[Decode]):
         return self._start + len(self.record.sampled) >= self.model.max_position
 
     def _complete(self) -> None:
-        self.record.complete = True
+        self.record.complete, wrong = True, 0
         if self.guesses:
             wrong = len(self.guesses) + 1 - len(self.record.sampled)
             self.writer.truncate(len(self.writer) - wrong)
             for record in self.choice.records:
                 record.forget_proposals()
-        self._finish()
+        self._finish(wrong)
 
-    def _finish(self) -> None:
+    def _finish(self, wrong: int = 0) -> None:
         sampled = self.record.sampled
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
-        self.result = Run(self.kv, tuple(sampled), self.track.finish_reason)
+        self.result = Run(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
 
 
 class Record:
@@ -289,14 +295,14 @@ def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
     return base.without_last(), [int(base.token_array[-1])]
 
 
-def _reuse(model: Model, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int]]:
-    """Take from the prefix index what it knows beyond `base`, all but the last token, whose logits are needed."""
+def _reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int]]:
+    """Take from the prefix index what it knows beyond `base`, all but the last tokens: logits or queries are needed."""
     assert model.index is not None
     whole = base.next_position == len(base) == base.canonical_length(model.id)
     if base.pool is not model.pool or not whole:
         return base, todo
     tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
-    known = model.index.match(tokens[:-1])
+    known = model.index.match(tokens[:-last])
     if len(known) <= len(base):
         return base, todo
     return known, tokens[len(known) :].tolist()

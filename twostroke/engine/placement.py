@@ -51,7 +51,7 @@ class Placement:
                 if blocked:
                     continue
             while lane in lane.choice.lanes:  # until it is preempted, here or by one before it
-                rows = lane.logit_rows(count)
+                rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
                 try:
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
@@ -62,7 +62,7 @@ class Placement:
                         break
                     self._preempt(self._queues.running[-1])
                     continue
-                entries.append(Entry(lane, tokens, places, rows))
+                entries.append(Entry(lane, tokens, places, *rows))
                 break
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 

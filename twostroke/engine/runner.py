@@ -19,16 +19,21 @@ class Entry:
     lane: Lane
     tokens: list[int]
     places: Places
-    logit_rows: int
+    logit_rows: int  # how many of the last rows hand out logits
+    query_rows: int = 0  # and how many queries
 
 
 @torch.inference_mode()
 def run(model: Model, entries: Sequence[Entry]) -> None:
-    """Compute the entries of one model together and hand each lane the logits it asked for."""
+    """Compute the entries of one model together and hand each lane the logits and queries it asked for."""
     device = model.pool.storage.device
 
     def joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)
+
+    def last(counts: Sequence[int]) -> torch.Tensor:
+        """So many of the last rows of each entry."""
+        return joined([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
 
     starts = np.cumsum([0, *(len(entry.tokens) for entry in entries)]).tolist()
     batch = RaggedBatch(
@@ -39,15 +44,19 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         row_starts=starts,
         tables=[entry.lane.writer.table for entry in entries],
     )
+    if any(entry.query_rows for entry in entries):
+        batch.query_rows = last([entry.query_rows for entry in entries])
     hidden = model.decoder.forward(batch, model.pool.storage)
     if sum(entry.logit_rows for entry in entries) < len(hidden):
-        ends = zip(entries, starts[1:], strict=True)
-        hidden = hidden[joined([np.arange(end - entry.logit_rows, end) for entry, end in ends])]
+        hidden = hidden[last([entry.logit_rows for entry in entries])]
     logits = model.decoder.logits(hidden) if len(hidden) else None
-    taken = 0
+    taken = handed_out = 0
     for entry in entries:
         mine = None
         if logits is not None and entry.logit_rows:
             mine = logits[taken : taken + entry.logit_rows]
             taken += entry.logit_rows
+        if batch.queries is not None and entry.query_rows:
+            entry.lane.queries.add(batch.queries[:, handed_out : handed_out + entry.query_rows])
+            handed_out += entry.query_rows
         entry.lane.computed(mine)

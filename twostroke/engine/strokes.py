@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 
 from twostroke.engine.sampler import Sampled
+from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Enter tokens. The result is a `KVCache`, or with logits="all" a `Scored`.
+    """Enter tokens. The result is a `KVCache`, or with logits="all" or `queries` a `Prefilled`.
 
     Attributes:
         tokens: what to enter, after the pending token of `after` if it has one.
@@ -26,12 +27,14 @@ class Prefill:
         model: which model computes; None is the engine's default.
         logits: "last" keeps those after the last token as the value's tail; "all" returns every token's; "none"
             saves the head where only K and V matter.
+        queries: of so many of the last tokens the result has the queries. A prefix hit leaves those to be computed.
     """
 
     tokens: Sequence[int]
     after: KVCache | None = None
     model: str | None = None
     logits: Literal["last", "all", "none"] = "last"
+    queries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Decode:
         stats: whether `Sampled` carries entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
         keep_proposals: whether `Sampled` carries the distribution that it was drawn from.
+        queries: of so many of the last tokens entered the run has the queries.
         guesses: tokens that may come first. They are entered at once; those that turn out to be what is sampled stand,
             and the stroke ends with the first token that was not guessed.
         proposals: the distributions that the guesses were drawn from, [vocab] each. With them guesses are accepted by
@@ -68,6 +72,7 @@ class Decode:
     stats: bool = False
     keep_logits: bool = False
     keep_proposals: bool = False
+    queries: int = 0
     guesses: Sequence[int] = ()
     proposals: Sequence[torch.Tensor] = ()
 
@@ -80,20 +85,27 @@ class Emit:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A prefill with logits of every token entered: [n, vocab] float32."""
+class Prefilled:
+    """A prefill's value and what else was asked for.
+
+    Attributes:
+        logits: with logits="all" of every token entered, [n, vocab] float32; else [0, vocab].
+        queries: of the last tokens entered, as many as were asked for and are there.
+    """
 
     kv: KVCache
     logits: torch.Tensor
+    queries: Queries = NO_QUERIES
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a decode made. Its value ends with the last token pending."""
+    """What a decode made. Its value ends with the last token pending; `queries` are those of its last entries."""
 
     kv: KVCache
     sampled: Sequence[Sampled] = field(default_factory=list)
     finish_reason: str | None = None  # the request's end ("stop" or "length"), or None: the stroke's own
+    queries: Queries = NO_QUERIES
 
     @property
     def tokens(self) -> list[int]:

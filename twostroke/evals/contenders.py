@@ -14,6 +14,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "repeat": ("repeat", {"keep": "all"}),  # full repetition, P||P
     "ptdo": ("repeat", {"keep": "last"}),
     "ptdo+sinks": ("repeat", {"keep": "last", "sinks": 4}),
+    "streaming": ("drop", {"by": "window"}),  # StreamingLLM
+    "h2o": ("drop", {"by": "attention", "sinks": 0}),
+    "snapkv": ("snap", {}),
 }
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from twostroke.engine.sampler import Sampled
-from twostroke.engine.strokes import Decode, Emit, Prefill, Program, Run, Scored, Stroke
+from twostroke.engine.strokes import Decode, Emit, Prefill, Prefilled, Program, Run, Stroke
 from twostroke.errors import InvalidRequest
+from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
 
 
@@ -94,6 +95,7 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[t
     """What the decode would see before each token, up to its own end, and its result if it had sampled them."""
     kv, tail, tokens = stroke.kv, stroke.kv.tail, tokens[: stroke.max_tokens]
     rows: list[torch.Tensor] = []
+    queries = NO_QUERIES
     entering = list(tokens[:-1])
     if tail is not None and tail.logits is not None and not stroke.recompute:
         rows.append(tail.logits[None])
@@ -101,15 +103,16 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[t
         entering.insert(0, kv.tokens[-1])
         kv = kv.without_last()
     if entering or kv.pending is not None:
-        scored: Scored = yield Prefill(entering, after=kv, model=stroke.model, logits="all")
+        scored: Prefilled = yield Prefill(entering, kv, stroke.model, "all", stroke.queries)
         rows.append(scored.logits)
-        kv, tail = scored.kv, scored.kv.tail
+        kv, tail, queries = scored.kv, scored.kv.tail, scored.queries
     logits = torch.cat(rows)
     sampled = _until(stroke, logits, tokens)
     assert tail is not None
     # All tokens but the last are entered; a condition may have ended the stroke before the text does.
-    kv = kv[: len(kv) - (len(tokens) - len(sampled))].with_tail(Tail(tail.model, pending=sampled[-1].id))
-    return logits[: len(sampled)], Run(kv, tuple(sampled))
+    excess = len(tokens) - len(sampled)
+    kv = kv[: len(kv) - excess].with_tail(Tail(tail.model, pending=sampled[-1].id))
+    return logits[: len(sampled)], Run(kv, tuple(sampled), queries=queries.without_last(excess))
 
 
 def _until(stroke: Decode, logits: torch.Tensor, tokens: Sequence[int]) -> list[Sampled]:

@@ -33,6 +33,8 @@ class RaggedBatch:
         pages, slots: [N] int64, where each row's K and V go.
         row_starts: S + 1 ints.
         tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
+        query_rows: [R] int64, the rows whose queries are handed out; None for none.
+        queries: theirs, [layers, R, Hq, D] float32, which the pass fills: turned, and times the attention scale.
         scratch: room for what a backend derives once per step (RoPE tables, masks).
     """
 
@@ -42,6 +44,8 @@ class RaggedBatch:
     slots: torch.Tensor
     row_starts: list[int]
     tables: list[np.ndarray]
+    query_rows: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property

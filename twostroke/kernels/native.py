@@ -72,6 +72,8 @@ class _Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
         ("turns", ctypes.c_int64),
+        ("num_queries", ctypes.c_int64),
+        *((name, _POINTER) for name in ("query_rows", "queries")),
     ]
 
 
@@ -235,6 +237,9 @@ class NativePass:
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
         )
+        if batch.query_rows is not None and batch.queries is not None:
+            fields.num_queries = len(batch.query_rows)
+            fields.query_rows, fields.queries = batch.query_rows.data_ptr(), batch.queries.data_ptr()
         strides = (ctypes.c_int64 * 3)(*kv.stride()[:3])
         self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), strides, hidden.data_ptr())
         return hidden

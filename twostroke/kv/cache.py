@@ -123,6 +123,10 @@ class KVCache:
         """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests."""
         return self.pool.read(*_pages_and_slots(self._table))
 
+    def keys(self, layer: int) -> torch.Tensor:
+        """A copy of one layer's K, as RoPE turned it: [len, Hkv, D]."""
+        return self.pool.read_keys(layer, *_pages_and_slots(self._table))
+
     def __repr__(self) -> str:
         positions = self.positions
         where = f"positions {positions[0]} to {positions[-1]}, " if positions else ""

@@ -116,6 +116,11 @@ class PagePool:
         index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
         return torch.stack([side.transpose(2, 3)[:, index[0], index[1]] for side in self._sides], 1)
 
+    def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:
+        """Gather one layer's keys: [n, Hkv, D], a copy."""
+        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
+        return self._sides[0][layer].transpose(1, 2)[index]
+
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: torch.Tensor) -> None:
         """Scatter entries, the inverse of `read`."""
         index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))

@@ -8,6 +8,7 @@ from twostroke.methods.plain import Plain
 from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
+from twostroke.methods.snap import Snap
 from twostroke.methods.speculative import Speculative
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Refresh",
     "Repeat",
     "Reread",
+    "Snap",
     "Speculative",
     "method",
 ]

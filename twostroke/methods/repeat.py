@@ -6,6 +6,9 @@ the positions it has. The sinks are this project's extension, after StreamingLLM
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
@@ -55,22 +58,38 @@ class Repeat(Method, name="repeat"):
         require_choice(self, "offset", ("right", "wrong"))
 
     def program(self, prompt: Prompt) -> Program:
-        yield Decode((yield from self.prefilled(prompt)))
+        tokens, kept = self.copies(prompt)
+        yield Decode(self.cut((yield Prefill(tokens)), kept))
 
-    def prefilled(self, prompt: Prompt) -> Program:
-        """The strokes before decoding; returns the value to decode from."""
+    def copies(self, prompt: Prompt) -> tuple[list[int], np.ndarray]:
+        """The tokens to prefill, and the indices of those to keep."""
         turn = prompt.turn if self.scope == "turn" else range(len(prompt))
         if turn is None:
             raise InvalidRequest(f"{self.name}: scope must be 'prompt' where the prompt is no chat with a user's text")
         head, copy, rest = prompt[: turn.start], prompt[turn.start : turn.stop], prompt[turn.stop :]
         texts = self.times if isinstance(self.times, tuple) else ("",) * (int(self.times) - 1)
         between = [prompt.encode(text) for text in texts]
-        kv: KVCache = yield Prefill([*head, *copy, *(id for text in between for id in (*text, *copy)), *rest])
-        last = len(kv) - len(rest) - len(copy)
+        tokens = [*head, *copy, *(id for text in between for id in (*text, *copy)), *rest]
+        start, stop = 0, len(tokens)  # of what is not kept
         if self.keep == "last":
-            kept = kv[: min(max(self.sinks, len(head)), last)] + kv[last:]
+            stop -= len(rest) + len(copy)
+            start = min(max(self.sinks, len(head)), stop)
         elif self.keep == "first":
-            kept = kv[: len(head) + len(copy)] + kv[len(kv) - len(rest) :]
+            start, stop = len(head) + len(copy), stop - len(rest)
         else:
-            kept = kv
-        return kept.with_tail(kv.tail).resumed_at(kv.next_position if self.offset == "right" else len(kept))
+            stop = 0
+        return tokens, np.r_[:start, stop : len(tokens)]
+
+    def cut(self, kv: KVCache, kept: np.ndarray) -> KVCache:
+        """What the entries of these indices make, to decode from."""
+        value = chosen(kv, kept).with_tail(kv.tail)
+        return value.resumed_at(kv.next_position if self.offset == "right" else len(kept))
+
+
+def chosen(kv: KVCache, indices: np.ndarray) -> KVCache:
+    """The entries of these indices, rising."""
+    cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
+    kept = kv[:0]
+    for start, stop in pairwise(cuts):
+        kept += kv[int(indices[start]) : int(indices[stop - 1]) + 1]
+    return kept

@@ -26,10 +26,14 @@ class Layer:
         self.qk_norms = (pack("q_norm"), pack("k_norm"), config.norm_eps) if config.qk_norm else None
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if config.post_norms else None
 
-    def __call__(self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, queries: torch.Tensor | None
+    ) -> torch.Tensor:
         k, config = self.kernels, self.config
         h = k.norm(x, self.attn_norm, config.norm_eps)
         q = k.rope_store(k.linear(h, self.qkv), kv, batch, self.rope, self.qk_norms)
+        if queries is not None:
+            queries.copy_(q[batch.query_rows].float() * config.attention_scale)
         attended = k.attention(q, kv, batch, config.attention_scale, self.window)
         if self.post_norms is None:
             x = k.linear(attended, self.o, residual=x)
@@ -57,17 +61,21 @@ class Decoder:
         """Run the rows through every layer, writing their K and V.
 
         Args:
-            batch: N rows.
+            batch: N rows; its `queries` are filled if it asks for any.
             kv: the pool's storage, [layers, 2, pages, Hkv, page_size, D].
 
         Returns:
             [N, hidden], before the last norm.
         """
+        config, handed_out = self.config, [None] * len(self.layers)
+        if batch.query_rows is not None:
+            shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
+            handed_out = batch.queries = torch.empty(shape, device=kv.device)
         if self._pass is not None:
             return self._pass.forward(batch, kv)
-        x = cast(Operations, self.kernels).embed(self.embed, batch.token_ids, self.config.embedding_scale)
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = layer(x, layer_kv, batch)
+        x = cast(Operations, self.kernels).embed(self.embed, batch.token_ids, config.embedding_scale)
+        for layer, layer_kv, queries in zip(self.layers, kv, handed_out, strict=True):
+            x = layer(x, layer_kv, batch, queries)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Which entries of a value its last ones attend to, found from their queries.
+
+Kernels never hold attention weights: they walk the entries with an online softmax. A stroke may hand out queries, and
+what is asked of few rows is computed again from them here, in the order and with the masks of the kernels.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from twostroke.kv.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Of the last n entries of a value.
+
+    Attributes:
+        rows: [layers, n, Hq, D] float32, turned by RoPE and times the attention scale.
+        windows: each layer's sliding window, or None.
+    """
+
+    rows: torch.Tensor
+    windows: tuple[int | None, ...]
+
+    def __len__(self) -> int:
+        return self.rows.shape[1]
+
+    def without_last(self, count: int) -> "Queries":
+        """Those of the value without its last `count` entries."""
+        return Queries(self.rows[:, : max(0, len(self) - count)], self.windows)
+
+
+NO_QUERIES = Queries(torch.empty(0, 0, 0, 0), ())
+
+
+def attention_weights(kv: KVCache, queries: Queries) -> Iterator[torch.Tensor]:
+    """Layer by layer, how the value's last n entries attend to all of it: [Hq, n, len(kv)] float32; rows sum to 1."""
+    n, device = len(queries), queries.rows.device
+    positions, order = torch.tensor(kv.positions, device=device), torch.arange(len(kv), device=device)
+    own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]
+    for layer, (q, window) in enumerate(zip(queries.rows, queries.windows, strict=True)):
+        keys = kv.keys(layer).float().permute(1, 2, 0)  # [Hkv, D, len]
+        # Query heads that share a KV head stand side by side: [Hkv, Hq / Hkv * n, D].
+        shared = q.transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+        hidden = order > own_order
+        if window is not None:
+            hidden = hidden | (positions <= own - window)
+        yield (shared @ keys).view(-1, n, len(kv)).masked_fill_(hidden, -torch.inf).softmax(-1)
+
+
+def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:
+    """What each entry gets of the attention of the last n: the mean over layers and heads, summed up over the n.
+
+    Returns:
+        [len(kv)] float64, n in all; zeros without queries.
+    """
+    mass = np.zeros(len(kv))
+    for weights in attention_weights(kv, queries) if len(queries) else ():
+        mass += weights.mean(0).sum(0).cpu().numpy() / len(queries.windows)
+    return mass

@@ -1,0 +1,61 @@
+"""SnapKV: the prompt's last tokens say which of its entries to decode with.
+
+Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation" (arXiv:2404.14469). The paper chooses for
+every head by itself; here it is per sequence, by the mean over layers and heads. Entries keep their positions, as in
+the paper. Prefill has all of the prompt in sight, and what is decoded is never dropped.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
+from twostroke.errors import InvalidRequest
+from twostroke.kv.attention import attention_mass
+from twostroke.methods.drop import MOST
+from twostroke.methods.method import Prompt, require_int
+from twostroke.methods.repeat import Repeat
+
+
+@dataclass(frozen=True)
+class Snap(Repeat, name="snap"):
+    """Repetition's prefill (once, unless `times` says more), then decoding from a few of its entries.
+
+    Attributes:
+        sinks: how many of the very first entries always stay.
+        window: the observation window: how many of the prompt's last tokens choose, and stay.
+        budget: how many entries stay in all.
+        kernel: a max-pooling over so many neighbours, so that an entry's stay with it; odd.
+    """
+
+    times: int | str | tuple[str, ...] = 1
+    keep: str = "all"
+    window: int = 32
+    budget: int = 256
+    kernel: int = 7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_int(self, "window", 1, MOST)
+        require_int(self, "budget", self.sinks + self.window)
+        require_int(self, "kernel", 1, 255)
+        if self.kernel % 2 == 0:
+            raise InvalidRequest(f"{self.name}: kernel must be odd, not {self.kernel}")
+
+    def program(self, prompt: Prompt) -> Program:
+        tokens, kept = self.copies(prompt)
+        made: Prefilled = yield Prefill(tokens, queries=self.window)
+        stays = self.staying(attention_mass(made.kv, made.queries)[kept])
+        kv = self.cut(made.kv, kept[stays])
+        del made  # or it would hold what was dropped
+        yield Decode(kv)
+
+    def staying(self, mass: np.ndarray) -> np.ndarray:
+        """Indices of the entries that stay, rising, by the attention they got. The earlier of equals stay."""
+        if len(mass) <= self.budget:
+            return np.arange(len(mass))
+        before = np.pad(mass[: -self.window], self.kernel // 2)
+        worth = np.full(len(mass), np.inf)
+        worth[: -self.window] = np.lib.stride_tricks.sliding_window_view(before, self.kernel).max(-1)
+        worth[: self.sinks] = np.inf
+        return np.sort(np.argsort(-worth, kind="stable")[: self.budget])

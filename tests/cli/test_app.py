@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import typer
@@ -14,17 +13,10 @@ from twostroke.cli import options
 TWOSTROKE = [sys.executable, "-m", "twostroke"]
 
 
-def test_help_is_quick_because_torch_stays_out() -> None:
+def test_help_is_quick_because_what_is_slow_stays_out() -> None:
     code = "import sys; from twostroke.cli.app import app; print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run([*TWOSTROKE, "--help"], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - began)
-        assert "generate" in done.stdout
-    assert min(times) < 0.8  # 0.25 s on an idle machine
 
 
 def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:

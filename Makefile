@@ -6,7 +6,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-serve soak check clean
+.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-speculation bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -43,6 +43,9 @@ bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 m
 
 bench-crowded: $(VENV)/installed  ## decode beside a process that is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded
+
+bench-speculation: $(VENV)/installed  ## speculative decoding against plain, by workload; 20 minutes
+	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""benchmarks/itl.py and benchmarks/hit_rate.py: what they count, on a tiny model."""
+"""benchmarks/itl.py, hit_rate.py and speculation.py: what they count, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hit_rate, itl
+from benchmarks import hit_rate, itl, speculation
+from benchmarks.speculation_workloads import WORKLOADS
 from twostroke.benchmark.latency import Prompts
 from twostroke.errors import InvalidRequest
 from twostroke.kernels import native
 from twostroke.llm import LLM
+from twostroke.methods import Plain, method
 
 LOAD = itl.Load(streams=3, stream_prompt=5, output_tokens=60, prompt=200, answer=4)
 
@@ -98,6 +100,36 @@ def test_an_answer_that_differs_ends_the_run(tiny_llm: Callable[..., LLM]) -> No
     llms = {"radix": tiny_llm(), "hash": tiny_llm("qwen2", prefix_index="hash")}  # not the same model
     with pytest.raises(hit_rate.Differs, match="hash, 0% and radix, 0% answer the same prompt differently"):
         hit_rate.measure(llms, hit_rate.cases(64, 32, 8), 1, 3, quiet)
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+def test_speculation_takes_turns_and_counts_what_stood() -> None:
+    llm = LLM("smollm2-135m", backend="native", student="int2", prefix_index="off", kv_bytes=64 << 20)
+    chosen = speculation.contenders([3], "student int2", None)
+    names = ["plain", "lookup, adaptive", "lookup, 3", "student int2, adaptive", "student int2, 3"]
+    assert [contender.name for contender in chosen] == names
+    copy, random = WORKLOADS[0], WORKLOADS[-1]
+    results = [speculation.measure(llm, chosen, workload, 1, 12, quiet) for workload in (copy, random)]
+    assert llm.pool.num_used == 0
+    for found in results:
+        assert [len(answer) for answer in found.answers] == [12, 12]
+        plain, *others = [turns[0] for turns in found.turns.values()]
+        assert (plain.tokens_per_pass, plain.acceptance, found.of_plain("plain")) == (1, None, 1)
+        assert all(turn.tokens_per_pass >= 1 for turn in others)
+    copied, noise = (found.turns["lookup, 3"][0] for found in results)
+    assert copied.tokens_per_pass > noise.tokens_per_pass
+    lines = speculation.table("m", results).splitlines()
+    assert "| copy | plain |" in lines[4]
+    assert sum(line.startswith("| random |") for line in lines) == 5
+    assert len(speculation.facts(results, 12)["rows"]) == 10
+
+
+def test_speculation_that_changes_the_answer_ends_the_run(tiny_llm: Callable[..., LLM]) -> None:
+    chosen = [speculation.Contender("plain", Plain()), speculation.Contender("twice", method("repeat"))]
+    with pytest.raises(speculation.Differs, match="twice does not answer as plain does"):
+        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 8, quiet)
+    with pytest.raises(InvalidRequest, match="'random' needs 2255 positions"):
+        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 1999, quiet)
 
 
 def test_plot(tmp_path: Path) -> None:

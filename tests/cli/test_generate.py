@@ -76,6 +76,15 @@ def test_methods_that_take_more_than_the_model(
     assert made["method_facts"] == facts
 
 
+def test_what_a_technique_counted_and_whom_it_left_idle(run: Callable[..., Result], tiny: str) -> None:
+    arguments = ("generate", "-m", tiny, *PROMPT, "--max-tokens", 9, "--ignore-eos", "--method", "speculative")
+    used = run(*arguments, "--student", "stored", "--method-option", "draft=student")
+    assert "| rounds 2, guessed 7, accepted 7 |" in used.stderr
+    assert "not use" not in used.stderr
+    idle = run(*arguments, "--student", "stored")
+    assert "method speculative does not use --student; with --method-option draft=student it does" in idle.stderr
+
+
 def test_text_is_streamed_and_facts_go_to_stderr(run: Callable[..., Result], tiny: str, llm: LLM) -> None:
     result = run("generate", "-m", tiny, *PROMPT, "--max-tokens", 9)
     answer = llm.chat([{"role": "user", "content": PROMPT[1]}], max_tokens=9)
@@ -141,7 +150,14 @@ def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> Non
     [
         (("-m", "smollm2-135x", *PROMPT), 1, "unknown model"),
         (("-m", "/no/such/model.gguf", *PROMPT), 1, "/no/such/model.gguf"),
-        (("-p", ""), 1, "prompt is empty"),
+        (("-p", ""), 1, "text is empty"),
+        ((*PROMPT, "--method", "overfill"), 1, "method overfill needs a student: give one with --student int4"),
+        (
+            (*PROMPT, "--method", "speculative", "--method-option", "draft=draft"),
+            1,
+            "needs a draft: give one with --dr",
+        ),
+        ((*PROMPT, "--student", "int5", "--method", "overfill"), 1, "weights must be one of stored, bf16, int8"),
         (("--prompt-file", "/no/such/file"), 1, "/no/such/file"),
         (("--prompt-file", "/bin/true"), 1, "not UTF-8"),
         ((), 2, "--prompt"),

@@ -20,3 +20,19 @@ def test_prune_and_use(
     again = run("prune", tiny, tmp_path / "student", "--calibration", tmp_path / "text")
     assert again.exit_code == 1
     assert "is there already" in again.stderr
+
+
+def test_distilled(
+    run: Callable[..., Result], run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 100)
+    arguments = ("--calibration", tmp_path / "text", "--hidden", 0.5, "--distill", 3)
+    made = run_json("prune", tiny, tmp_path / "student", *arguments)["distillation"]
+    assert (made["steps"], len(made["losses"])) == (3, 3)
+    assert made["after"] < made["before"]
+    result = run("prune", tiny, tmp_path / "again", *arguments)
+    assert f"KL to the teacher on held-out text: {made['before']:.3f} to {made['after']:.3f} nats" in result.stdout
+    assert "step 3 of 3" in result.stderr
+    short = run("prune", tiny, tmp_path / "third", *arguments, "--max-tokens", 300)
+    assert "distillation takes at least 512 tokens of text, not 300" in short.stderr
+    assert not (tmp_path / "third").exists()

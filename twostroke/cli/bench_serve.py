@@ -4,13 +4,13 @@ import math
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag
+from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import print_json, stderr_console
 from twostroke.errors import InvalidRequest
 
@@ -51,38 +51,83 @@ Tokens = Any
 Seconds = float | None
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """When requests are sent, and how many."""
+
+    rate: Annotated[Seconds, _load(callback=above_zero, help="Requests per second, in open loop.")] = None
+    burstiness: Annotated[
+        float,
+        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+    ] = 1.0
+    concurrency: Annotated[int | None, _load(min=1, help="Requests under way at any time, in closed loop.")] = None
+    requests: Annotated[int, _load(min=1, help="How many are measured.")] = 100
+    warmup: Annotated[int, _load(min=0, help="Requests before them, all at once; in no figure.")] = 4
+    timeout: Annotated[Seconds, _load(callback=above_zero, help="Seconds after which a request counts as lost.")] = 600
+
+    def check(self) -> None:
+        """Raises BadParameter."""
+        if (self.rate is None) == (self.concurrency is None):
+            raise typer.BadParameter("say either --rate (open loop) or --concurrency (closed loop)")
+
+    def pattern(self) -> "OpenLoop | ClosedLoop":
+        from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop
+
+        return OpenLoop(self.rate or 0, self.burstiness) if self.concurrency is None else ClosedLoop(self.concurrency)
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is asked."""
+
+    workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic"
+    input_tokens: Annotated[
+        Tokens,
+        _workload(parser=parse_range, metavar="N|N-N", help="Prompt lengths, after a prefix.", show_default="512"),
+    ] = None
+    output_tokens: Annotated[
+        Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
+    ] = None
+    prefix_tokens: Annotated[int, _workload(min=0, help="So many first tokens a group of prompts shares.")] = 0
+    groups: Annotated[int, _workload(min=1, help="Groups with a prefix of their own.")] = 1
+    seed: Annotated[
+        int | None,
+        _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
+    ] = None
+    token_ids: Annotated[
+        Tokens,
+        _workload(parser=parse_range, metavar="LOW-HIGH", help="Ids of prompts.", show_default="asked of /tokenize"),
+    ] = None
+
+    def check(self) -> None:
+        """Raises BadParameter."""
+        if self.workload not in ("synthetic", "sharegpt"):
+            raise typer.BadParameter("synthetic or sharegpt", param_hint="--workload")
+        if self.workload == "sharegpt" and (self.input_tokens, self.output_tokens) != (None, None):
+            raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
+
+    def of(self, requests: int) -> "Workload":
+        from twostroke.benchmark.serving.workload import Workload
+
+        given = self.workload == "synthetic"
+        return Workload(
+            requests,
+            (self.input_tokens or parse_range("512")) if given else None,
+            (self.output_tokens or parse_range("64")) if given else None,
+            self.prefix_tokens,
+            self.groups,
+            secrets.randbits(32) if self.seed is None else self.seed,
+        )
+
+
+@spread
 def serve(
     *,
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="the first it names")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="TWOSTROKE_API_KEY", help="Sent as a bearer token.")] = None,
-    rate: Annotated[Seconds, _load(callback=above_zero, help="Requests per second, in open loop.")] = None,
-    burstiness: Annotated[
-        float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
-    ] = 1.0,
-    concurrency: Annotated[int | None, _load(min=1, help="Requests under way at any time, in closed loop.")] = None,
-    requests: Annotated[int, _load(min=1, help="How many are measured.")] = 100,
-    warmup: Annotated[int, _load(min=0, help="Requests before them, all at once; in no figure.")] = 4,
-    timeout: Annotated[Seconds, _load(callback=above_zero, help="Seconds after which a request counts as lost.")] = 600,
-    workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic",
-    input_tokens: Annotated[
-        Tokens,
-        _workload(parser=parse_range, metavar="N|N-N", help="Prompt lengths, after a prefix.", show_default="512"),
-    ] = None,
-    output_tokens: Annotated[
-        Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
-    ] = None,
-    prefix_tokens: Annotated[int, _workload(min=0, help="So many first tokens a group of prompts shares.")] = 0,
-    groups: Annotated[int, _workload(min=1, help="Groups with a prefix of their own.")] = 1,
-    seed: Annotated[
-        int | None,
-        _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
-    ] = None,
-    token_ids: Annotated[
-        Tokens,
-        _workload(parser=parse_range, metavar="LOW-HIGH", help="Ids of prompts.", show_default="asked of /tokenize"),
-    ] = None,
+    load_options: LoadOptions,
+    workload_options: WorkloadOptions,
     slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="Objective for goodput.")] = None,
     slo_itl_ms: Annotated[
         Seconds, typer.Option(callback=above_zero, help="The same, for the 99th percentile of an answer's gaps.")
@@ -93,39 +138,25 @@ def serve(
     """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
     with a report of what was measured so far."""
-    if (rate is None) == (concurrency is None):
-        raise typer.BadParameter("say either --rate (open loop) or --concurrency (closed loop)")
-    if workload not in ("synthetic", "sharegpt"):
-        raise typer.BadParameter("synthetic or sharegpt", param_hint="--workload")
-    if workload == "sharegpt" and (input_tokens, output_tokens) != (None, None):
-        raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
+    load_options.check()
+    workload_options.check()
     try:
         from twostroke.benchmark.serving import files
-        from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop
         from twostroke.benchmark.serving.figures import DEFINITIONS, Objectives, summarize
-        from twostroke.benchmark.serving.workload import Workload
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"bench serve needs {error.name}: pip install 'twostroke[bench]'") from None
 
     if output is not None:
         files.check(output)
-    given = workload == "synthetic"
-    asked = Workload(
-        requests,
-        (input_tokens or parse_range("512")) if given else None,
-        (output_tokens or parse_range("64")) if given else None,
-        prefix_tokens,
-        groups,
-        secrets.randbits(32) if seed is None else seed,
-    )
-    pattern = ClosedLoop(concurrency) if concurrency is not None else OpenLoop(rate or 0, burstiness)
+    workload, pattern = workload_options.of(load_options.requests), load_options.pattern()
     objectives = Objectives(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
-    target, run = measure(url, api_key, model, token_ids, timeout or 0, asked, pattern, warmup)
+    timeout_s, warmup = load_options.timeout or 0, load_options.warmup
+    target, run = measure(url, api_key, model, workload_options.token_ids, timeout_s, workload, pattern, warmup)
 
     from twostroke.benchmark.machine import describe as describe_machine  # now: it takes long, and imports torch
 
-    facts = {"url": url, "model": target.model, "server": target.owner, "seed": asked.seed, "warmup": warmup}
-    facts |= {"workload": describe(asked), "arrivals": {"loop": type(pattern).__name__} | asdict(pattern)}
+    facts = {"url": url, "model": target.model, "server": target.owner, "seed": workload.seed, "warmup": warmup}
+    facts |= {"workload": describe(workload), "arrivals": {"loop": type(pattern).__name__} | asdict(pattern)}
     facts |= {"objectives": asdict(objectives), "cut_short": run.interrupted}
     facts |= summarize(run.outcomes, objectives, run.cpu_s) | describe_machine() | {"definitions": DEFINITIONS}
     if output is not None:

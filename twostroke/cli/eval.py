@@ -146,36 +146,27 @@ Order = Annotated[str, typer.Option(help="What is read first: options or questio
 Answer = Annotated[str, typer.Option(help="What is asked for: the letter, or the option's text.")]
 
 
-@app.command("arc-challenge")
-@spread
-def arc_challenge(
-    *,
-    order: Order = "options",
-    answer: Answer = "letter",
-    as_json: JsonFlag = False,
-    eval_options: EvalOptions,
-    model_options: ModelOptions,
-) -> None:
-    """Science questions with choices, the harder ones."""
-    from twostroke.evals.tasks import ArcChallenge
+def _arc(name: str, about: str) -> None:
+    """The command of one level of ARC."""
 
-    evaluate(ArcChallenge(order, answer), eval_options, model_options, as_json)
+    @app.command(name, help=about)
+    @spread
+    def arc(
+        *,
+        order: Order = "options",
+        answer: Answer = "letter",
+        as_json: JsonFlag = False,
+        eval_options: EvalOptions,
+        model_options: ModelOptions,
+    ) -> None:
+        from twostroke.evals.tasks import ArcChallenge, ArcEasy
+
+        task = ArcEasy if name == "arc-easy" else ArcChallenge
+        evaluate(task(order, answer), eval_options, model_options, as_json)
 
 
-@app.command("arc-easy")
-@spread
-def arc_easy(
-    *,
-    order: Order = "options",
-    answer: Answer = "letter",
-    as_json: JsonFlag = False,
-    eval_options: EvalOptions,
-    model_options: ModelOptions,
-) -> None:
-    """Science questions with choices, the easier ones."""
-    from twostroke.evals.tasks import ArcEasy
-
-    evaluate(ArcEasy(order, answer), eval_options, model_options, as_json)
+_arc("arc-challenge", "Science questions with choices, the harder ones.")
+_arc("arc-easy", "Science questions with choices, the easier ones.")
 
 
 @app.command()

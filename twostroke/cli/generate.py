@@ -44,6 +44,7 @@ def generate(
         raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
     params = sampling.params(n=n, logprobs=logprobs)
     method = method_options.build()
+    model_options.check_companions(method)
     llm = model_options.open()
     tokens = prompt_tokens(llm, text, chat, system)
 
@@ -82,11 +83,11 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         try:
             text = prompt_file.read_text(encoding="utf-8").removesuffix("\n")
         except OSError as error:
-            raise InvalidRequest(f"{prompt_file}: the prompt cannot be read: {error.strerror}") from None
+            raise InvalidRequest(f"{prompt_file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise InvalidRequest(f"{prompt_file}: the prompt is not UTF-8 text") from None
+            raise InvalidRequest(f"{prompt_file} is not UTF-8 text") from None
     if not text:
-        raise InvalidRequest("the prompt is empty: give at least one character")
+        raise InvalidRequest("the text is empty: give at least one character")
     return text
 
 
@@ -160,5 +161,7 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
     parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
+    counts = {key: value for key, value in (facts["method_facts"] or {}).items() if isinstance(value, int)}
+    parts.append(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in counts.items()))
     parts += [f"KV {size(facts['kv_bytes'])}", facts["backend"]]
     return " | ".join(part for part in parts if part)

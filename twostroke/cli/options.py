@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.engine.sampling import SamplingParams
@@ -94,6 +95,17 @@ class ModelOptions:
     prefix_index: Annotated[str, _model(help="Share known prefixes: radix, hash or off.")] = "radix"
     max_step_tokens: Annotated[int, _model(min=1, help="Token budget of a step; longer prompts go in chunks.")] = 512
     page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
+
+    def check_companions(self, method: "Method") -> None:
+        """Before anything is loaded: raises InvalidRequest where the technique lacks one, and says which are idle."""
+        from twostroke.cli.report import note
+
+        for role in ("student", "draft"):
+            if role in method.companions and getattr(self, role) is None:
+                raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
+            if role not in method.companions and getattr(self, role) is not None:
+                hint = f"; with --method-option draft={role} it does" if hasattr(method, "draft") else ""
+                note(f"method {method.name} does not use --{role}{hint}")
 
     def open(self, **changes: Any) -> "LLM":
         """The model, with a display of downloads and loading on stderr."""

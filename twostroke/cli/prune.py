@@ -1,12 +1,13 @@
 """`twostroke prune`: a student cut from a model."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from twostroke.cli.options import JsonFlag
-from twostroke.cli.report import Loading, print_json
+from twostroke.cli.report import Loading, Steps, print_json
 
 
 def prune(
@@ -17,9 +18,15 @@ def prune(
     hidden: Annotated[float, typer.Option(help="Share of the hidden width to take away.")] = 0.25,
     intermediate: Annotated[float, typer.Option(help="Share of the intermediate width to take away.")] = 0.25,
     max_tokens: Annotated[int, typer.Option(min=32, help="Most tokens of the text to read.")] = 16384,
+    distill: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Then teach it on the text, so long.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, max=0.1, help="Of distillation, at its highest.")] = 3e-4,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cut channels that a text uses least, and keep the KV geometry: a student for overfill and refresh."""
+    """Cut channels that a text uses least, and keep the KV geometry: a student for overfill and refresh.
+
+    With --distill it then learns from its teacher: minutes, which repair the worst of the cut.
+    """
+    from twostroke import distilling
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.cli.generate import read_prompt
     from twostroke.pruning import prune
@@ -27,13 +34,24 @@ def prune(
     text = read_prompt(None, calibration)
     with Loading(f"pruning {model}") as progress:
         checkpoint = open_checkpoint(model, progress=progress)
+        windows = distilling.windows_of(checkpoint, text, max_tokens) if distill else []
         kept = prune(checkpoint, text, directory, hidden, intermediate, max_tokens)
     old = checkpoint.config
     facts = {"hidden_size": [old.hidden_size, kept.hidden_size]}
     facts |= {"intermediate_size": [old.intermediate_size, kept.intermediate_size]}
+    learned = None
+    if distill:
+        with Steps(f"distilling {model}", distill) as steps:
+            learned = distilling.distill(
+                checkpoint, directory, windows, distill, learning_rate=learning_rate, progress=steps
+            )
     if as_json:
-        print_json({"model": checkpoint.name, "directory": str(directory), **facts})
+        distillation = {} if learned is None else {"distillation": {"steps": distill, **asdict(learned)}}
+        print_json({"model": checkpoint.name, "directory": str(directory), **facts, **distillation})
         return
     for name, (before, after) in facts.items():
         typer.echo(f"{name.replace('_', ' ')}: {before:,} to {after:,}")
+    if learned is not None:
+        typer.echo(f"KL to the teacher on held-out text: {learned.before:.3f} to {learned.after:.3f} nats")
+        typer.echo(f"{distill} steps, {learned.tokens:,} tokens in {learned.seconds:.0f} s")
     typer.echo(f"{directory}: twostroke generate --model {model} --student {directory} --method overfill ...")

@@ -95,6 +95,33 @@ class Loading:
             self._progress.refresh()
 
 
+class Steps:
+    """While it is open: a bar of so many steps, with what each came to. Away from a terminal, a line every tenth."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._title, self._steps, self._console = title, steps, stderr_console()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        )
+        self._task = self._progress.add_task(title, total=steps)
+
+    def __enter__(self) -> "Steps":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, loss: float) -> None:
+        """One more step is done."""
+        self._progress.update(self._task, completed=done, description=f"{self._title}, loss {loss:.3f}")
+        if not self._console.is_terminal and done % max(1, self._steps // 10) == 0:
+            note(f"step {done} of {self._steps}, loss {loss:.3f}")
+
+
 def _bar(console: "Console") -> "Progress":
     from rich.progress import (
         BarColumn,

@@ -4,10 +4,11 @@ A *student* shares the model's KV geometry and so its pool: what one computed, t
 guesses tokens; of another geometry, it has a pool of its own.
 """
 
+import re
 from collections.abc import Callable
 
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.quantize import FORMAT, quantize
+from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
@@ -82,7 +83,7 @@ def open_companion(
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
     """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names."""
     name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
-    if not name or name in ("stored", *FORMAT):
+    if not name or re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too, which is told what there is
         return quantize(own, name or weights, threads)
     return quantize(open_checkpoint(name), weights, threads)
 

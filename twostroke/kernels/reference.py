@@ -105,16 +105,27 @@ class ReferenceKernels:
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> torch.Tensor:
-        num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
+        q, k, v = self.turned(qkv, kv.shape[2], kv.shape[4], batch, rope, norms)
+        kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
+        kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
+        return q
+
+    def turned(
+        self,
+        qkv: torch.Tensor,
+        num_kv_heads: int,
+        head_dim: int,
+        batch: RaggedBatch,
+        rope: Rope,
+        norms: tuple[DenseWeight, DenseWeight, float] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [N, Hq, D], k and v [N, Hkv, D]: split, q and k normed if asked and turned."""
         heads = qkv.view(len(qkv), -1, head_dim)
         q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
             q, k = self.norm(q, norms[0], norms[2]), self.norm(k, norms[1], norms[2])
         cos, sin = self._angles(batch, rope, head_dim)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
-        kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
-        return q
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
     def _angles(self, batch: RaggedBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""

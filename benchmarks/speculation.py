@@ -1,0 +1,268 @@
+"""What speculation is worth, and where it loses: tokens per second against plain decoding of the same model.
+
+    python -m benchmarks.speculation --models qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b
+
+Who guesses: prompt lookup, the model's own weights in fewer bits (a student, on the model's KV), and a draft model with
+its own KV; how many tokens, fixed or adapted to what stood (twostroke/methods/speculative.py). Contenders take turns,
+each round beginning with another. One engine serves them all, and the run ends unless every answer has the plain
+one's tokens and log-probabilities to the last bit.
+
+A checkpoint of 4 bits has no copy that is much smaller: its int4 student is nearly the model itself, and int3 and
+int2 are kept in 4 bits (twostroke/checkpoints/quantize.py). With --weights int8 or bf16 the model is larger and an
+int4 student smaller; its channels are then shuffled (benchmarks/shuffled.py), so that 4 bits cost what they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.peer.figures import turn_order
+from benchmarks.record import Others, doubt, save
+from benchmarks.shuffled import shuffled
+from benchmarks.speculation_workloads import WORKLOADS, Workload
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.engine.track import Token
+from twostroke.errors import InvalidRequest
+from twostroke.evals.measures.judge import repetition
+from twostroke.llm import LLM, Completion
+from twostroke.methods import Method, Plain, Speculative
+from twostroke.methods.speculative import Speculation
+
+DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # where --draft names none
+WARM_UP = 8  # tokens of unmeasured answers
+
+DEFINITIONS = {
+    "tokens_per_second": "tokens after the first / (last token - first token), all prompts of a workload one by one; "
+    "the model's prefill is left out, a draft model's is not",
+    "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
+    "whole_s": "arrival to last token, prefills and all, the workload's prompts added up",
+    "acceptance": "guesses that stood / guesses; None where none was made",
+    "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",
+    "repetition3": "share of three tokens in a row that occurred before in the same answer",
+    "identical": "every contender's answers in every round, token ids and log-probabilities, to the last bit",
+    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+}
+
+
+class Differs(Exception):
+    """An answer is not the plain one: the figures would be worth nothing."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to decode. The first one is what others are held against."""
+
+    name: str
+    method: Method
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One measurement, as in `DEFINITIONS`."""
+
+    tokens_per_second: float
+    whole_s: float
+    acceptance: float | None
+    tokens_per_pass: float
+    others_cpu: float
+
+
+def contenders(guesses: Sequence[int], student: str | None, draft: str | None) -> list[Contender]:
+    """Plain, and each who guesses, by what it is called: adapting from 4 on, then with every fixed number."""
+    found = [Contender("plain", Plain())]
+    for source, label in {"lookup": "lookup", "student": student, "draft": draft}.items():
+        if label:
+            found.append(Contender(f"{label}, adaptive", Speculative(source)))
+            found += [Contender(f"{label}, {k}", Speculative(source, guesses=k, adaptive=False)) for k in guesses]
+    return found
+
+
+def take_turn(
+    llm: LLM, contender: Contender, workload: Workload, prompts: Iterable[Sequence[int]], tokens: int
+) -> tuple[Turn, list[list[Token]]]:
+    """Answer a workload's prompts one after the other, with as many tokens at most."""
+    sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": workload.temperature, "seed": 0}
+    others, answers = Others(), list[Completion]()
+    for prompt in prompts:
+        answers += llm.generate([prompt], method=contender.method, **sampling)
+    decoded = sum(len(answer.tokens) - 1 for answer in answers)
+    if not decoded:
+        raise InvalidRequest(f"every answer to {workload.name!r} is one token long: nothing is decoded")
+    times = [answer.timings.tokens for answer in answers]
+    whole = sum(answer.timings.tokens[-1] - answer.timings.arrival for answer in answers)
+    work = [answer.facts for answer in answers if isinstance(answer.facts, Speculation)]
+    guessed = sum(one.guessed for one in work)
+    turn = Turn(
+        tokens_per_second=decoded / sum(one[-1] - one[0] for one in times),
+        whole_s=whole,
+        acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
+        tokens_per_pass=decoded / (sum(one.rounds for one in work) or decoded),
+        others_cpu=others.cpu,
+    )
+    return turn, [answer.tokens for answer in answers]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured on one workload: turns by contender, a round each, and the answer that all of them gave."""
+
+    workload: Workload
+    turns: dict[str, list[Turn]]
+    answers: list[list[Token]]
+
+    def of_plain(self, name: str) -> float:
+        """As in `DEFINITIONS`."""
+        plain = next(iter(self.turns.values()))
+        pairs = zip(self.turns[name], plain, strict=True)
+        return median(mine.tokens_per_second / other.tokens_per_second for mine, other in pairs)
+
+    def medians(self, name: str) -> dict[str, float | None]:
+        """Speeds over rounds; what was accepted is the same in all of them."""
+        turns = self.turns[name]
+        return {
+            "tokens_per_second": median(turn.tokens_per_second for turn in turns),
+            "of_plain": self.of_plain(name),
+            "whole_s": median(turn.whole_s for turn in turns),
+            "acceptance": turns[0].acceptance,
+            "tokens_per_pass": turns[0].tokens_per_pass,
+        }
+
+    @property
+    def repetition3(self) -> float:
+        """As in `DEFINITIONS`, the mean over answers."""
+        return sum(repetition([token.id for token in answer]) or 0.0 for answer in self.answers) / len(self.answers)
+
+
+def measure(
+    llm: LLM, chosen: Sequence[Contender], workload: Workload, rounds: int, tokens: int, say: Callable[[str], None]
+) -> Found:
+    """Turns of every contender. A short answer of each warms up. Raises Differs, InvalidRequest."""
+    prompts, by_name = workload.prompts(llm), {contender.name: contender for contender in chosen}
+    if (needed := max(map(len, prompts)) + tokens) > llm.config.max_position:
+        raise InvalidRequest(
+            f"{workload.name!r} needs {needed} positions, and {llm.name} has {llm.config.max_position}"
+        )
+    for contender in chosen:
+        take_turn(llm, contender, workload, prompts[:1], WARM_UP)
+    found = Found(workload, {name: [] for name in by_name}, [])
+    for number in range(rounds):
+        for name in turn_order(list(by_name), number):
+            say(f"{llm.name}, {workload.name}: round {number + 1} of {rounds}, {name}")
+            turn, answers = take_turn(llm, by_name[name], workload, prompts, tokens)
+            found.turns[name].append(turn)
+            found.answers[:] = found.answers or answers  # in round 1 plain comes first
+            if answers != found.answers:
+                raise Differs(f"{llm.name}, {workload.name}: {name} does not answer as {chosen[0].name} does")
+    return found
+
+
+def table(title: str, results: Sequence[Found]) -> str:
+    """In Markdown, a block of rows for each workload, and where speculation lost."""
+    rounds = len(next(iter(results[0].turns.values())))
+    lines = [
+        f"**{title}**: batch 1, medians of {rounds}, every answer the plain one to the bit",
+        "",
+        "| workload | decoding | tokens/s | of plain | accepted | tokens/pass |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for found in results:
+        for name in found.turns:
+            one = found.medians(name)
+            accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
+            lines.append(
+                f"| {found.workload.name} | {name} | {one['tokens_per_second']:.1f} | {one['of_plain']:.2f} "
+                f"| {accepted} | {one['tokens_per_pass']:.2f} |"
+            )
+    lines.append("")
+    for found in results:
+        count, again = sum(map(len, found.answers)), f"{found.repetition3:.0%} of three tokens in a row occurred before"
+        lost = [name for name in found.turns if found.of_plain(name) < 1]
+        slower = f"; slower than plain: {'; '.join(lost)}" if lost else ""
+        lines.append(f"- {found.workload.name} ({found.workload.about}): {count} tokens, {again}{slower}")
+    cpus = [turn.others_cpu for found in results for turns in found.turns.values() for turn in turns]
+    return "\n".join([*lines, "", *doubt(cpus)])
+
+
+def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
+    """Everything, for JSON."""
+    rows = [
+        {"workload": found.workload.name, "temperature": found.workload.temperature, "contender": name}
+        | {"medians": found.medians(name), "turns": [asdict(turn) for turn in turns]}
+        for found in results
+        for name, turns in found.turns.items()
+    ]
+    answers = {
+        found.workload.name: {"repetition3": found.repetition3, "tokens": [len(answer) for answer in found.answers]}
+        for found in results
+    }
+    return {"max_tokens": tokens, "answers": answers, "rows": rows}
+
+
+def open_model(name: str, options: argparse.Namespace) -> tuple[str, LLM, list[Contender]]:
+    """(what it is called in results, the engine with its companions, who takes turns)."""
+    student = None if options.student == "off" else options.student
+    draft = options.draft or DRAFTS.get(name)
+    if draft in (name, "off"):
+        draft = None
+    stored = options.weights == "stored"
+    llm = LLM(
+        name if stored else shuffled(open_checkpoint(name)),
+        backend="native",
+        weights=options.weights,
+        student=student,
+        draft=draft,
+        threads=options.threads,
+        prefix_index="off",
+        kv_bytes=1 << 28,
+    )
+    title = name if stored else f"{name} in {options.weights}"
+    student_label = draft_label = None
+    if student:
+        itself = llm.engine.models["student"] is llm.model
+        student_label = f"student {student}" + (" (the same weights)" if itself else "")
+        title += f", student {student}"
+    if draft:
+        draft_label = f"draft {draft}"
+        title += f", {draft_label}"
+    return title, llm, contenders(options.guesses, student_label, draft_label)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def numbers(text: str) -> list[int]:
+    """`2,8`"""
+    return [int(part) for part in text.split(",") if part]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speculative decoding against plain decoding, by workload.")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m"], help="(default smollm2-135m)")
+    parser.add_argument("--draft", help="guesses for every model but itself; off (default qwen's 0.5b for its 1.5b)")
+    parser.add_argument("--student", default="int4", help="as twostroke's --student; off (default int4)")
+    parser.add_argument("--weights", default="stored", help="of the models, as twostroke's --weights (default stored)")
+    parser.add_argument("--guesses", type=numbers, default=[4], help="fixed numbers of guesses, 2,8 (default 4)")
+    names = [workload.name for workload in WORKLOADS]
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names, help="(default all)")
+    parser.add_argument("--rounds", type=int, default=3, help="medians of so many (default 3)")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (default 128)")
+    parser.add_argument("--threads", type=int, help="default: the cores this process may use")
+    options = parser.parse_args()
+    workloads = [workload for workload in WORKLOADS if workload.name in options.workloads]
+    for model in options.models:
+        title, llm, chosen = open_model(model, options)
+        results: list[Found] = []
+        for one in workloads:
+            results.append(measure(llm, chosen, one, options.rounds, options.tokens, say))
+            say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # so far
+        print(table(title, results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

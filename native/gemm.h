@@ -4,27 +4,29 @@
 // or eight share a pass over a panel. So the bits do not depend on the number of rows.
 #pragma once
 #include <algorithm>
-#include <bit>
 
 #include "weights.h"
 
 // Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones.
 constexpr int fewer(int rows) { return rows > 8 ? 8 : rows / 2; }
 
+// Where a group keeps what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
+constexpr int ZEROS = 5;
+constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
+
 // Rows ready to be multiplied. A tile holds group after group, and of each group its rows side by side.
 struct Rows {
   int8_t* q;
   float* scale;
   float* weighted;  // scale * sum of q: what a minimum is multiplied with
-  int32_t* sums;    // of q, times -8: what a weight's zero adds, up to a power of two
-  int32_t* halves;  // of q over 16 columns, times -32: the same for Q6_K
+  int32_t* zeros;   // ZEROS a group: what the weights' zero adds, by format
   uint16_t* b;      // the row in bfloat16
   int count, cols;
   int groups() const { return cols / GROUP; }
   // The first row of a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
-    return {q + GROUP * g, scale + g, weighted + g, sums + g, halves + 2 * g, b + GROUP * g, count - row, cols};
+    return {q + GROUP * g, scale + g, weighted + g, zeros + ZEROS * g, b + GROUP * g, count - row, cols};
   }
   // Where a row's first group lies, in groups, and how far the next one is.
   void place(int row, size_t& first, int& stride) const {
@@ -35,12 +37,12 @@ struct Rows {
     }
     first = size_t(start) * groups() + (row - start);
   }
-  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * 20); }
+  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * (8 + 4 * ZEROS)); }
   static Rows in(uint8_t* memory, int count, int cols) {
     const size_t g = size_t(count) * (cols / GROUP);
     float* floats = (float*)(memory + GROUP * g);
     int32_t* ints = (int32_t*)(floats + 2 * g);
-    return {(int8_t*)memory, floats, floats + g, ints, ints + g, (uint16_t*)(ints + 3 * g), count, cols};
+    return {(int8_t*)memory, floats, floats + g, ints, (uint16_t*)(ints + ZEROS * g), count, cols};
   }
 };
 
@@ -51,8 +53,9 @@ inline void quantize_group(F a, F b, Rows rows, size_t at) {
   const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
   const int32_t first = sum(qa), second = sum(qb);
-  rows.sums[at] = -8 * (first + second);
-  rows.halves[2 * at] = -32 * first, rows.halves[2 * at + 1] = -32 * second;
+  int32_t* zeros = rows.zeros + ZEROS * at;
+  for (int zero : {8, 16, 128}) zeros[zero_at(zero)] = -zero * (first + second);
+  zeros[zero_at(32)] = -32 * first, zeros[zero_at(32) + 1] = -32 * second;
   rows.scale[at] = highest / 127.0f;
   rows.weighted[at] = rows.scale[at] * float(first + second);
 }
@@ -93,12 +96,10 @@ template <Format T>
 inline void products(const I* w, Rows rows, size_t at, I& lo, I& hi) {
   constexpr int bits = LAYOUTS[T].bits, zero = LAYOUTS[T].zero;
   const int8_t* q = rows.q + at * GROUP;
-  if constexpr (T == Q6_K)
-    lo = int_set1(rows.halves[2 * at]);
-  else
-    lo = zero ? shift_left<std::countr_zero(unsigned(zero ? zero : 8)) - 3>(int_set1(rows.sums[at])) : int_zero();
+  const int32_t* zeros = rows.zeros + ZEROS * at + zero_at(zero);
+  lo = zero ? int_set1(*zeros) : int_zero();
   for (int j = 0; j < 4; j++) lo = dot4<bits>(lo, w[j], q + 4 * j);
-  hi = T == Q6_K ? int_set1(rows.halves[2 * at + 1]) : lo;
+  hi = T == Q6_K ? int_set1(zeros[1]) : lo;
   for (int j = 4; j < 8; j++) hi = dot4<bits>(hi, w[j], q + 4 * j);
   if constexpr (T != Q6_K) lo = hi;
 }

@@ -75,8 +75,6 @@ inline float top(F v) {
 
 inline I int_zero() { return both(_mm256_setzero_si256()); }
 inline I int_set1(int32_t x) { return both(_mm256_set1_epi32(x)); }
-template <int N>
-inline I shift_left(I v) { return {_mm256_slli_epi32(v.a, N), _mm256_slli_epi32(v.b, N)}; }
 inline F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
 inline I to_int(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
 inline int32_t sum(I v) {

@@ -37,8 +37,6 @@ inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
 
 inline I int_zero() { return _mm512_setzero_si512(); }
 inline I int_set1(int32_t x) { return _mm512_set1_epi32(x); }
-template <int N>
-inline I shift_left(I v) { return _mm512_slli_epi32(v, N); }
 inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
 inline I to_int(F v) { return _mm512_cvtps_epi32(v); }  // to the nearest, ties to even
 inline int32_t sum(I v) { return _mm512_reduce_add_epi32(v); }

@@ -5,6 +5,7 @@ guesses tokens; of another geometry, it has a pool of its own.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import FORMAT, quantize
@@ -80,11 +81,14 @@ def open_companion(
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
-    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names."""
+    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names; it is called the last."""
     name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
     if not name or name in ("stored", *FORMAT):
-        return quantize(own, name or weights, threads)
-    return quantize(open_checkpoint(name), weights, threads)
+        checkpoint, weights = own, name or weights
+    else:
+        checkpoint = open_checkpoint(name)
+    called = checkpoint.name if weights == "stored" else f"{checkpoint.name}@{weights}"
+    return replace(quantize(checkpoint, weights, threads), name=called)
 
 
 def new_pool(geometry: Geometry, num_pages: int, page_size: int, kernels: Kernels) -> PagePool:

@@ -9,6 +9,7 @@ from twostroke.methods.refresh import Refresh
 from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
 from twostroke.methods.speculative import Speculative
+from twostroke.methods.student import Student
 
 __all__ = [
     "METHODS",
@@ -22,5 +23,6 @@ __all__ = [
     "Repeat",
     "Reread",
     "Speculative",
+    "Student",
     "method",
 ]

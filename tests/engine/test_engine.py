@@ -48,6 +48,7 @@ CASES: list[Method] = [
     method("refresh", when="entropy", every=2, threshold=6.5, window=3),
     method("refresh", when="budget", every=2, budget=500),
     method("refresh", when="probe", every=5, threshold=0.001),
+    method("refresh", when="mc-dropout", every=5, threshold=0.5, passes=3),
     method("speculative", draft="student"),
     method("speculative", draft="draft"),  # rejection sampling: tests/methods, with bits that it can count on
 ]

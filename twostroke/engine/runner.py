@@ -38,6 +38,7 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         slots=joined([entry.places.slots for entry in entries]),
         row_starts=starts,
         tables=[entry.lane.writer.table for entry in entries],
+        dropout=_dropout(model, entries),
     )
     hidden = model.decoder.forward(batch, model.pool.storage)
     if sum(entry.logit_rows for entry in entries) < len(hidden):
@@ -51,3 +52,17 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
             mine = logits[taken : taken + entry.logit_rows]
             taken += entry.logit_rows
         entry.lane.computed(mine)
+
+
+def _dropout(model: Model, entries: Sequence[Entry]) -> torch.Tensor | None:
+    """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
+    if all(entry.lane.dropout is None for entry in entries):
+        return None
+    blocks, columns = model.decoder.config.num_layers, model.decoder.config.hidden_size
+    parts = [
+        np.ones((blocks, len(entry.tokens), columns), np.float32)
+        if entry.lane.dropout is None
+        else entry.lane.dropout.factors(entry.places.positions, blocks, columns)
+        for entry in entries
+    ]
+    return torch.from_numpy(np.concatenate(parts, 1)).to(model.pool.storage.device)

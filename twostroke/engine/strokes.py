@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from twostroke.engine.sampler import Sampled
+from twostroke.kernels.dropout import Dropout
 from twostroke.kv.cache import KVCache
 
 
@@ -26,12 +27,14 @@ class Prefill:
         model: which model computes; None is the engine's default.
         logits: "last" keeps those after the last token as the value's tail; "all" returns every token's; "none"
             saves the head where only K and V matter.
+        dropout: drops inputs of MLPs. What is computed so is nobody else's: no prefix index knows or gives it.
     """
 
     tokens: Sequence[int]
     after: KVCache | None = None
     model: str | None = None
     logits: Literal["last", "all", "none"] = "last"
+    dropout: Dropout | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class RaggedBatch:
         pages, slots: [N] int64, where each row's K and V go.
         row_starts: S + 1 ints.
         tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
+        dropout: [layers, N, hidden] float32, what the normed inputs of MLPs are multiplied by (`kernels.dropout`).
         scratch: room for what a backend derives once per step (RoPE tables, masks).
     """
 
@@ -42,6 +43,7 @@ class RaggedBatch:
     slots: torch.Tensor
     row_starts: list[int]
     tables: list[np.ndarray]
+    dropout: torch.Tensor | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -71,6 +71,7 @@ class _Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
         ("turns", ctypes.c_int64),
+        ("dropout", _POINTER),
     ]
 
 
@@ -233,6 +234,7 @@ class NativePass:
             *(array.ctypes.data for array in (row_starts, span_starts, spans)),
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
+            None if batch.dropout is None else batch.dropout.data_ptr(),
         )
         strides = (ctypes.c_int64 * 3)(*kv.stride()[:3])
         self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), strides, hidden.data_ptr())

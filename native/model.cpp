@@ -97,6 +97,7 @@ struct Batch {
   int64_t num_queries;            // rows whose queries are handed out,
   const int64_t* query_rows;      // these,
   float* queries;                 // to [blocks, num_queries, heads * dim]
+  const float* dropout;           // [blocks, rows, hidden], of the inputs of MLPs; null for none
 };
 
 // Rows of one sequence that attend together: all splits of a head by one member, or each by any.
@@ -135,14 +136,17 @@ void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   for (int c = 0; c < layer.cols; c += GROUP, at += stride) layer.place(load(x + c), load(x + c + 16), rows, at);
 }
 
-// Rows ready to be multiplied, each first normed if a norm is given.
-Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, const float* norm) {
+// Rows ready to be multiplied, each first normed if a norm is given, and then scaled if factors are.
+Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, const float* norm,
+             const float* factors = nullptr) {
   const int cols = layer.cols;
   auto row = [&](Rows rows, int i) {
     const float* source = x + size_t(i) * cols;
     if (norm) {
       float* normed = own.norm.get<float>(cols);
       rms_norm(source, norm, cols, m.config.eps, normed);
+      for (int c = 0; factors && c < cols; c += 16)
+        store(normed + c, mul(load(normed + c), load(factors + size_t(i) * cols + c)));
       source = normed;
     }
     prepare_row(source, layer, rows, i);
@@ -519,7 +523,8 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int
       rows = prepare(m, own, b.o, attended, n, nullptr);
       store_linear(m, own, b.o, rows, n, b.attn_post_norm ? out : hidden, !b.attn_post_norm, fetching(b.gate_up));
       if (b.attn_post_norm) post_norm_add(m, own, b.attn_post_norm, n, out, hidden);
-      rows = prepare(m, own, b.gate_up, hidden, n, b.mlp_norm);
+      const float* dropout = batch.dropout ? batch.dropout + i * n * c.hidden : nullptr;
+      rows = prepare(m, own, b.gate_up, hidden, n, b.mlp_norm, dropout);
       rows = gated_linear(m, own, b.gate_up, rows, n, b.down);
       store_linear(m, own, b.down, rows, n, b.mlp_post_norm ? out : hidden, !b.mlp_post_norm, fetching(following));
       if (b.mlp_post_norm) post_norm_add(m, own, b.mlp_post_norm, n, out, hidden);

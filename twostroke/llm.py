@@ -211,12 +211,16 @@ class LLM:
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
-        for role in chosen.companions:
-            if role not in self.engine.models:
-                raise InvalidRequest(f"method {chosen.name} needs a {role}: open the model with one (--{role} NAME)")
+        self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
         asked = PromptTokens(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
+
+    def require_companions(self, method: Method) -> None:
+        """Raise InvalidRequest naming a companion that a method takes and this model was not opened with."""
+        for role in method.companions:
+            if role not in self.engine.models:
+                raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
 
     def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""

@@ -52,6 +52,7 @@ CASES: list[Method] = [
     method("refresh", when="entropy", every=2, threshold=6.5, window=3),
     method("refresh", when="budget", every=2, budget=500),
     method("refresh", when="probe", every=5, threshold=0.001),
+    method("refresh", when="mc-dropout", every=5, threshold=0.5, passes=3),
     method("speculative", draft="student"),
     method("speculative", draft="draft"),  # rejection sampling: tests/methods, with bits that it can count on
 ]
@@ -71,8 +72,8 @@ def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, o
         warm = tiny_llm(prefix_index=index)
         for state in ("cold", "warm"):
             assert ids(warm, PROMPTS, method=chosen, **sampling) == expected, f"{index}, {state}"
-        assert warm.model.index is not None
-        assert warm.model.index.hit_tokens > 0
+        indexes = [model.index for model in warm.engine.models.values()]
+        assert sum(index.hit_tokens for index in indexes if index is not None) > 0
     streamed: dict[int, list[int]] = {}
     for token in plain.stream(PROMPTS[2], method=chosen, max_tokens=24, ignore_eos=True, **sampling):
         streamed.setdefault(token.choice, []).append(token.id)

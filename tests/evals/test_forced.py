@@ -129,7 +129,9 @@ def test_watching_changes_nothing(tiny_llm: TinyLLM) -> None:
     llm, seen = tiny_llm(), []
     method = Repeat(sinks=2)
     request = result(
-        llm, lambda: watched(method.program(Prompt(PROMPT, llm.tokenizer)), lambda stroke: seen.append(type(stroke))), 5
+        llm,
+        lambda: watched(method.program(Prompt(PROMPT, llm.tokenizer)), lambda stroke, _: seen.append(type(stroke))),
+        5,
     )
     plain = llm.generate([PROMPT], method=method, max_tokens=5, ignore_eos=True)[0]
     assert [token.id for token in request.events] == [token.id for token in plain.tokens]
@@ -141,7 +143,8 @@ def test_a_watch_counts_refreshes_and_starts_over(tiny_llm: TinyLLM) -> None:
     for _ in range(2):
         result(llm, lambda: watch.over(refreshing()), max_tokens=8)
         assert watch.kept_bytes == len(PROMPT) * llm.pool.entry_bytes
-        assert watch.refreshes == 2
+        assert watch.late_prefills == 2
+        assert watch.late_s > 0
 
 
 def refreshing() -> Program:
@@ -178,7 +181,7 @@ def test_no_divergence_from_oneself() -> None:
 
 def divergence(llm: LLM, names: list[Contender], baseline: Contender) -> dict[str, dict[str, object]]:
     prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
-    bench = Bench(llm, LongForm(), tuple(names), baseline, max_tokens=4, positions=12, timings=False)
+    bench = Bench(llm, LongForm(), tuple(names), baseline, lambda _: SamplingParams(), positions=12, timings=False)
     return Divergence().measure(bench, [Case(Item("a", ""), Prompt(prompt, llm.tokenizer), [])], [{}])[0]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
+from twostroke.evals.measures.judge import judged
 from twostroke.evals.run import Evaluation, Line, Options
 from twostroke.evals.summary import summarize
 from twostroke.evals.task import Task
@@ -30,7 +31,8 @@ def untimed(lines: list[Line]) -> list[Any]:
     rows = [json.loads(line.dump()) for line in lines]
     for row in rows:
         for record in row["measures"]["answers"].values():
-            del record["ttft_s"], record["itl_mean_s"], record["total_s"], record["cached_tokens"]
+            for field in ("ttft_s", "itl_mean_s", "itl_ratio", "decode_rate", "total_s", "late_s", "cached_tokens"):
+                del record[field]
     return rows
 
 
@@ -81,6 +83,7 @@ def test_a_stopped_run_continues(tiny_llm: TinyLLM, tmp_path: Path) -> None:
         ({"methods": METHODS[:2]}, "whose methods is"),
         ({"positions": 7}, "whose positions is 6, not 7"),
         ({"chat": False}, "whose chat is true, not false"),
+        ({"temperature": 0.5}, "whose temperature is 0.0, not 0.5"),
     ],
 )
 def test_another_run_is_kept_apart(changes: dict[str, Any], message: str, tiny_llm: TinyLLM, tmp_path: Path) -> None:
@@ -156,6 +159,8 @@ def test_perplexity_is_the_models_own(tiny_llm: TinyLLM, monkeypatch: pytest.Mon
         ({"methods": METHODS[:1] * 2}, "each once"),
         ({"baseline": "ptdo"}, "baseline 'ptdo' is not among the methods plain, repeat, ptdo:sinks=2"),
         ({"limit": 0}, "limit must be at least 1"),
+        ({"temperature": -1.0}, "temperature must be 0 or more"),
+        ({"methods": [contender("student")]}, "method student needs a student: open the model with one"),
     ],
 )
 def test_bad_options(changes: dict[str, Any], message: str, tiny_llm: TinyLLM) -> None:
@@ -170,3 +175,50 @@ def test_a_directory_that_is_none(tiny_llm: TinyLLM, tmp_path: Path) -> None:
         evaluation(tiny_llm()).run(tmp_path / "file")
     with pytest.raises(InvalidRequest, match="items of an unknown run"):
         evaluation(tiny_llm()).run(tmp_path)
+
+
+def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:
+    """What a refresh took is in the record, and what the judge says is the teacher's own."""
+    llm, methods = tiny_llm(student="int2"), ["teacher", "student", "overfill"]
+    contenders = [*map(contender, methods), contender("refresh", every=2)]
+    run = evaluation(llm, LongForm(), contenders, measures=("answers", "judge"), ignore_eos=True, max_tokens=7)
+    assert run.settings["companions"] == {
+        "student": {"model": f"{llm.name}@int2", "weights": llm.engine.models["student"].id}
+    }
+    for case, line in zip(run.cases, run.run(), strict=True):
+        answers, judge = line.measures["answers"], line.measures["judge"]
+        assert [record["output_tokens"] for record in answers.values()] == [7] * 4
+        refreshed = answers["refresh:every=2"]
+        assert refreshed["refreshes"] == refreshed["late_prefills"] == 3
+        assert refreshed["teacher_tokens"] == refreshed["facts"]["teacher_tokens"] == 5  # the sixth is still pending
+        assert answers["overfill"]["refreshes"] is None
+        assert answers["overfill"]["same_first"] is True
+        alone = llm.decode(llm.prefill(case.prompt, model="student"), model="student", max_tokens=7, ignore_eos=True)
+        assert answers["student"]["token_ids"] == [token.id for token in alone]
+        for name, record in judge.items():
+            ids = answers[name]["token_ids"]
+            rows = [llm.prefill([*case.prompt, *ids[:count]]).tail for count in range(7)]
+            logprobs = [row.logits.log_softmax(-1)[id].item() for row, id in zip(rows, ids, strict=True)]  # pyright: ignore
+            assert record["logprobs"] == pytest.approx(logprobs, abs=2e-3)
+            assert -record["judge_surprise"] == record["judge_tail"] == pytest.approx(sum(logprobs) / 7, abs=2e-3)
+
+
+def test_long_answers_are_judged_in_pieces(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, tokens = tiny_llm(), [5, 6, 7, 8, 9, 10, 11, 12]
+    bench = evaluation(llm, NameIndex(4), METHODS[:1]).bench
+    whole = bench.run([lambda: judged([3, 4], tokens)])[0].result
+    monkeypatch.setattr("twostroke.evals.measures.judge.PIECE", 3)
+    assert bench.run([lambda: judged([3, 4], tokens)])[0].result == pytest.approx(whole, abs=1e-3)
+
+
+def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:
+    """An item's random numbers are every method's, another item's and another seed's are others."""
+    llm, methods = tiny_llm(student="stored"), [contender("teacher"), contender("student"), contender("overfill")]
+    made: list[list[int]] = []
+    for seed in (0, 1):
+        options: dict[str, Any] = {"measures": ("answers",), "temperature": 1.0, "ignore_eos": True, "seed": seed}
+        for line in evaluation(llm, LongForm(), methods, limit=2, **options).run():
+            ids = [record["token_ids"] for record in line.measures["answers"].values()]
+            assert ids[0] == ids[1] == ids[2]
+            made.append(ids[0])
+    assert len({tuple(ids) for ids in made}) == 4

@@ -26,6 +26,7 @@ POLICIES = [
     Refresh(when="entropy", threshold=7.1, every=2),
     Refresh(when="budget", budget=300, every=1),
     Refresh(when="probe", every=4, threshold=0.0),
+    Refresh(when="mc-dropout", every=4, threshold=0.0),
 ]
 
 
@@ -169,11 +170,13 @@ def test_a_students_entries_never_pass_for_the_teachers(native_llm: Native) -> N
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"when": "always"}, "when must be one of periodic, entropy, budget, probe"),
+        ({"when": "always"}, "when must be one of periodic, entropy, budget, probe, mc-dropout"),
         ({"every": 0}, "every must be an integer of at least 1"),
         ({"window": 0}, "window must be an integer"),
         ({"threshold": -1}, "threshold must be a number of at least 0"),
         ({"threshold": "high"}, "threshold must be a number"),
+        ({"dropout": 1}, "dropout must be a number from 0 to 0.9"),
+        ({"passes": 1}, "passes must be an integer from 2 to 64"),
         ({"budget": 1001}, "budget must be a number from 0 to 1000"),
     ],
 )

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from twostroke.evals.summary import Summary
     from twostroke.evals.task import Task
 
-FLAGS = {("chat", True): "--chat", ("chat", False): "--raw", ("timings", False): "--no-timings"}
+FLAGS = {
+    ("chat", True): "--chat",
+    ("chat", False): "--raw",
+    ("timings", False): "--no-timings",
+    ("ignore_eos", True): "--ignore-eos",
+}
 
 app = typer.Typer(help="Compare techniques on the same items.", no_args_is_help=True)
 
@@ -38,7 +43,7 @@ class EvalOptions:
         str,
         _eval(
             metavar="NAME[:KEY=VALUE,...],...",
-            help="plain, repeat (the whole prompt twice, all kept), ptdo, ptdo+sinks, or any method with parameters.",
+            help="plain or teacher, repeat (the whole prompt twice, all kept), ptdo, ptdo+sinks, or any method's name.",
         ),
     ] = "plain,repeat,ptdo,ptdo+sinks"
     baseline: Annotated[
@@ -59,6 +64,10 @@ class EvalOptions:
         _eval("--chat/--raw", help="Through the model's chat template, or as plain text.", show_default="--chat"),
     ] = None
     max_tokens: Annotated[int | None, _eval(min=1, help="Of a generated answer.", show_default="the task's own")] = None
+    temperature: Annotated[
+        float, _eval(min=0, help="Of generated answers; above 0, an item's random numbers are every method's.")
+    ] = 0.0
+    ignore_eos: Annotated[bool, _eval("--ignore-eos", help="Answers do not end before --max-tokens.")] = False
     positions: Annotated[int, _eval(min=1, help="Tokens of the baseline's answer, for divergence.")] = 64
     batch: Annotated[int, _eval(min=1, help="Items that run side by side.")] = 8
     timings: Annotated[
@@ -94,6 +103,8 @@ class EvalOptions:
             baseline=self.baseline,
             chat=self.chat,
             max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            ignore_eos=self.ignore_eos,
             positions=self.positions,
             batch=self.batch,
             timings=self.timings,
@@ -240,11 +251,11 @@ def command_line(task: "Task", *options: EvalOptions | ModelOptions) -> str:
 
 
 def print_table(summary: "Summary") -> None:
-    """A row for each metric, a column for each method."""
+    """A row for each metric, a column for each method; then what matters most, a row for each method."""
     from rich.console import Console
     from rich.table import Table
 
-    from twostroke.evals.report import shown
+    from twostroke.evals.report import headlines, shown
 
     console = Console(highlight=False)
     for name, metrics in summary.metrics.items():
@@ -256,4 +267,11 @@ def print_table(summary: "Summary") -> None:
             if one.metric.form != "curve":
                 table.add_row(one.metric.title, *(shown(one.metric, one.of(method)) for method in summary.methods))
         console.print(table)
+    brief = headlines(summary)
+    table = Table(box=None, header_style="bold", title="at a glance", title_justify="left")
+    for index, title in enumerate(brief.header):
+        table.add_column(title, justify="right" if index else "left")
+    for row in brief.rows:
+        table.add_row(*row)
+    console.print(table)
     console.print(f"{summary.settings['model']}, {summary.n} items", soft_wrap=True, markup=False)

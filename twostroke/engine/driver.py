@@ -87,7 +87,7 @@ class Driver:
         request, shared = choice.request, None
         # Only what begins at position 0: every choice continues values of its own.
         if len(request.choices) > 1 and stroke.after is None:
-            key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries)
+            key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:

@@ -16,6 +16,7 @@ from twostroke.engine.sampler import Draw, Sampled
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Run
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
+from twostroke.kernels.dropout import Dropout
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
@@ -36,14 +37,24 @@ class Lane(Generic[StrokeKind]):
         queries: those that the stroke hands out.
         result: the stroke's result once it is done; kv: the value in it.
         cached_tokens: how many tokens came from the prefix index.
+        dropout: what its rows are computed under.
     """
 
     def __init__(
-        self, choice: Choice, slot: int, model: Model, stroke: StrokeKind, base: KVCache, todo: list[int]
+        self,
+        choice: Choice,
+        slot: int,
+        model: Model,
+        stroke: StrokeKind,
+        base: KVCache,
+        todo: list[int],
+        dropout: Dropout | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
-        self.writer = Writer(base.copy_to(model.pool), model.id)
+        # With dropout it is another model, whose entries are canonical for itself alone.
+        self.writer = Writer(base.copy_to(model.pool), model.id if dropout is None else f"{model.id}, {dropout}")
+        self.dropout = dropout
         self.todo = todo
         self.queries = LastQueries(stroke.queries or 0, model.decoder.config.windows)
         self.started = False
@@ -97,7 +108,7 @@ class PrefillLane(Lane[Prefill]):
         if any(not 0 <= token < model.vocab_size for token in todo):
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         has_logits = base.tail is not None and base.tail.logits is not None
-        if not todo and not has_logits and stroke.logits != "none":
+        if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = _reopened(base)
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(
@@ -105,9 +116,9 @@ class PrefillLane(Lane[Prefill]):
                 f"model {model.name}: shorten it"
             )
         known = base
-        if model.index is not None and stroke.logits != "all" and todo:
+        if model.index is not None and stroke.logits != "all" and todo and stroke.dropout is None:
             known, todo = _reuse(model, base, todo, max(1, stroke.queries or 0))
-        super().__init__(choice, slot, model, stroke, known, todo)
+        super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout)
         self.shared = shared
         self.cached_tokens = len(known) - len(base)
         self._scores: list[torch.Tensor] = []

@@ -6,6 +6,7 @@ guesses tokens; of another geometry, it has a pool of its own.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
@@ -81,11 +82,14 @@ def open_companion(
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
-    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names."""
+    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names; it is called the last."""
     name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
     if not name or re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too, which is told what there is
-        return quantize(own, name or weights, threads)
-    return quantize(open_checkpoint(name), weights, threads)
+        checkpoint, weights = own, name or weights
+    else:
+        checkpoint = open_checkpoint(name)
+    called = checkpoint.name if weights == "stored" else f"{checkpoint.name}@{weights}"
+    return replace(quantize(checkpoint, weights, threads), name=called)
 
 
 def new_pool(geometry: Geometry, num_pages: int, page_size: int, kernels: Kernels) -> PagePool:

@@ -43,6 +43,7 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         slots=joined([entry.places.slots for entry in entries]),
         row_starts=starts,
         tables=[entry.lane.writer.table for entry in entries],
+        dropout=_dropout(model, entries),
     )
     if any(entry.query_rows for entry in entries):
         batch.query_rows = last([entry.query_rows for entry in entries])
@@ -60,3 +61,17 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
             entry.lane.queries.add(batch.queries[:, handed_out : handed_out + entry.query_rows])
             handed_out += entry.query_rows
         entry.lane.computed(mine)
+
+
+def _dropout(model: Model, entries: Sequence[Entry]) -> torch.Tensor | None:
+    """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
+    if all(entry.lane.dropout is None for entry in entries):
+        return None
+    blocks, columns = model.decoder.config.num_layers, model.decoder.config.hidden_size
+    parts = [
+        np.ones((blocks, len(entry.tokens), columns), np.float32)
+        if entry.lane.dropout is None
+        else entry.lane.dropout.factors(entry.places.positions, blocks, columns)
+        for entry in entries
+    ]
+    return torch.from_numpy(np.concatenate(parts, 1)).to(model.pool.storage.device)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from twostroke.engine.sampler import Sampled
+from twostroke.kernels.dropout import Dropout
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 
@@ -28,6 +29,7 @@ class Prefill:
         logits: "last" keeps those after the last token as the value's tail; "all" returns every token's; "none"
             saves the head where only K and V matter.
         queries: of so many of the last tokens the result has the queries. A prefix hit leaves those to be computed.
+        dropout: drops inputs of MLPs. What is computed so is nobody else's: no prefix index knows or gives it.
     """
 
     tokens: Sequence[int]
@@ -35,6 +37,7 @@ class Prefill:
     model: str | None = None
     logits: Literal["last", "all", "none"] = "last"
     queries: int | None = None
+    dropout: Dropout | None = None
 
 
 @dataclass(frozen=True)

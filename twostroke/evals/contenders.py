@@ -11,6 +11,7 @@ from twostroke.methods import METHODS, Method, method
 
 # What papers call by name is a setting of a method here.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "teacher": ("plain", {}),  # beside methods whose student decodes
     "repeat": ("repeat", {"keep": "all"}),  # full repetition, P||P
     "ptdo": ("repeat", {"keep": "last"}),
     "ptdo+sinks": ("repeat", {"keep": "last", "sinks": 4}),

@@ -9,6 +9,7 @@ comes where it would.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +72,11 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
     return Forced(torch.cat(logits), len(first.kv), first.kv.nbytes)
 
 
-def watched(program: Program, note: Callable[[Stroke], None]) -> Program:
-    """The same program, strokes and result; `note` hears of each stroke that it asks for."""
+def watched(program: Program, note: Callable[[Stroke, float], None]) -> Program:
+    """The same program, strokes and result; `note` hears of each stroke once it is done, and of the seconds it took.
+
+    Strokes side by side share their seconds: each is given an equal part.
+    """
     answer = None
     try:
         while True:
@@ -80,9 +84,11 @@ def watched(program: Program, note: Callable[[Stroke], None]) -> Program:
                 asked = program.send(answer)
             except StopIteration as stop:
                 return stop.value
-            for stroke in asked if isinstance(asked, list) else [asked]:
-                note(stroke)
+            began = time.perf_counter()
             answer = yield asked
+            strokes = asked if isinstance(asked, list) else [asked]
+            for stroke in strokes:
+                note(stroke, (time.perf_counter() - began) / len(strokes))
     finally:
         program.close()
 

@@ -33,7 +33,7 @@ class Metric:
 
     key: str
     title: str
-    form: Literal["share", "part", "ratio", "nats", "perplexity", "bytes", "seconds", "count", "curve"]
+    form: Literal["share", "part", "ratio", "nats", "perplexity", "bytes", "seconds", "rate", "count", "curve"]
     meaning: str
     pairs: bool = False
     exponent_of: str | None = None
@@ -68,7 +68,7 @@ class Bench:
 
     Attributes:
         baseline: the contender that the others are held against.
-        max_tokens: of a generated answer.
+        params: how the answer to an item is sampled, by every contender alike.
         positions: tokens of the baseline's answer over which divergence is measured.
         timings: every method computes its own prefills, so that its TTFT is its own.
     """
@@ -77,14 +77,19 @@ class Bench:
     task: Task
     contenders: tuple[Contender, ...]
     baseline: Contender
-    max_tokens: int
+    params: Callable[[Item], SamplingParams]
     positions: int
     timings: bool
 
-    def run(self, make_programs: Sequence[Callable[[], Program]], params: SamplingParams) -> list[Request]:
-        """Run programs side by side. Raises what the first that fails raises."""
+    def run(
+        self, make_programs: Sequence[Callable[[], Program]], params: Sequence[SamplingParams] | None = None
+    ) -> list[Request]:
+        """Run programs side by side; without params, as far as each goes. Raises what the first that fails raises."""
         tokenizer, engine = self.llm.tokenizer, self.llm.engine
-        requests = [engine.submit(Request(make, params, tokenizer)) for make in make_programs]
+        params = params or [SamplingParams(max_tokens=None)] * len(make_programs)
+        requests = [
+            engine.submit(Request(make, own, tokenizer)) for make, own in zip(make_programs, params, strict=True)
+        ]
         engine.finish(requests)
         return requests
 
@@ -100,12 +105,14 @@ class Measure(ABC):
 
     Attributes:
         needs: measures whose records this one reads.
+        headlines: keys of the metrics that are also in the table with a row for each method.
         blind: what its numbers cannot show.
     """
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[Metric, ...]]
+    headlines: ClassVar[tuple[str, ...]]
     blind: ClassVar[str]
 
     def suits(self, task: Task, cases: Sequence[Case]) -> str | None:

@@ -16,6 +16,14 @@ from twostroke.evals.statistics import Estimate
 from twostroke.evals.summary import MetricSummary, Summary
 
 MANY = 8  # methods up to which every pair is shown
+# Of the plots, one for each form of a measure's metrics.
+CAPTIONS = {
+    "share": "Shares of items",
+    "perplexity": "Perplexity",
+    "nats": "Nats",
+    "rate": "Tokens per second",
+    "bytes": "K and V, MiB",
+}
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,12 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
             ("", "what was run"),
             [
                 ("model", f"{settings['model']}, {settings['backend']} backend, {settings['dtype']}"),
+                *((role, one["model"]) for role, one in settings["companions"].items()),
                 ("task", task["name"] + (f" ({parameters})" if parameters else "")),
                 ("data", summary.about),
                 ("items", f"{summary.n:,}, seed {settings['seed']}"),
                 ("prompt", "chat template" if settings["chat"] else "plain text"),
-                ("answers", f"greedy, at most {settings['max_tokens']} tokens, {settings['batch']} items at a time"),
+                ("answers", _answers(settings)),
                 ("baseline", settings["baseline"]),
                 *((one["name"], _method(one)) for one in settings["methods"]),
                 ("machine", f"{where['gpu'] or where['cpu']}, {where['cores']} cores; {machine['date']}"),
@@ -80,10 +89,30 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
             "bootstrap. No correction is made for the number of comparisons."
         ),
     ]
+    blocks += [Heading(2, "at a glance"), headlines(summary)]
     for name, metrics in summary.metrics.items():
         blocks += [Heading(2, name), *_measure(summary.methods, metrics, settings["baseline"])]
         blocks.append(Text(f"What this cannot show: {MEASURES[name].blind}"))
     return blocks
+
+
+def headlines(summary: Summary) -> Table:
+    """A row for each method, a column for each of the metrics that say most; means alone."""
+    chosen = [
+        one
+        for name, metrics in summary.metrics.items()
+        for one in metrics
+        if one.metric.key in MEASURES[name].headlines
+    ]
+    rows = [(method, *(shown(one.metric, one.of(method), bare=True) for one in chosen)) for method in summary.methods]
+    return Table(("", *(one.metric.title for one in chosen)), rows)
+
+
+def _answers(settings: dict[str, Any]) -> str:
+    temperature, tokens = settings["temperature"], settings["max_tokens"]
+    how = f"temperature {temperature:g}, an item's random numbers for every method" if temperature else "greedy"
+    length = f"{tokens} tokens, end tokens or not" if settings["ignore_eos"] else f"at most {tokens} tokens"
+    return f"{how}, {length}, {settings['batch']} items at a time"
 
 
 def _method(facts: dict[str, Any]) -> str:
@@ -97,7 +126,7 @@ def _measure(methods: Sequence[str], metrics: Sequence[MetricSummary], baseline:
     # A column a metric would be too wide a table: a row a metric, a column a method.
     rows = [(one.metric.title, *(shown(one.metric, one.of(method)) for method in methods)) for one in single]
     blocks.append(Table(("", *methods), rows))
-    for form, caption in (("share", "Shares of items"), ("nats", "Nats"), ("bytes", "K and V, MiB")):
+    for form, caption in CAPTIONS.items():
         same = [one for one in single if one.metric.form == form]
         scale = 2**-20 if form == "bytes" else 1.0
         groups = [(one.metric.title, {name: _scaled(one.of(name), scale) for name in methods}) for one in same]
@@ -148,8 +177,8 @@ def _scaled(estimate: Estimate, scale: float) -> Estimate:
     return Estimate(estimate.n, estimate.value * scale, estimate.low * scale, estimate.high * scale)
 
 
-def shown(metric: Metric, estimate: Estimate, signed: bool = False) -> str:
-    """An estimate with its interval, in its unit."""
+def shown(metric: Metric, estimate: Estimate, signed: bool = False, bare: bool = False) -> str:
+    """An estimate in its unit, with its interval unless `bare`."""
     if not estimate.n:
         return ""
     sign = "+" if signed else ""
@@ -166,11 +195,11 @@ def shown(metric: Metric, estimate: Estimate, signed: bool = False) -> str:
                 return f"{value / 2**20:{sign}.2f}"
             case "seconds":
                 return f"{value * 1e3:{sign}.1f}"
-            case "count":
+            case "count" | "rate":
                 return f"{value:{sign}.1f}"
 
     unit = {"bytes": " MiB", "seconds": " ms"}.get(metric.form, " points" if signed and "%" in _percent(metric) else "")
-    if estimate.low == estimate.high:
+    if bare or estimate.low == estimate.high:
         return f"{number(estimate.value)}{unit}"
     return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twostroke.engine.sampling import SamplingParams
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender
 from twostroke.evals.measure import Bench, Case, Known
 from twostroke.evals.measures import MEASURES
-from twostroke.evals.task import Task, encode_answer, encode_prompt
-from twostroke.llm import LLM
+from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
+from twostroke.llm import LLM, MAIN
 from twostroke.methods.method import Prompt
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
@@ -30,6 +32,8 @@ class Options:
         baseline: a contender's name; None for full repetition where it is among them, else the first.
         chat: through the chat template; None for whether the model has one.
         max_tokens: of a generated answer; None for the task's own.
+        temperature: of a generated answer; above 0, an item's random numbers are the same for every contender.
+        ignore_eos: end tokens do not end an answer, so that all are equally long.
         positions: tokens of the baseline's answer over which divergence is measured.
         batch: items that run side by side.
         timings: every method computes its own prefills; without, they share them through the prefix index.
@@ -41,6 +45,8 @@ class Options:
     baseline: str | None = None
     chat: bool | None = None
     max_tokens: int | None = None
+    temperature: float = 0.0
+    ignore_eos: bool = False
     positions: int = 64
     batch: int = 8
     timings: bool = True
@@ -49,6 +55,8 @@ class Options:
         for name, least in (("limit", 1), ("seed", 0), ("positions", 1), ("batch", 1)):
             if getattr(self, name) < least:
                 raise InvalidRequest(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidRequest(f"temperature must be 0 or more, not {self.temperature}")
         if unknown := [name for name in self.measures if name not in MEASURES]:
             raise InvalidRequest(f"there is no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
 
@@ -76,6 +84,8 @@ class Evaluation:
     def __init__(self, llm: LLM, task: Task, contenders: Sequence[Contender], options: Options) -> None:
         """Raises InvalidRequest for what cannot be measured, FetchError if the task's data cannot be had."""
         names = [contender.name for contender in contenders]
+        for contender in contenders:
+            llm.require_companions(contender.method)
         if len(set(names)) < len(names) or not names:
             raise InvalidRequest("name at least one method, each once")
         baseline = options.baseline or ("repeat" if "repeat" in names else names[0])
@@ -105,7 +115,7 @@ class Evaluation:
             task,
             tuple(contenders),
             next(contender for contender in contenders if contender.name == baseline),
-            options.max_tokens or task.max_tokens,
+            self._params,
             options.positions,
             options.timings,
         )
@@ -115,13 +125,20 @@ class Evaluation:
             "seed": options.seed,
             "model": llm.name,
             "weights": llm.model.id,
+            "companions": {
+                role: {"model": model.name, "weights": model.id}
+                for role, model in llm.engine.models.items()
+                if role != MAIN
+            },
             "backend": kernels.name,
             "dtype": str(kernels.dtype).removeprefix("torch."),
             "methods": [contender.facts for contender in contenders],
             "baseline": baseline,
             "measures": [measure.name for measure in self.measures],
             "chat": chat,
-            "max_tokens": self.bench.max_tokens,
+            "max_tokens": options.max_tokens or task.max_tokens,
+            "temperature": options.temperature,
+            "ignore_eos": options.ignore_eos,
             "positions": options.positions,
             "batch": options.batch,
             "timings": options.timings,
@@ -150,6 +167,14 @@ class Evaluation:
                     stream.writelines(line.dump() for line in lines)
             progress(len(self.cases) - len(todo) + start + len(lines))
         return [known[case.item.id] for case in self.cases]
+
+    def _params(self, item: Item) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.settings["max_tokens"],
+            temperature=self.options.temperature,
+            ignore_eos=self.options.ignore_eos,
+            seed=stream(self.options.seed, "sampling", item.id).getrandbits(63),
+        )
 
     def _measure(self, cases: Sequence[Case]) -> list[Line]:
         known: list[Known] = [{} for _ in cases]

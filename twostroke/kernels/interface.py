@@ -35,6 +35,7 @@ class RaggedBatch:
         tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
         query_rows: [R] int64, the rows whose queries are handed out; None for none.
         queries: theirs, [layers, R, Hq, D] float32, which the pass fills: turned, and times the attention scale.
+        dropout: [layers, N, hidden] float32, what the normed inputs of MLPs are multiplied by (`kernels.dropout`).
         scratch: room for what a backend derives once per step (RoPE tables, masks).
     """
 
@@ -46,6 +47,7 @@ class RaggedBatch:
     tables: list[np.ndarray]
     query_rows: torch.Tensor | None = None
     queries: torch.Tensor | None = None
+    dropout: torch.Tensor | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property

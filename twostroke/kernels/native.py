@@ -74,6 +74,7 @@ class _Batch(ctypes.Structure):
         ("turns", ctypes.c_int64),
         ("num_queries", ctypes.c_int64),
         *((name, _POINTER) for name in ("query_rows", "queries")),
+        ("dropout", _POINTER),
     ]
 
 
@@ -237,6 +238,8 @@ class NativePass:
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
         )
+        if batch.dropout is not None:
+            fields.dropout = batch.dropout.data_ptr()
         if batch.query_rows is not None and batch.queries is not None:
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = batch.query_rows.data_ptr(), batch.queries.data_ptr()

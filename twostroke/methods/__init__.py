@@ -10,6 +10,7 @@ from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
 from twostroke.methods.snap import Snap
 from twostroke.methods.speculative import Speculative
+from twostroke.methods.student import Student
 
 __all__ = [
     "METHODS",
@@ -24,5 +25,6 @@ __all__ = [
     "Reread",
     "Snap",
     "Speculative",
+    "Student",
     "method",
 ]

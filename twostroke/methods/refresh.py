@@ -3,7 +3,8 @@
 Emara, Kim and Abdelfattah 2025, "KV-Cache Refresh Methods for Long Generation". In their sketch the token sampled last
 is in the teacher's cache and not yet in the student's when tails are spliced, so entries land one place off. Here it
 is pending: the teacher enters what the student has entered, and places agree. Only what is new is entered; a refresh
-from scratch would give the same entries.
+from scratch would give the same entries. The gate by Monte Carlo dropout is their future work, after Gal and
+Ghahramani 2016 (arXiv:1506.02142): passes that disagree show what the student does not know.
 """
 
 import math
@@ -15,18 +16,27 @@ import torch
 
 from twostroke.engine.sampler import Sampled
 from twostroke.engine.strokes import Decode, Prefill, Program, Run
+from twostroke.kernels.dropout import Dropout
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt, require_choice, require_int, require_number
 
 WARM_UP = 32  # tokens before a budget spends: a percentile of fewer says little
+MOST_PASSES = 64
 
 
 @dataclass(frozen=True)
 class Refreshes:
-    """What a refreshed answer took: after how many tokens each refresh came, and what the teacher entered for them."""
+    """What a refreshed answer took.
+
+    Attributes:
+        at: after how many tokens each refresh came.
+        teacher_tokens: what the teacher entered for them, and for probes.
+        looks: what each probe saw: a divergence in nats, or a variance of logits.
+    """
 
     at: tuple[int, ...]
     teacher_tokens: int
+    looks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,11 @@ class Refresh(Method, name="refresh"):
         when: "periodic", every `every` tokens (with `window` = `every` = k also called speculative refresh, in bursts
             of k); "entropy", as soon as the student's next-token entropy exceeds `threshold` bits; "budget", as soon
             as it exceeds the percentile of the answer so far that allows `budget` refreshes per 1,000 tokens; "probe",
-            where KL(teacher || student) of the next token, looked at every `every` tokens, exceeds `threshold` nats.
-        every: tokens between refreshes or probes; under the other two, the fewest tokens between refreshes.
+            where KL(teacher || student) of the next token, looked at every `every` tokens, exceeds `threshold` nats;
+            "mc-dropout", where the variance of the student's logits over `passes` passes with dropout, looked at every
+            `every` tokens, exceeds `threshold` (no model of the catalog was trained with dropout, so the scale is its
+            own: calibrate it on `Refreshes.looks`).
+        every: tokens between refreshes or probes; for "entropy" and "budget", the fewest tokens between refreshes.
         window: at most so many of the last entries are replaced; None for all since the last refresh.
     """
 
@@ -48,14 +61,18 @@ class Refresh(Method, name="refresh"):
     window: int | None = None
     threshold: float = 6.0
     budget: float = 2.5
+    dropout: float = 0.1
+    passes: int = 8
 
     def __post_init__(self) -> None:
-        require_choice(self, "when", ("periodic", "entropy", "budget", "probe"))
+        require_choice(self, "when", ("periodic", "entropy", "budget", "probe", "mc-dropout"))
         require_int(self, "every", 1)
         if self.window is not None:
             require_int(self, "window", 1)
         require_number(self, "threshold", 0)
         require_number(self, "budget", 0, 1000)
+        require_number(self, "dropout", 0, 0.9)
+        require_int(self, "passes", 2, MOST_PASSES)
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -65,29 +82,32 @@ class Refresh(Method, name="refresh"):
         teacher = kv = yield Prefill(prompt)
         entropies: list[float] = []
         at: list[int] = []
+        looks: list[float] = []
+        since = len(prompt)  # the last refresh
         while True:
             run: Run = yield self.stretch(kv, entropies, len(at))
             entropies += [sampled.entropy or 0.0 for sampled in run.sampled]
             if run.finish_reason is not None:
-                return Refreshes(tuple(at), len(teacher) - len(prompt))
-            since, entered = len(teacher), run.kv.tokens[len(teacher) :]
+                return Refreshes(tuple(at), len(teacher) - len(prompt), tuple(looks))
+            kv, entered = run.kv, run.kv.tokens[len(teacher) :]
             if self.when == "probe":
-                assert run.kv.pending is not None
-                teacher, kv = yield [
-                    Prefill([*entered, run.kv.pending], teacher),
-                    Prefill([], run.kv, model="student"),
-                ]
-                if divergence(teacher, kv) <= self.threshold:
-                    continue
-            else:
+                assert kv.pending is not None
+                teacher, kv = yield [Prefill([*entered, kv.pending], teacher), Prefill([], kv, model="student")]
+                looks.append(divergence(teacher, kv))
+            elif self.when == "mc-dropout":
+                drops = [Dropout(self.dropout, seed) for seed in range(self.passes)]
+                looks.append(variance((yield [Prefill([], kv, model="student", dropout=drop) for drop in drops])))
+            if looks and looks[-1] <= self.threshold:
+                continue
+            if self.when != "probe":
                 teacher = yield Prefill(entered, teacher, logits="none")
             start = since if self.window is None else max(since, len(run.kv) - self.window)
-            kv = splice(run.kv, teacher, start)
+            since, kv = len(run.kv), splice(run.kv, teacher, start)
             at.append(len(entropies))
 
     def stretch(self, kv: KVCache, entropies: list[float], refreshes: int) -> Decode:
         """Decode until a refresh or a probe is due."""
-        if self.when in ("periodic", "probe"):
+        if self.when in ("periodic", "probe", "mc-dropout"):
             return Decode(kv, model="student", max_tokens=self.every)
 
         def due(sampled: Sequence[Sampled]) -> bool:
@@ -117,3 +137,9 @@ def divergence(teacher: KVCache, student: KVCache) -> float:
     logits = [value.tail.logits for value in (teacher, student) if value.tail and value.tail.logits is not None]
     p, q = (row.double().log_softmax(-1) for row in logits)
     return float(torch.where(p > -torch.inf, p.exp() * (p - q), 0).sum())
+
+
+def variance(passes: Sequence[KVCache]) -> float:
+    """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
+    logits = [value.tail.logits for value in passes if value.tail and value.tail.logits is not None]
+    return float(torch.stack(logits).double().var(0).mean())

@@ -18,7 +18,7 @@ class Layer:
             prefix = f"layers.{index}."
             return kernels.pack([tensor(prefix + n) for n in names], [tensor(prefix + n) for n in bias])
 
-        self.config, self.kernels = config, cast(Operations, kernels)
+        self.config, self.kernels, self.index = config, cast(Operations, kernels), index
         self.rope, self.window = config.ropes[index], config.windows[index]
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
         self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if config.attention_bias else ())
@@ -37,12 +37,15 @@ class Layer:
         attended = k.attention(q, kv, batch, config.attention_scale, self.window)
         if self.post_norms is None:
             x = k.linear(attended, self.o, residual=x)
-            h = k.norm(x, self.mlp_norm, config.norm_eps)
-            return k.linear(k.gated_linear(h, self.gate_up, config.activation), self.down, residual=x)
-        x = x + k.norm(k.linear(attended, self.o), self.post_norms[0], config.norm_eps)
+        else:
+            x = x + k.norm(k.linear(attended, self.o), self.post_norms[0], config.norm_eps)
         h = k.norm(x, self.mlp_norm, config.norm_eps)
-        h = k.linear(k.gated_linear(h, self.gate_up, config.activation), self.down)
-        return x + k.norm(h, self.post_norms[1], config.norm_eps)
+        if batch.dropout is not None:
+            h = h * batch.dropout[self.index].to(h.dtype)
+        h = k.gated_linear(h, self.gate_up, config.activation)
+        if self.post_norms is None:
+            return k.linear(h, self.down, residual=x)
+        return x + k.norm(k.linear(h, self.down), self.post_norms[1], config.norm_eps)
 
 
 class Decoder:

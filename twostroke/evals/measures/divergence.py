@@ -27,6 +27,7 @@ class Divergence(Measure):
         Metric("exact", "whole answer greedy", "share", "each token of the baseline's answer is the likeliest", True),
         *KEPT,
     )
+    headlines = ("kl_rest",)
     blind = (
         "Only how far a method is from the baseline, not whether it is worse: the baseline may be wrong. The method "
         "never leaves the baseline's words, so what its own would have led to is not seen. Items whose answer ends "
@@ -37,7 +38,7 @@ class Divergence(Measure):
         baseline = bench.baseline.method
         requests = bench.run(
             [lambda case=case: baseline.program(case.prompt) for case in cases],
-            SamplingParams(max_tokens=bench.positions),
+            [SamplingParams(max_tokens=bench.positions)] * len(cases),
         )
         texts = [[token.id for token in request.events] for request in requests]
 
@@ -58,4 +59,4 @@ class Divergence(Measure):
             return add_ratios(records, bench.baseline.name)
 
         programs = [lambda case=case, text=text: program(case, text) for case, text in zip(cases, texts, strict=True)]
-        return [request.result for request in bench.run(programs, SamplingParams(max_tokens=None))]
+        return [request.result for request in bench.run(programs)]

@@ -1,20 +1,22 @@
 """Long answers without a right one: read again by the plain model, and searched for repetition.
 
 The measures of Emara et al., "KV-Cache Refresh Methods for Long Generation": teacher perplexity, the log-probability
-of the last tokens, repetition@3. The judge is the engine's default model (the teacher) over the plain prompt.
+of the last tokens, repetition@3. The judge is the engine's own model (the teacher) over the plain prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
-from twostroke.engine.sampling import SamplingParams
-from twostroke.engine.strokes import Program
-from twostroke.evals.forced import forced
+import torch
+
+from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.evals.measure import Bench, Case, Known, Measure, Metric, Record
-from twostroke.methods import Plain
+from twostroke.kv.cache import KVCache
 
 TAIL = 50
+PIECE = 128  # tokens of an answer whose logits are there at once: 78 MB of them with 152,000 words
 
 
 class Judge(Measure):
@@ -23,13 +25,26 @@ class Judge(Measure):
     name = "judge"
     needs = ("answers",)
     metrics = (
-        Metric("judge_surprise", "judge's surprise per token", "nats", "mean -log p of the answer, plain model", True),
-        Metric("judge_perplexity", "judge's perplexity", "perplexity", "e to the first", exponent_of="judge_surprise"),
         Metric(
-            "judge_tail", f"of the last {TAIL}", "nats", f"the same over the last {TAIL} tokens of the answer", True
+            "judge_perplexity",
+            "teacher perplexity",
+            "perplexity",
+            "e to the mean over answers of -log p per token, engine's own model",
+            exponent_of="judge_surprise",
         ),
-        Metric("repetition3", "repetition@3", "part", "three tokens in a row that occurred before in the answer", True),
+        Metric("judge_surprise", "teacher's surprise per token", "nats", "mean -log p of the answer's tokens", True),
+        Metric(
+            "judge_tail", "tail log-probability", "nats", f"mean log p of the answer's last {TAIL} tokens", pairs=True
+        ),
+        Metric(
+            "repetition3",
+            "repetition@3",
+            "part",
+            "three tokens in a row that occurred before in the answer",
+            pairs=True,
+        ),
     )
+    headlines = ("judge_perplexity", "judge_tail", "repetition3")
     blind = (
         "A dull text surprises nobody: low surprise is no proof of a good answer, and a loop has the lowest. "
         "Read it together with repetition@3 and the length."
@@ -40,20 +55,36 @@ class Judge(Measure):
             records: dict[str, Record] = {}
             for contender in bench.contenders:
                 tokens = answers[contender.name]["token_ids"]
-                judged = yield from forced(Plain().program(case.prompt), tokens)
-                surprise = [-logprob for logprob in judged.logprobs(tokens)]
-                last = surprise[-TAIL:]
+                logprobs = yield from judged(case.prompt, tokens)
+                last = logprobs[-TAIL:]
                 records[contender.name] = {
-                    "judge_surprise": sum(surprise) / len(surprise),
+                    "judge_surprise": -sum(logprobs) / len(logprobs),
                     "judge_tail": sum(last) / len(last),
                     "repetition3": repetition(tokens),
+                    "logprobs": [round(logprob, 4) for logprob in logprobs],
                 }
             return records
 
         programs = [
             lambda case=case, made=made: program(case, made["answers"]) for case, made in zip(cases, known, strict=True)
         ]
-        return [request.result for request in bench.run(programs, SamplingParams(max_tokens=None))]
+        return [request.result for request in bench.run(programs)]
+
+
+def judged(prompt: Sequence[int], tokens: Sequence[int]) -> Generator[Any, Any, list[float]]:
+    """log p of each of at least one token after the prompt, by the engine's own model, a piece at a time."""
+    kv: KVCache = yield Prefill(prompt)
+    logprobs: list[float] = []
+    for start in range(0, len(tokens), PIECE):
+        piece = tokens[start : start + PIECE]
+        assert kv.tail is not None
+        assert kv.tail.logits is not None
+        before = kv.tail.logits[None]
+        scored: Prefilled = yield Prefill(piece, kv, logits="all")
+        rows = torch.cat([before, scored.logits[:-1]]).log_softmax(-1)
+        logprobs += rows.gather(-1, torch.tensor(piece, device=rows.device)[:, None])[:, 0].tolist()
+        kv = scored.kv
+    return logprobs
 
 
 def repetition(tokens: Sequence[int], size: int = 3) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Program
 from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import forced
@@ -27,6 +26,7 @@ class Likelihood(Measure):
         Metric("perplexity", "perplexity", "perplexity", "e to the surprise per token", exponent_of="surprise"),
         *KEPT,
     )
+    headlines = ("chosen", "perplexity")
     blind = (
         "The right answer is given word for word: a model that would put it otherwise is marked down, and one that "
         "would never have begun it is led past its mistake. The first token is the whole prefill's, whatever is kept."
@@ -42,8 +42,7 @@ class Likelihood(Measure):
                 records[contender.name] = yield from _score(contender, case)
             return add_ratios(records, bench.baseline.name)
 
-        params = SamplingParams(max_tokens=None)
-        return [request.result for request in bench.run([lambda case=case: program(case) for case in cases], params)]
+        return [request.result for request in bench.run([lambda case=case: program(case) for case in cases])]
 
 
 def _score(contender: Contender, case: Case) -> Generator[Any, Any, Record]:

@@ -1,0 +1,19 @@
+"""The student by itself, as a baseline for what hands it the teacher's KV (`overfill`, `refresh`)."""
+
+from dataclasses import dataclass
+
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.methods.method import Method, Prompt
+
+
+@dataclass(frozen=True)
+class Student(Method, name="student"):
+    """The student prefills the prompt and decodes the answer; the engine's own model computes nothing."""
+
+    @property
+    def companions(self) -> tuple[str, ...]:
+        return ("student",)
+
+    def program(self, prompt: Prompt) -> Program:
+        kv = yield Prefill(prompt, model="student")
+        yield Decode(kv, model="student")

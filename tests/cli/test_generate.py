@@ -43,7 +43,7 @@ def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tin
         (
             ("--student", "int8", "--method", "refresh", "--method-option", "every=4"),
             method("refresh", every=4),
-            {"at": [4, 8], "teacher_tokens": 7},
+            {"at": [4, 8], "teacher_tokens": 7, "looks": []},
         ),
         (
             ("--draft", "stored", "--method", "speculative", "--method-option", "draft=draft"),

@@ -67,11 +67,17 @@ class Placement:
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
     def make_way(self, choice: Choice) -> bool:
-        """Preempt a choice whose program ran out of pages, and the youngest for it; False if it runs alone."""
+        """Preempt a choice whose program ran out of pages, and the youngest for it; False if it runs alone.
+
+        What the program held in all is not known. So each time it comes back to twice the room, in the end to all of
+        it: others would otherwise take what was freed before it gets to where it failed, time and again.
+        """
         if self._queues.running == [choice]:
             return False
+        room = 2 * choice.needs
         for one in {self._queues.running[-1], choice}:
             self._preempt(one)
+        choice.needs = max(choice.needs, room)
         return True
 
     def _may_start(self, lane: Lane) -> bool:

@@ -184,8 +184,10 @@ void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int c
     const int n = std::min(layer.unit, int(layer.jobs.size()) - unit * layer.unit);
     for (int first = 0; first < count; first += ROW_BLOCK) {
       const int block = std::min(ROW_BLOCK, count - first);
-      for (int i = 0; i < n; i++)
-        multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first), block, sums + i * ROW_BLOCK);
+      for (int row = 0; row < block; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
+        for (int i = 0; i < n; i++)
+          multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first + row), std::min(PASS_ROWS, block - row),
+                   sums + i * ROW_BLOCK + row);
       emit(jobs, n, first, block, sums);
     }
   };

@@ -46,7 +46,12 @@ struct Rows {
   }
 };
 
-// 32 columns at a place.
+// What the matrices of a layer multiply.
+struct Kinds {
+  bool ints = false, bf16 = false;
+  void add(Format format) { (format == BF16 ? bf16 : ints) = true; }
+};
+
 inline void quantize_group(F a, F b, Rows rows, size_t at) {
   const float highest = top(max(abs(a), abs(b)));
   const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
@@ -64,23 +69,11 @@ inline void round_group(F a, F b, Rows rows, size_t at) {
   store_bf16(rows.b + at * GROUP, a), store_bf16(rows.b + at * GROUP + 16, b);
 }
 
-// Calls action<T>() for the format.
-template <class Action>
-inline void with_format(Format format, const Action& action) {
-  switch (format) {
-    case Q4_0: return action.template operator()<Q4_0>();
-    case Q4_1: return action.template operator()<Q4_1>();
-    case Q5_0: return action.template operator()<Q5_0>();
-    case Q5_1: return action.template operator()<Q5_1>();
-    case Q8_0: return action.template operator()<Q8_0>();
-    case Q4_K: return action.template operator()<Q4_K>();
-    case Q5_K: return action.template operator()<Q5_K>();
-    case Q6_K: return action.template operator()<Q6_K>();
-    case BF16: return action.template operator()<BF16>();
-  }
+// 32 columns at a place.
+inline void put_group(Kinds kinds, F a, F b, Rows rows, size_t at) {
+  if (kinds.ints) quantize_group(a, b, rows, at);
+  if (kinds.bf16) round_group(a, b, rows, at);
 }
-
-constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed
 
 // One group's share of a row's 16 sums. `lo` and `hi` are products with the first and the last 16 columns.
 template <Format T>
@@ -170,35 +163,18 @@ inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* o
   });
 }
 
-// One row of the matrix in float32, for embeddings.
-inline void unpack_row(const Matrix& matrix, int row, float* out) {
-  const uint8_t* p = matrix.panel(row / PANEL);
-  const int r = row % PANEL;
-  with_format(matrix.format, [&]<Format T>() {
-    constexpr Layout L = LAYOUTS[T];
-    const uint8_t* quants = p + matrix.scale_bytes();
-    for (int g = 0; g < matrix.groups(); g++, out += GROUP, quants += group_bytes(L.bits)) {
-      if constexpr (T == BF16) {
-        for (int c = 0; c < GROUP; c++) {
-          uint16_t b;
-          std::memcpy(&b, quants + c / 2 * LINE + 4 * r + c % 2 * 2, 2);
-          const uint32_t bits = uint32_t(b) << 16;
-          std::memcpy(out + c, &bits, 4);
-        }
-      } else {
-        alignas(LINE) uint8_t bytes[8][LINE];
-        alignas(LINE) float scale[PANEL], second[PANEL];
-        I w[8];
-        F s, t;
-        load_group<L.bits>(quants, w);
-        load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), s, t);
-        for (int j = 0; j < 8; j++) store_bytes(bytes[j], w[j]);
-        store(scale, s), store(second, t);
-        for (int c = 0; c < GROUP; c++) {
-          const float q = float(int(bytes[c / 4][4 * r + c % 4]) - L.zero);
-          out[c] = T == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
-        }
-      }
-    }
-  });
+constexpr int ROW_BLOCK = 60;  // rows whose activations stay in cache while panels go by
+
+// What a member of the team needs for its multiplications, from the beginning of a pass to its end.
+struct Workspace {
+  void begin() {}
+  void end() {}
+};
+
+// 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
+inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace&) {
+  for (int row = 0; row < count; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
+    for (int i = 0; i < n; i++)
+      multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first + row), std::min(PASS_ROWS, count - row),
+               sums + i * ROW_BLOCK + row);
 }

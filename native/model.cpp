@@ -10,24 +10,18 @@
 #include "summary.h"
 #include "threads.h"
 
-// A panel of a matrix, and where its sums go.
-struct Job {
-  const Matrix* matrix;
-  int panel, column;
-};
-
 // Panels in the order in which they are computed.
 struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
   int cols, width = 0;
   int unit = 2;                      // panels a member takes at a time
-  bool ints = false, bf16 = false;  // what its matrices multiply
+  Kinds kinds;
 
   // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
   Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
       : bias(bias), cols(parts[0]->cols) {
-    for (auto* part : parts) (part->format == BF16 ? bf16 : ints) = true;
+    for (auto* part : parts) kinds.add(part->format);
     if (pairs) {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
@@ -40,11 +34,6 @@ struct Linear {
     }
   }
   int units() const { return (int(jobs.size()) + unit - 1) / unit; }
-  // 32 columns of a row, in what its matrices multiply.
-  void place(F a, F b, Rows rows, size_t at) const {
-    if (ints) quantize_group(a, b, rows, at);
-    if (bf16) round_group(a, b, rows, at);
-  }
 };
 
 struct Block {
@@ -116,15 +105,23 @@ struct Model {
   struct Private {
     int member;
     Buffer norm, prepared, sums;
+    Workspace work;
     Scratch scratch;
     std::vector<Query> queries;
     std::vector<Partial> outs;
   };
   std::vector<Private> own;
+  template <class Job>
+  void run(const Job& job) {
+    team->run([&](int member) {
+      own[member].work.begin();
+      job(own[member]);
+      own[member].work.end();
+    });
+  }
 };
 
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
-constexpr int ROW_BLOCK = 60;   // rows whose activations stay in cache while panels go by
 constexpr int MOST_PANELS = 4;  // of a unit
 constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
 
@@ -133,7 +130,7 @@ void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   size_t at;
   int stride;
   rows.place(row, at, stride);
-  for (int c = 0; c < layer.cols; c += GROUP, at += stride) layer.place(load(x + c), load(x + c + 16), rows, at);
+  for (int c = 0; c < layer.cols; c += GROUP, at += stride) put_group(layer.kinds, load(x + c), load(x + c + 16), rows, at);
 }
 
 // Rows ready to be multiplied, each first normed if a norm is given, and then scaled if factors are.
@@ -184,10 +181,7 @@ void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int c
     const int n = std::min(layer.unit, int(layer.jobs.size()) - unit * layer.unit);
     for (int first = 0; first < count; first += ROW_BLOCK) {
       const int block = std::min(ROW_BLOCK, count - first);
-      for (int row = 0; row < block; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
-        for (int i = 0; i < n; i++)
-          multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first + row), std::min(PASS_ROWS, block - row),
-                   sums + i * ROW_BLOCK + row);
+      multiply(jobs, n, rows, first, block, sums, own.work);
       emit(jobs, n, first, block, sums);
     }
   };
@@ -220,7 +214,7 @@ Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
       int stride;
       out.place(first + r, at, stride);
       at += size_t(jobs->column / GROUP) * stride;
-      next.place(a, b, out, at);
+      put_group(next.kinds, a, b, out, at);
     }
   };
   linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });
@@ -457,8 +451,7 @@ void twostroke_multiply(void* model, void* matrix, const float* norm, const floa
   Model& m = *(Model*)model;
   const Linear layer{{(const Matrix*)matrix}};
   m.prepared.get<uint8_t>(Rows::bytes(count, layer.cols));
-  m.team->run([&](int member) {
-    Model::Private& own = m.own[member];
+  m.run([&](Model::Private& own) {
     store_linear(m, own, layer, prepare(m, own, layer, x, count, norm), count, out, false, [] {});
   });
 }
@@ -503,9 +496,8 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int
     return plans.emplace_back(window, plan_attention(c, batch, window)).second;
   };
   for (const Block& b : m.blocks) m.partials.get<float>(plan_of(b.window).num_partials * (c.dim + 16));
-  m.team->run([&](int member) {
-    Model::Private& own = m.own[member];
-    m.team->share(n, member, [&](int row) {
+  m.run([&](Model::Private& own) {
+    m.team->share(n, own.member, [&](int row) {
       float* x = hidden + size_t(row) * c.hidden;
       unpack_row(*m.embed, int(batch.tokens[row]), x);
       if (c.embedding_scale != 1.0f)

@@ -14,6 +14,8 @@ constexpr int PANEL = 16, GROUP = 32, LINE = 64;
 
 enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 
+constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed
+
 struct Layout {
   int block;      // columns
   int raw_bytes;  // of one row's block in a file
@@ -48,6 +50,12 @@ struct Matrix {
   size_t panel_bytes() const { return scale_bytes() + size_t(groups()) * group_bytes(layout().bits); }
   size_t bytes() const { return panel_bytes() * (rows / PANEL); }
   const uint8_t* panel(int p) const { return data + panel_bytes() * p; }
+};
+
+// A panel of a matrix, and the column where its sums go.
+struct Job {
+  const Matrix* matrix;
+  int panel, column;
 };
 
 // A row's block as a GGUF file has it: quants made unsigned, scales as they are.
@@ -189,4 +197,53 @@ inline void load_group(const uint8_t* p, I* w) {
       four[0] = add_planes<48, 4>(four[0], v), four[1] = add_planes<48, 2>(four[1], v);
       four[2] = add_planes<48, 0>(four[2], v), four[3] = add_planes<48, -2>(four[3], v);
     }
+}
+
+// Calls action<T>() for the format.
+template <class Action>
+inline void with_format(Format format, const Action& action) {
+  switch (format) {
+    case Q4_0: return action.template operator()<Q4_0>();
+    case Q4_1: return action.template operator()<Q4_1>();
+    case Q5_0: return action.template operator()<Q5_0>();
+    case Q5_1: return action.template operator()<Q5_1>();
+    case Q8_0: return action.template operator()<Q8_0>();
+    case Q4_K: return action.template operator()<Q4_K>();
+    case Q5_K: return action.template operator()<Q5_K>();
+    case Q6_K: return action.template operator()<Q6_K>();
+    case BF16: return action.template operator()<BF16>();
+  }
+}
+
+// One row of the matrix in float32, for embeddings.
+inline void unpack_row(const Matrix& matrix, int row, float* out) {
+  const uint8_t* p = matrix.panel(row / PANEL);
+  const int r = row % PANEL;
+  with_format(matrix.format, [&]<Format T>() {
+    constexpr Layout L = LAYOUTS[T];
+    const uint8_t* quants = p + matrix.scale_bytes();
+    for (int g = 0; g < matrix.groups(); g++, out += GROUP, quants += group_bytes(L.bits)) {
+      if constexpr (T == BF16) {
+        for (int c = 0; c < GROUP; c++) {
+          uint16_t b;
+          std::memcpy(&b, quants + c / 2 * LINE + 4 * r + c % 2 * 2, 2);
+          const uint32_t bits = uint32_t(b) << 16;
+          std::memcpy(out + c, &bits, 4);
+        }
+      } else {
+        alignas(LINE) uint8_t bytes[8][LINE];
+        alignas(LINE) float scale[PANEL], second[PANEL];
+        I w[8];
+        F s, t;
+        load_group<L.bits>(quants, w);
+        load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), s, t);
+        for (int j = 0; j < 8; j++) store_bytes(bytes[j], w[j]);
+        store(scale, s), store(second, t);
+        for (int c = 0; c < GROUP; c++) {
+          const float q = float(int(bytes[c / 4][4 * r + c % 4]) - L.zero);
+          out[c] = T == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
+        }
+      }
+    }
+  });
 }

@@ -6,11 +6,13 @@ from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 # One library for each; twostroke.kernels.native takes the first that the processor can run.
+AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")), "-mfma", "-mf16c"]
 VARIANTS = {
-    "avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")), "-mfma", "-mf16c"],
+    "amx": [*AVX512, "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
+    "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "attention", "threads")
+HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "gemm_amx", "tiles", "attention", "summary", "threads")
 
 
 def native(variant: str) -> Extension:

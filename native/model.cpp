@@ -6,7 +6,11 @@
 #include <mutex>
 
 #include "attention.h"
+#ifdef __AMX_BF16__
+#include "gemm_amx.h"
+#else
 #include "gemm.h"
+#endif
 #include "summary.h"
 #include "threads.h"
 
@@ -42,13 +46,31 @@ struct Block {
   int rope, window;
 };
 
-struct Buffer {
-  std::vector<uint8_t> memory;
+constexpr size_t HUGE_PAGE = 2 << 20;
+
+// Memory that grows. What is large comes in huge pages: looking up an address every 4 KiB can take longer than reading.
+class Buffer {
+ public:
   template <class T>
   T* get(size_t count) {
-    if (memory.size() < count * sizeof(T) + 64) memory.resize(count * sizeof(T) + 64);
-    return (T*)((uintptr_t(memory.data()) + 63) / 64 * 64);
+    if (count * sizeof(T) > size_) grow(count * sizeof(T));
+    return (T*)memory_.get();
   }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+  void grow(size_t size) {
+    const size_t unit = size < HUGE_PAGE / 8 ? LINE : HUGE_PAGE;
+    memory_.reset();
+    size_ = (size + unit - 1) / unit * unit;
+    memory_.reset((uint8_t*)std::aligned_alloc(unit, size_));
+    if (!memory_) throw std::bad_alloc();
+    if (unit == HUGE_PAGE) madvise(memory_.get(), size_, MADV_HUGEPAGE);
+  }
+  std::unique_ptr<uint8_t, Free> memory_;
+  size_t size_ = 0;
 };
 
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
@@ -122,7 +144,6 @@ struct Model {
 };
 
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
-constexpr int MOST_PANELS = 4;  // of a unit
 constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
 
 // One row in whatever its layer multiplies.
@@ -175,17 +196,20 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear& layer,
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
-  F* sums = own.sums.get<F>(MOST_PANELS * ROW_BLOCK);
-  auto piece = [&](int unit) {
-    const Job* jobs = &layer.jobs[size_t(unit) * layer.unit];
-    const int n = std::min(layer.unit, int(layer.jobs.size()) - unit * layer.unit);
+  F* sums = own.sums.get<F>(size_t(std::max(4, PANELS_TOGETHER)) * ROW_BLOCK);
+  // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
+  const int most = std::max(1, count > ROW_BLOCK / 8 ? PANELS_TOGETHER / layer.unit : 1);
+  const int units = std::clamp(layer.units() / (4 * m.team->size()), 1, most), unit = units * layer.unit;
+  const int pieces = (layer.units() + units - 1) / units;
+  m.team->share(pieces, own.member, [&](int piece) {
+    const Job* jobs = &layer.jobs[size_t(piece) * unit];
+    const int n = std::min(unit, int(layer.jobs.size()) - piece * unit);
     for (int first = 0; first < count; first += ROW_BLOCK) {
       const int block = std::min(ROW_BLOCK, count - first);
       multiply(jobs, n, rows, first, block, sums, own.work);
       emit(jobs, n, first, block, sums);
     }
-  };
-  m.team->share(layer.units(), own.member, piece, finish);
+  }, finish);
 }
 
 template <class Finish>
@@ -207,15 +231,16 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
 Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Linear& next) {
   const Rows out = Rows::in(m.gated.get<uint8_t>(0), count, next.cols);
   auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
-  auto emit = [&](const Job* jobs, int, int first, int block, const F* sums) {
-    for (int r = 0; r < block; r++) {
-      const F a = gated(sums[r], sums[ROW_BLOCK + r]), b = gated(sums[2 * ROW_BLOCK + r], sums[3 * ROW_BLOCK + r]);
-      size_t at;
-      int stride;
-      out.place(first + r, at, stride);
-      at += size_t(jobs->column / GROUP) * stride;
-      put_group(next.kinds, a, b, out, at);
-    }
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
+      for (int r = 0; r < block; r++) {
+        const F a = gated(sums[r], sums[ROW_BLOCK + r]), b = gated(sums[2 * ROW_BLOCK + r], sums[3 * ROW_BLOCK + r]);
+        size_t at;
+        int stride;
+        out.place(first + r, at, stride);
+        at += size_t(jobs->column / GROUP) * stride;
+        put_group(next.kinds, a, b, out, at);
+      }
   };
   linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });
   return out;
@@ -390,7 +415,7 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
 std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  constexpr size_t HUGE_PAGE = 2 << 20, REGION = 64 << 20;
+  constexpr size_t REGION = 64 << 20;
   static std::shared_ptr<uint8_t> region;
   static size_t used = 0, size = 0;
   bytes = (bytes + LINE - 1) / LINE * LINE;
@@ -407,12 +432,21 @@ std::shared_ptr<uint8_t> take_memory(size_t bytes) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-void* twostroke_team(int size) { return new Team(size); }
+// Whether this process may use what this library is compiled for.
+int twostroke_usable() {
+#ifdef __AMX_BF16__
+  return request_tiles();
+#else
+  return 1;
+#endif
+}
+
+void* twostroke_team(int size) { return twostroke_usable() ? new Team(size) : nullptr; }
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // An empty matrix; null without memory.
 void* twostroke_matrix(int format, int rows, int cols) {
-  auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr});
+  auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr, 0.0f});
   matrix->memory = take_memory(matrix->bytes());
   matrix->data = matrix->memory.get();
   return matrix->data ? matrix.release() : nullptr;
@@ -420,14 +454,17 @@ void* twostroke_matrix(int format, int rows, int cols) {
 
 // `count` raw rows that lie row_bytes apart become the rows of a matrix from `first` on; both whole panels.
 void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
-  const Matrix& packed = *(Matrix*)matrix;
+  Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
+  std::vector<float> highest(members.size());
   members.run([&](int member) {
     members.share(count / PANEL, member, [&](int p) {
       uint8_t* panel = packed.data + (first / PANEL + p) * packed.panel_bytes();
-      pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, panel);
+      const float bound = pack_panel(packed, raw + size_t(p) * PANEL * row_bytes, row_bytes, panel);
+      highest[member] = std::max(highest[member], bound);
     });
   });
+  packed.highest = std::max(packed.highest, *std::max_element(highest.begin(), highest.end()));
 }
 
 void twostroke_matrix_free(void* matrix) { delete (Matrix*)matrix; }

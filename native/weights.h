@@ -6,6 +6,7 @@
 // a byte. A fifth bit of all chunks is one line more, with chunk j's in bit j; a fifth and a sixth are two, with those
 // of chunks j and 4 + j in bits 2 j and 2 j + 1. A bfloat16 group is 16 chunks of 2 columns.
 #pragma once
+#include <algorithm>
 #include <memory>
 
 #include "simd.h"
@@ -43,6 +44,7 @@ struct Matrix {
   int rows, cols;
   std::shared_ptr<uint8_t> memory;  // of this matrix and its neighbours
   uint8_t* data;
+  float highest = 0;  // no weight is larger in magnitude; bfloat16 is not looked at
 
   const Layout& layout() const { return LAYOUTS[format]; }
   int groups() const { return cols / GROUP; }
@@ -112,6 +114,14 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
   }
 }
 
+// No weight of the block is larger in magnitude.
+inline float bound(Format format, const RawBlock& block) {
+  const float scale = std::abs(_cvtsh_ss(block.d)), quant = float(1 << LAYOUTS[format].bits);
+  const float minimum = LAYOUTS[format].zero == 0 ? std::abs(_cvtsh_ss(block.m)) : 0.0f;
+  const bool nested = LAYOUTS[format].block == 256;  // scales of groups are below 64, Q6_K's below 129
+  return scale * quant * (format == Q6_K ? 128.0f : nested ? 64.0f : 1.0f) + minimum * (nested ? 64.0f : 1.0f);
+}
+
 inline void pack_group(const RawBlock* rows, int column, int bits, uint8_t* out) {
   auto quant = [&](int chunk, int byte) { return rows[byte / 4].q[column + 4 * chunk + byte % 4]; };
   for (int byte = 0; byte < LINE; byte++) {
@@ -128,21 +138,23 @@ inline void pack_group(const RawBlock* rows, int column, int bits, uint8_t* out)
   }
 }
 
-// One panel from 16 raw rows that lie row_bytes apart.
-inline void pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
+// One panel from 16 raw rows that lie row_bytes apart. Returns a bound of its weights.
+inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
   const Layout& l = matrix.layout();
   uint8_t* out = scales + matrix.scale_bytes();
   if (matrix.format == BF16) {
     for (int column = 0; column < matrix.cols; column += 2, out += LINE)
       for (int r = 0; r < PANEL; r++) std::memcpy(out + 4 * r, raw + r * row_bytes + 2 * column, 4);
-    return;
+    return 0;
   }
   RawBlock rows[PANEL];
+  float highest = 0;
   for (int block = 0; block < matrix.cols / l.block; block++, scales += l.scale_bytes) {
     for (int r = 0; r < PANEL; r++) read_block(matrix.format, raw + r * row_bytes + size_t(block) * l.raw_bytes, rows[r]);
     uint16_t* halves = (uint16_t*)scales;
     for (int r = 0; r < PANEL; r++) {
       halves[r] = rows[r].d;
+      highest = std::max(highest, bound(matrix.format, rows[r]));
       if (l.zero == 0) halves[PANEL + r] = rows[r].m;
       if (matrix.format == Q6_K)
         for (int g = 0; g < 16; g++) scales[32 + PANEL * g + r] = rows[r].scales[g];
@@ -154,6 +166,7 @@ inline void pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byte
     }
     for (int g = 0; g < l.block / GROUP; g++, out += group_bytes(l.bits)) pack_group(rows, g * GROUP, l.bits, out);
   }
+  return highest;
 }
 
 // Scales and minima of a block's group g for 16 rows. Q6_K has two scales a group, one for each half.

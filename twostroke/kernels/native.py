@@ -33,12 +33,14 @@ PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # What the processor must have for each compiled variant, the quickest first. They differ in bits where one multiplies
 # bfloat16: in attention, and with bfloat16 weights.
 VARIANTS = {
+    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", "avx512_bf16"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
     "avx2": ("avx2", "fma", "f16c"),
 }
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
     "team_free": (None, (_POINTER,)),
     "matrix": (_POINTER, (_INT, _INT, _INT)),
@@ -82,7 +84,8 @@ class _Batch(ctypes.Structure):
 def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
     flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-    return tuple(name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name))
+    compiled = (name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name))
+    return tuple(name for name in compiled if _library(name).twostroke_usable())
 
 
 def unavailable() -> str | None:
@@ -129,7 +132,8 @@ class NativeKernels:
     def __init__(self, threads: int, variant: str | None = None) -> None:
         """`variant` is one of `variants()`, the quickest unless said."""
         self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
-        self.library, self.threads = _library(variant or variants()[0]), threads
+        self.variant, self.threads = variant or variants()[0], threads
+        self.library = _library(self.variant)
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
         # A model without blocks has all that a product by itself takes.

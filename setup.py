@@ -12,7 +12,7 @@ VARIANTS = {
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "gemm_amx", "tiles", "attention", "summary", "threads")
+HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "gemm_amx", "tiles", "attention", "attention_pages", "attention_vectors", "attention_amx", "summary", "threads")
 
 
 def native(variant: str) -> Extension:

@@ -122,9 +122,8 @@ struct alignas(LINE) Unpacked {
 // What a member of the team needs for its multiplications, from the beginning of a pass to its end.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
-  TileRows tiles;
-  void begin() { tiles.forget(); }
-  void end() { tiles.release(); }
+  void begin() { tile_rows().forget(); }
+  void end() { tile_rows().release(); }
 };
 
 // The same power of two for a whole matrix, as large as float16 lets it be.
@@ -174,13 +173,13 @@ inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_r
 // Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums are in tiles, or in
 // memory while other rows are multiplied.
 template <bool TWO_PANELS>
-void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w, TileRows& tiles) {
+void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w) {
   const int groups = rows.groups();
   const bool many = count > 2 * TILE;
   for (int row = first; row < first + count; row += 2 * TILE) {
     const int left = first + count - row;
     const bool two = left > TILE;
-    tiles.set(std::min(2 * TILE, left));
+    tile_rows().set(std::min(2 * TILE, left));
     F *s = sums + (row - first), *t = s + ROW_BLOCK;
     if (g == 0) {
       tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -221,7 +220,7 @@ template <Format T, bool TWO_TILES>
   const uint16_t* b = a + size_t(TILE) * groups * GROUP;
   I(*weights)[TILE] = work.weights->groups[0];
   Unpacker<T> unpack(job, 0);
-  work.tiles.set(count);
+  tile_rows().set(count);
   tile_zero<0>();
   if (TWO_TILES) tile_zero<2>();
   for (int g = 0; g < groups + DELAY; g++) {
@@ -250,7 +249,7 @@ inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int coun
           for (int group = 0; group < size; group++) unpack(g + group, w.groups[k][group]);
         });
       auto* action = two ? multiply_groups<true> : multiply_groups<false>;
-      action(jobs + i, rows, first, count, g, size, sums + i * ROW_BLOCK, w, work.tiles);
+      action(jobs + i, rows, first, count, g, size, sums + i * ROW_BLOCK, w);
     }
   }
 }

@@ -144,7 +144,6 @@ struct Model {
 };
 
 constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
-constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
 
 // One row in whatever its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
@@ -515,14 +514,15 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
-// dimensions have strides; hidden: [rows, hidden].
-void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int64_t* strides, float* hidden) {
+// dimensions have strides; result: [rows, hidden].
+void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const Config& c = m.config;
   const Batch& batch = *batch_;
   const int n = batch.num_rows, q_size = c.heads * c.dim, qkv_size = q_size + 2 * c.kv_heads * c.dim;
   float* qkv = m.qkv.get<float>(size_t(n) * qkv_size);
   float* attended = m.attended.get<float>(size_t(n) * q_size);
+  float* hidden = m.x.get<float>(size_t(n) * c.hidden);
   m.gated.get<uint8_t>(Rows::bytes(n, c.intermediate));
   float* out = m.out.get<float>(size_t(n) * c.hidden);
   m.prepared.get<uint8_t>(Rows::bytes(n, std::max(c.hidden, q_size)));
@@ -561,6 +561,7 @@ void twostroke_forward(void* model, const Batch* batch_, uint16_t* kv, const int
       if (b.mlp_post_norm) post_norm_add(m, own, b.mlp_post_norm, n, out, hidden);
     }
   });
+  std::copy_n(hidden, size_t(n) * c.hidden, result);
 }
 }
 #pragma GCC visibility pop

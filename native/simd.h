@@ -41,7 +41,7 @@ inline F power16(F x) {
   return times_power(p, n);
 }
 
-inline F sigmoid16(F x) { return div(set1(1.0f), add(set1(1.0f), exp16(sub(zero(), x)))); }
+inline F sigmoid16(F x) { return inverse(add(set1(1.0f), exp16(sub(zero(), x)))); }
 
 inline F silu16(F x) { return mul(x, sigmoid16(x)); }
 

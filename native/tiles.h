@@ -44,6 +44,12 @@ class TileRows {
   int rows_ = 0;
 };
 
+// This thread's.
+inline TileRows& tile_rows() {
+  static thread_local TileRows rows;
+  return rows;
+}
+
 template <int T>
 inline void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
 template <int T>

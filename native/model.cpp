@@ -417,7 +417,7 @@ std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   constexpr size_t REGION = 64 << 20;
   static std::shared_ptr<uint8_t> region;
   static size_t used = 0, size = 0;
-  bytes = (bytes + LINE - 1) / LINE * LINE;
+  bytes = (bytes + LINE) / LINE * LINE;  // at least a byte more, which kernels may read
   if (!region || used + bytes > size) {
     size = (std::max(bytes, REGION) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, used = 0;
     region.reset((uint8_t*)std::aligned_alloc(HUGE_PAGE, size), std::free);

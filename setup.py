@@ -1,6 +1,7 @@
 """Compiles the native CPU backend; without a compiler the package installs all the same, and says what it lost."""
 
 import platform
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -12,14 +13,14 @@ VARIANTS = {
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-HEADERS = ("simd", "simd_avx512", "simd_avx2", "weights", "gemm", "gemm_amx", "tiles", "attention", "attention_pages", "attention_vectors", "attention_amx", "summary", "threads")
+HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
 
 
 def native(variant: str) -> Extension:
     return Extension(
         f"twostroke.kernels._native_{variant}",
         sources=[f"native/{variant}.cpp"],
-        depends=["native/model.cpp", *(f"native/{name}.h" for name in HEADERS)],
+        depends=["native/model.cpp", *HEADERS],
         extra_compile_args=FLAGS + VARIANTS[variant],
         extra_link_args=["-pthread"],
         language="c++",

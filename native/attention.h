@@ -12,6 +12,7 @@
 #include "attention_vectors.h"
 #endif
 
+constexpr int ROWS_AT_ONCE = 32;  // whose scores stay in the first-level cache
 constexpr float UNSEEN = -1e30f;  // the score of what a row may not see: finite, and its power of 2 is 0
 
 // Which slots of a page a row may see, as bits; `base` is the order of slot 0.
@@ -19,6 +20,32 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
   const int high = std::min(span.stop, row.order - base + 1);
   const int low = window > 0 ? std::max(span.start, row.position - window - span.position + span.start + 1) : span.start;
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
+}
+
+// Scores of a row's keys to their powers of 2, after what it may not see is hidden; their top and total to `out`.
+inline void make_shares(const Span* spans, int num_spans, int before, int window, bool whole, const Query& query, float* row,
+                        Half* shares, const Partial& out) {
+  F highest = set1(UNSEEN), total = zero();
+  const int full = whole ? std::clamp((query.order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
+  for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
+  uint32_t any = full;
+  int base = before + PAGE_SIZE * full;
+  for (int i = full; i < num_spans; i++) {
+    const uint32_t seen = visible(spans[i], base - spans[i].start, query, window);
+    base += spans[i].stop - spans[i].start;
+    const F s = select(seen, load(row + PAGE_SIZE * i), set1(UNSEEN));
+    store(row + PAGE_SIZE * i, s);
+    highest = max(highest, s);
+    any |= seen;
+  }
+  *out.top = any ? top(highest) : 0;
+  const F top = set1(*out.top);
+  for (int i = 0; i < num_spans; i++) {
+    const F w = power16(sub(load(row + PAGE_SIZE * i), top));
+    store_narrow(shares + PAGE_SIZE * i, w);
+    total = add(total, w);
+  }
+  *out.total = sum(total);  // 0 if nothing was seen
 }
 
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries come before
@@ -31,7 +58,8 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
   for (; reach < num_spans && end <= rows[count - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
     whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
   num_spans = reach;
-  scratch.weights.resize(size_t(count) * KEYS), scratch.shares.resize(size_t(count) * KEYS);
+  float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
+  Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
   // Pages lie anywhere, so only we know which comes next: after the keys come the values.
   const uint16_t* pages[2 * SPLIT + AHEAD_PAGES];
   for (int i = 0; i < 2 * num_spans + AHEAD_PAGES; i++) {
@@ -39,32 +67,15 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
     pages[i] = layer.page(at >= num_spans, spans[at % num_spans].page, head);
   }
   for (int i = 0; i < AHEAD_PAGES; i++) fetch_bytes(pages[i], 2 * page_size);
-  score_keys(queries, count, pages, num_spans, dim, scratch);
-  for (int r = 0; r < count; r++) {
-    float* row = scratch.weights.data() + size_t(r) * KEYS;
-    F highest = set1(UNSEEN), total = zero();
-    const int full = whole ? std::clamp((rows[r].order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
-    for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
-    uint32_t any = full;
-    int base = before + PAGE_SIZE * full;
-    for (int i = full; i < num_spans; i++) {
-      const uint32_t seen = visible(spans[i], base - spans[i].start, rows[r], window);
-      base += spans[i].stop - spans[i].start;
-      const F s = select(seen, load(row + PAGE_SIZE * i), set1(UNSEEN));
-      store(row + PAGE_SIZE * i, s);
-      highest = max(highest, s);
-      any |= seen;
-    }
-    *out[r].top = any ? top(highest) : 0;
-    const F top = set1(*out[r].top);
-    for (int i = 0; i < num_spans; i++) {
-      const F w = power16(sub(load(row + PAGE_SIZE * i), top));
-      store_narrow(scratch.shares.data() + size_t(r) * KEYS + PAGE_SIZE * i, w);
-      total = add(total, w);
-    }
-    *out[r].total = sum(total);  // 0 if nothing was seen
+  const Products products(pages, num_spans, dim, count, scratch);
+  for (int first = 0; first < count; first += ROWS_AT_ONCE) {
+    const int some = std::min(ROWS_AT_ONCE, count - first);
+    products.score(queries + first * dim, some, weights);
+    for (int r = 0; r < some; r++)
+      make_shares(spans, num_spans, before, window, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
+                  out[first + r]);
+    products.sum(shares, some, out + first);
   }
-  sum_pages(count, pages + num_spans, num_spans, dim, out, scratch);
 }
 
 // `to` and `part` as if their keys had been one split.

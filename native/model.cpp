@@ -1,9 +1,6 @@
 // A decoder's whole forward pass in one call, and its C interface. The Python side describes the model once.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <memory>
-#include <mutex>
 
 #include "attention.h"
 #ifdef __AMX_BF16__
@@ -44,33 +41,6 @@ struct Block {
   const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
   Linear qkv, o, gate_up, down;
   int rope, window;
-};
-
-constexpr size_t HUGE_PAGE = 2 << 20;
-
-// Memory that grows. What is large comes in huge pages: looking up an address every 4 KiB can take longer than reading.
-class Buffer {
- public:
-  template <class T>
-  T* get(size_t count) {
-    if (count * sizeof(T) > size_) grow(count * sizeof(T));
-    return (T*)memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-  };
-  void grow(size_t size) {
-    const size_t unit = size < HUGE_PAGE / 8 ? LINE : HUGE_PAGE;
-    memory_.reset();
-    size_ = (size + unit - 1) / unit * unit;
-    memory_.reset((uint8_t*)std::aligned_alloc(unit, size_));
-    if (!memory_) throw std::bad_alloc();
-    if (unit == HUGE_PAGE) madvise(memory_.get(), size_, MADV_HUGEPAGE);
-  }
-  std::unique_ptr<uint8_t, Free> memory_;
-  size_t size_ = 0;
 };
 
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
@@ -358,28 +328,29 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
     const Piece& piece = plan.pieces[unit.piece];
     const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
     const Span* spans = batch.spans + batch.span_starts[piece.sequence];
-    own.queries.clear(), own.scratch.queries.resize(size_t(queries) * c.dim);
+    own.queries.clear();
+    Half* narrow = own.scratch.queries.get<Half>(size_t(queries) * c.dim);
     for (int i = 0; i < queries; i++) {
       const int row = piece.first + i / repeat;
       const float* q = qkv + size_t(row) * width + (unit.head * repeat + i % repeat) * c.dim;
       own.queries.push_back(query_of(batch, piece.sequence, row, entries));
-      narrow_query(q, c.dim, own.scratch.queries.data() + size_t(i) * c.dim);
+      narrow_query(q, c.dim, narrow + size_t(i) * c.dim);
     }
     auto split = [&](const Split& s, float* base, size_t first) {
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(),
-                   own.scratch.queries.data(), queries, own.outs.data(), own.scratch);
+      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(), narrow,
+                   queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
-    own.scratch.outs.resize(size_t(queries) * stride), own.scratch.state.resize(2 * queries);
-    std::fill(own.scratch.state.begin(), own.scratch.state.end(), 0.0f);
+    float *outs = own.scratch.outs.get<float>(size_t(queries) * stride), *state = own.scratch.state.get<float>(2 * queries);
+    std::fill_n(state, 2 * queries, 0.0f);
     auto whole = [&](int i) {
-      return Partial{result(piece, unit.head, i), &own.scratch.state[2 * i], &own.scratch.state[2 * i + 1]};
+      return Partial{result(piece, unit.head, i), state + 2 * i, state + 2 * i + 1};
     };
     for (int i = 0; i < queries; i++) std::fill_n(whole(i).out, c.dim, 0.0f);
     for (const Split& s : piece.splits) {
-      split(s, own.scratch.outs.data(), 0);
+      split(s, outs, 0);
       for (int i = 0; i < queries; i++) merge(whole(i), own.outs[i], c.dim);
     }
     for (int i = 0; i < queries; i++) divide(whole(i), c.dim);
@@ -407,25 +378,6 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
     rms_norm(y, norm, n, m.config.eps, y);
     for (int i = 0; i < n; i += 16) store(place + i, add(load(place + i), load(y + i)));
   });
-}
-
-// Memory for matrices, one after another: a core that streams a matrix has the next one on the way already. Huge
-// pages, because it would otherwise look up an address every 4 KiB.
-std::shared_ptr<uint8_t> take_memory(size_t bytes) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  constexpr size_t REGION = 64 << 20;
-  static std::shared_ptr<uint8_t> region;
-  static size_t used = 0, size = 0;
-  bytes = (bytes + LINE) / LINE * LINE;  // at least a byte more, which kernels may read
-  if (!region || used + bytes > size) {
-    size = (std::max(bytes, REGION) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, used = 0;
-    region.reset((uint8_t*)std::aligned_alloc(HUGE_PAGE, size), std::free);
-    if (!region) return nullptr;
-    madvise(region.get(), size, MADV_HUGEPAGE);
-  }
-  used += bytes;
-  return {region, region.get() + used - bytes};
 }
 
 #pragma GCC visibility push(default)

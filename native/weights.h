@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <memory>
 
+#include "memory.h"
 #include "simd.h"
 
-constexpr int PANEL = 16, GROUP = 32, LINE = 64;
+constexpr int PANEL = 16, GROUP = 32;
 
 enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 

@@ -68,7 +68,8 @@ class LLM:
 
         Args:
             model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or what `open_checkpoint` opened.
-            backend: "native" (CPU, quantized or bfloat16 weights), "reference" (PyTorch), or "auto" (native if it can).
+            backend: "native" (CPU, quantized or bfloat16 weights; "native-amx", "native-avx512" and "native-avx2" are
+                its variants), "reference" (PyTorch), or "auto" (native if it can).
             device: any torch device.
             dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
@@ -241,7 +242,7 @@ class LLM:
         return tokens
 
     def __repr__(self) -> str:
-        return f"LLM({self.name!r}, {self.decoder.kernels.name})"
+        return f"LLM({self.name!r}, {self.decoder.kernels.label})"
 
 
 class Decoding(Iterator[Token]):

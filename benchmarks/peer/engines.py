@@ -54,9 +54,9 @@ ENGINES: dict[str, Engine] = {
             form="gguf",
             weights="GGUF {quantization}",
             requirements=("llama-cpp-python",),
-            # Built for this very processor: ready wheels leave AVX-512 out. About ten minutes on two cores. GCC 12 thinks
-            # that a tile configuration is read in part only, drops the rest, and llama.cpp dies on AMX.
-            pip=("--no-binary", "llama-cpp-python"),
+            # Built for this very processor: ready wheels leave AVX-512 out. About ten minutes on two cores. GCC 12
+            # thinks that a tile configuration is read in part only, drops the rest, and llama.cpp dies on AMX.
+            pip=("--no-cache-dir", "--no-binary", "llama-cpp-python"),
             build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse"},
         ),
         Engine(

@@ -94,7 +94,7 @@ def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, An
     kernels = llm.decoder.kernels
     common = {
         "model": llm.name,
-        "backend": kernels.name,
+        "backend": kernels.label,
         "device": str(kernels.device),
         "dtype": str(kernels.dtype).removeprefix("torch."),
         "kv_dtype": llm.pool.geometry.kv_dtype,

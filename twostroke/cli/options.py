@@ -80,9 +80,9 @@ class ModelOptions:
     ] = None
     draft: Annotated[str | None, _model(help="For speculation: a model of the same tokenizer, named likewise.")] = None
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
-    backend: Annotated[str, _model(help="Kernels: native, reference (PyTorch), or auto (native where it can run).")] = (
-        "auto"
-    )
+    backend: Annotated[
+        str, _model(help="Kernels: native (or a variant of it, as native-avx512), reference (PyTorch), or auto.")
+    ] = "auto"
     kv_bytes: Annotated[
         Any,
         _model(

@@ -130,7 +130,7 @@ class Evaluation:
                 for role, model in llm.engine.models.items()
                 if role != MAIN
             },
-            "backend": kernels.name,
+            "backend": kernels.label,
             "dtype": str(kernels.dtype).removeprefix("torch."),
             "methods": [contender.facts for contender in contenders],
             "baseline": baseline,

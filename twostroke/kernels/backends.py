@@ -14,7 +14,8 @@ from twostroke.kernels.reference import ReferenceKernels
 
 log = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "native", "reference")
+NATIVE = ("native", *(f"native-{variant}" for variant in native.VARIANTS))  # the quickest here, or the one named
+BACKENDS = ("auto", *NATIVE, "reference")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -29,8 +30,9 @@ def create_kernels(
 ) -> Kernels:
     """The backend for a device and a model's tensors.
 
-    "auto" is the native backend where it can run this, and else the reference, which says so in the log. Raises
-    InvalidRequest, naming what there is to choose from, or why the backend asked for cannot run.
+    "auto" is the native backend where it can run this, and else the reference, which says so in the log. "native" is
+    the quickest of its variants at prefill that the processor can run. Raises InvalidRequest, naming what there is to
+    choose from, or why the backend asked for cannot run.
     """
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -47,15 +49,16 @@ def create_kernels(
     if place.type == "cpu":
         torch.set_num_threads(threads)
     if backend != "reference":
-        reason = native.unavailable() or native.unsupported(tensors, head_dim, page_size)
+        variant = backend.partition("-")[2] or None
+        reason = native.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
         if place.type != "cpu" or dtype == "bfloat16":
             reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
-        if reason is None and (backend == "native" or dtype == "auto"):
+        if reason is None and (backend in NATIVE or dtype == "auto"):
             # PyTorch's own threads would spin on the cores that the kernels compute on.
             torch.set_num_threads(1)
-            return native.NativeKernels(threads)
-        if backend == "native":
-            raise InvalidRequest(f"the native backend cannot run this: {reason}")
+            return native.NativeKernels(threads, variant)
+        if backend in NATIVE:
+            raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
         if place.type == "cpu" and dtype == "auto":
             log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":

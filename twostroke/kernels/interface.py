@@ -71,6 +71,7 @@ class Kernels(Protocol):
     """
 
     name: str
+    label: str  # the name with the variant of it that runs, for reports
     exact: bool
     transposed_keys: bool
     device: torch.device

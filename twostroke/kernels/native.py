@@ -1,9 +1,9 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
 
 Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
-rounded to bfloat16 where weights are; KV is float16, keys transposed within a page, and attention multiplies in
-bfloat16 where the processor can. A row's result is the same bit for bit in any batch, chunk and thread count (`exact`
-is True).
+rounded to bfloat16 where weights are, and everywhere with AMX; KV is float16, keys transposed within a page, and
+attention multiplies in bfloat16 where the processor can. A row's result is the same bit for bit in any batch, chunk
+and thread count (`exact` is True).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
-# What the processor must have for each compiled variant, the quickest first. They differ in bits where one multiplies
-# bfloat16: in attention, and with bfloat16 weights.
+# What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
+# multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 VARIANTS = {
     "amx": ("amx_tile", "amx_bf16", "avx512_fp16", "avx512_bf16"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
@@ -88,16 +88,19 @@ def variants() -> tuple[str, ...]:
     return tuple(name for name in compiled if _library(name).twostroke_usable())
 
 
-def unavailable() -> str | None:
-    """Why the native backend cannot run here; None where it can."""
+def unavailable(variant: str | None = None) -> str | None:
+    """Why the native backend, or one variant of it, cannot run here; None where it can."""
     try:
-        if variants():
-            return None
+        runnable = variants()
     except OSError:
         return "the processor's features cannot be read (/proc/cpuinfo)"
-    if not any(_library_path(name) for name in VARIANTS):
+    wanted = [variant] if variant else list(VARIANTS)
+    if any(name in runnable for name in wanted):
+        return None
+    if not any(_library_path(name) for name in wanted):
         return "it was not compiled: install a C++ compiler, then the package again"
-    return f"the processor has no {', '.join(VARIANTS['avx2'])}"
+    others = f"; of its variants this one can run {', '.join(runnable)}" if runnable else ""
+    return f"the processor has no {', '.join(VARIANTS[wanted[-1]])}, or does not let it be used{others}"
 
 
 def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int) -> str | None:
@@ -133,7 +136,7 @@ class NativeKernels:
         """`variant` is one of `variants()`, the quickest unless said."""
         self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
         self.variant, self.threads = variant or variants()[0], threads
-        self.library = _library(self.variant)
+        self.label, self.library = f"native-{self.variant}", _library(self.variant)
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
         # A model without blocks has all that a product by itself takes.

@@ -53,7 +53,7 @@ class Tile:
 
 
 class ReferenceKernels:
-    name = "reference"
+    name = label = "reference"
     exact = False
     transposed_keys = False
 

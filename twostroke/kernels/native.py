@@ -9,6 +9,7 @@ and thread count (`exact` is True).
 from __future__ import annotations
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from twostroke.kernels.summary import Summary, combine
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
@@ -84,8 +87,12 @@ class _Batch(ctypes.Structure):
 def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
     flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-    compiled = (name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name))
-    return tuple(name for name in compiled if _library(name).twostroke_usable())
+    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
+    usable = tuple(name for name in compiled if _library(name).twostroke_usable())
+    for name in compiled:
+        if name not in usable:
+            log.warning("the processor could run the %s kernels, but the operating system does not let this process", name)
+    return usable
 
 
 def unavailable(variant: str | None = None) -> str | None:

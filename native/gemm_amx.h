@@ -38,7 +38,7 @@ inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
 
 constexpr int ROW_BLOCK = 512;      // rows that weights are unpacked for
 constexpr int PANELS_TOGETHER = 8;  // that a member takes at a time, for many rows
-constexpr int MANY_GROUPS = 14;     // unpacked at a time, for many rows
+constexpr int MANY_GROUPS = 16;     // unpacked at a time, for many rows: in the first-level cache with two tiles of rows
 
 // Groups of two panels as tiles.
 struct alignas(LINE) Unpacked {
@@ -133,8 +133,9 @@ template <Format T, bool TWO_TILES>
 // All panels meet a part of the rows that is in cache.
 inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   Unpacked& w = *work.weights;
-  for (int g = 0; g < rows.groups(); g += MANY_GROUPS) {
-    const int size = std::min(MANY_GROUPS, rows.groups() - g);
+  const int groups = rows.groups(), parts = (groups + MANY_GROUPS - 1) / MANY_GROUPS, part = (groups + parts - 1) / parts;
+  for (int g = 0; g < groups; g += part) {
+    const int size = std::min(part, groups - g);
     for (int i = 0; i < n; i += 2) {
       const bool two = i + 1 < n;
       for (int k = 0; k < 1 + two; k++)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 OURS = "twostroke"
 TORCH = "torch<2.14"  # the processor's build; an open range pulls gigabytes of CUDA
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ ENGINES: dict[str, Engine] = {
             form="gguf",
             weights="GGUF {quantization}",
             requirements=("llama-cpp-python",),
-            # Built for this very processor: ready wheels leave AVX-512 out. About ten minutes on two cores. GCC 12
-            # thinks that a tile configuration is read in part only, drops the rest, and llama.cpp dies on AMX.
+            # Built for this very processor: ready wheels leave AVX-512 out. About ten minutes on two cores. Never from
+            # pip's cache, whose build may be another processor's.
             pip=("--no-cache-dir", "--no-binary", "llama-cpp-python"),
-            build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse"},
+            build={"CMAKE_ARGS": f"-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-include {FOLDER / 'gcc12_tiles.h'}'"},
         ),
         Engine(
             "openvino",

@@ -35,9 +35,10 @@ PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
 # multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
 VARIANTS = {
-    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", "avx512_bf16"),
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
+    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", *_AVX512),
+    "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
 
@@ -91,7 +92,9 @@ def variants() -> tuple[str, ...]:
     usable = tuple(name for name in compiled if _library(name).twostroke_usable())
     for name in compiled:
         if name not in usable:
-            log.warning("the processor could run the %s kernels, but the operating system does not let this process", name)
+            log.warning(
+                "the processor could run the %s kernels, but the operating system does not let this process", name
+            )
     return usable
 
 

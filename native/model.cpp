@@ -103,17 +103,18 @@ struct Model {
     std::vector<Partial> outs;
   };
   std::vector<Private> own;
-  template <class Job>
-  void run(const Job& job) {
+  // Runs body(own) on all members of the team.
+  template <class Body>
+  void run(const Body& body) {
     team->run([&](int member) {
       own[member].work.begin();
-      job(own[member]);
+      body(own[member]);
       own[member].work.end();
     });
   }
 };
 
-constexpr int FEW_ROWS = 2;     // so few rows are prepared by every member for itself, which saves a barrier
+constexpr int FEW_ROWS = 2;  // so few rows are prepared by every member for itself, which saves a barrier
 
 // One row in whatever its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {

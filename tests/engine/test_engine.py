@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+import torch
 
 from twostroke.benchmark.pace import Pace
+from twostroke.engine.engine import _together
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
@@ -379,3 +381,12 @@ def test_timings(tiny_llm: TinyLLM) -> None:
     assert timings.arrival <= timings.scheduled <= timings.tokens[0] <= timings.finished
     assert len(timings.itls) == 4
     assert timings.tpot == pytest.approx(sum(timings.itls) / 4)
+
+
+def test_rows_of_a_step_are_not_copied() -> None:
+    logits = torch.randn(4, 7)
+    together = _together(list(logits[1:]))
+    assert together.data_ptr() == logits[1].data_ptr()
+    assert together.equal(logits[1:])
+    for rows in ([logits[2], logits[1]], [logits[0], logits[2]], [logits[0], logits[1].clone()], list(logits.T)):
+        assert _together(rows).equal(torch.stack(rows))

@@ -213,7 +213,7 @@ class Engine:
 
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
         rows = [lane.logits for lane, _ in pairs if lane.logits is not None]
-        logits = torch.stack(rows) if len(rows) > 1 else rows[0][None]  # a view: logits are not small
+        logits = _together(rows)
         summarize = pairs[0][0].model.decoder.kernels.summarize
         for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], summarize), strict=True):
             if not lane.choice.done:
@@ -256,3 +256,15 @@ class Engine:
             if request.done:
                 request.timings.finished = request.timings.finished or time.perf_counter()
                 self._requests.discard(request)
+
+
+def _together(rows: list[torch.Tensor]) -> torch.Tensor:
+    """[R, n] of R rows: a view if they follow one another in memory, as those of a step mostly do, for they are not
+    small; else a copy."""
+    first, width = rows[0], len(rows[0])
+    storage = first.untyped_storage().data_ptr()
+    for i, row in enumerate(rows):
+        place = row.storage_offset() - first.storage_offset()
+        if row.untyped_storage().data_ptr() != storage or row.stride() != (1,) or place != i * width:
+            return torch.stack(rows)
+    return first.as_strided((len(rows), width), (width, 1))

@@ -6,6 +6,9 @@
 // not see has weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits,
 // whether a member computes all splits of a row or several share them.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #ifdef __AMX_BF16__
 #include "attention_amx.h"
 #else

@@ -1,5 +1,7 @@
 // Products of attention on AMX, for any number of rows. A row's bits do not depend on the others.
 #pragma once
+#include <algorithm>
+
 #include "attention_pages.h"
 #include "tiles.h"
 
@@ -8,10 +10,10 @@ constexpr int QUERY_ROWS = 64;  // rows of a chunk that share converted keys and
 // The two products of attention with a split's `count` pages, whose keys come first in `pages` and then their values.
 class Products {
  public:
-  Products(const uint16_t* const* pages, int count, int dim, int, Scratch& scratch) : count_(count), dim_(dim) {
-    keys_ = scratch.pairs.get<Half>(2 * SPLIT * page_size()), values_ = keys_ + SPLIT * page_size();
-    make_pairs(pages, count, PAGE_SIZE, page_size(), keys_), make_pairs(pages + count, count, dim, page_size(), values_);
-    if (count % 2) std::fill_n(values_ + count * page_size(), page_size(), Half(0));  // an instruction takes two pages
+  Products(const uint16_t* const* pages, int count, int dim, int, Scratch& scratch)
+      : count_(count), dim_(dim), pairs_(make_pairs(pages, count, dim, scratch)) {
+    // An instruction takes two pages.
+    if (count % 2) std::fill_n(pairs_.values + count * page_size(), page_size(), Half(0));
   }
   // weights [rows, KEYS] of queries [rows, dim].
   void score(const Half* queries, int rows, float* weights) const {
@@ -21,9 +23,9 @@ class Products {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int d = 0; d < dim_; d += 32) {
           const Half* q = queries + row * dim_ + d;
-          tile_load<4>(q, 2 * dim_), tile_load<6>(keys_ + i * page_size() + d * PAGE_SIZE);
+          tile_load<4>(q, 2 * dim_), tile_load<6>(pairs_.keys + i * page_size() + d * PAGE_SIZE);
           tile_dot<0, 4, 6>();
-          tile_load<7>(keys_ + second * page_size() + d * PAGE_SIZE), tile_dot<1, 4, 7>();
+          tile_load<7>(pairs_.keys + second * page_size() + d * PAGE_SIZE), tile_dot<1, 4, 7>();
           if (two) tile_load<5>(q + TILE * dim_, 2 * dim_), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
         }
         float *s = weights + row * KEYS + PAGE_SIZE * i, *t = s + PAGE_SIZE * (second - i);
@@ -42,7 +44,7 @@ class Products {
       for (int d = 0; d < dim_; d += 32) {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int i = 0; i < count_; i += 2) {
-          const Half *share = shares + row * KEYS + PAGE_SIZE * i, *v = values_ + i * page_size() + 2 * d;
+          const Half *share = shares + row * KEYS + PAGE_SIZE * i, *v = pairs_.values + i * page_size() + 2 * d;
           constexpr int STRIDE = KEYS * sizeof(Half);
           tile_load<4>(share, STRIDE), tile_load<6>(v, 4 * dim_);
           tile_dot<0, 4, 6>();
@@ -67,5 +69,5 @@ class Products {
     }
   }
   const int count_, dim_;
-  Half *keys_, *values_;
+  const SidePairs pairs_;
 };

@@ -1,9 +1,6 @@
 // Pages of keys and values, and their numbers in pairs: products are of pairs, bfloat16 where the processor multiplies
 // them, else float32.
 #pragma once
-#include <algorithm>
-#include <vector>
-
 #include "memory.h"
 #include "simd.h"
 
@@ -72,4 +69,17 @@ inline void make_pairs(const uint16_t* const* pages, int count, int width, int p
   for (int i = 0; i < count; i++)
     for (int at = 0; at < page_size; at += 2 * width)
       for (int column = 0; column < width; column += 16, to += 32) store_pairs(to, from(i, at, column, width));
+}
+
+struct SidePairs {
+  Half *keys, *values;
+};
+
+// The same of a split's keys, which come first in `pages`, and of its values.
+inline SidePairs make_pairs(const uint16_t* const* pages, int count, int dim, Scratch& scratch) {
+  const int page_size = PAGE_SIZE * dim;
+  Half *keys = scratch.pairs.get<Half>(2 * SPLIT * page_size), *values = keys + SPLIT * page_size;
+  make_pairs(pages, count, PAGE_SIZE, page_size, keys);
+  make_pairs(pages + count, count, dim, page_size, values);
+  return {keys, values};
 }

@@ -1,5 +1,7 @@
 // Products of attention in vector registers, for any number of rows. A row's bits do not depend on the others.
 #pragma once
+#include <algorithm>
+
 #include "attention_pages.h"
 
 constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
@@ -60,13 +62,11 @@ class Products {
  public:
   Products(const uint16_t* const* pages, int count, int dim, int rows, Scratch& scratch)
       : pages_(pages), count_(count), dim_(dim), many_(rows > TILE_ROWS) {
-    if (!many_) return;
-    keys_ = scratch.pairs.get<Half>(2 * SPLIT * page_size()), values_ = keys_ + SPLIT * page_size();
-    make_pairs(pages, count, PAGE_SIZE, page_size(), keys_), make_pairs(pages + count, count, dim, page_size(), values_);
+    if (many_) pairs_ = make_pairs(pages, count, dim, scratch);
   }
   // weights [rows, KEYS] of queries [rows, dim].
   void score(const Half* queries, int rows, float* weights) const {
-    from(pages_, keys_, [&](const auto& keys) {
+    from(pages_, pairs_.keys, [&](const auto& keys) {
       for (int i = 0; i < count_; i += 2)
         in_row_tiles(rows, 0, [&]<int R>(int r) {
           const int second = std::min(i + 1, count_ - 1);  // an odd one out is scored twice and looked at once
@@ -76,7 +76,7 @@ class Products {
   }
   // Sums of values by shares [rows, KEYS].
   void sum(Half* shares, int rows, const Partial* out) const {
-    from(pages_ + count_, values_, [&](const auto& values) {
+    from(pages_ + count_, pairs_.values, [&](const auto& values) {
       in_row_tiles(rows, 0, [&]<int R>(int r) { sum_values<R>(shares + r * KEYS, values, count_, dim_, out + r); });
     });
   }
@@ -90,5 +90,5 @@ class Products {
   const uint16_t* const* pages_;
   const int count_, dim_;
   const bool many_;
-  Half *keys_ = nullptr, *values_ = nullptr;
+  SidePairs pairs_{};
 };

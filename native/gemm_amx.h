@@ -29,8 +29,7 @@ struct Kinds {
 
 // 32 columns at a place. Of four columns the middle two change places: bytes of weights become pairs by a mask.
 inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
-  const F lift = set1(0x1p64f);
-  static_assert(LIFT == 64);
+  const F lift = set1(std::ldexp(1.0f, LIFT));
   const I pairs = (I)_mm512_cvtne2ps_pbh(mul(b, lift), mul(a, lift));
   constexpr int ORDER = 0b11'01'10'00;
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
@@ -45,10 +44,9 @@ struct alignas(LINE) Unpacked {
   I groups[2][MANY_GROUPS][TILE];
 };
 
-// What a member of the team needs for its multiplications, from the beginning of a pass to its end.
+// What a member of the team needs for its multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
-  void begin() { tile_rows().forget(); }
   void end() { tile_rows().release(); }
 };
 
@@ -64,12 +62,11 @@ inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_r
   }
 }
 
-// Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums are in tiles, or in
-// memory while other rows are multiplied.
+// Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums wait in memory while
+// other rows are multiplied.
 template <bool TWO_PANELS>
 void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w) {
   const int groups = rows.groups();
-  const bool many = count > 2 * TILE;
   for (int row = first; row < first + count; row += 2 * TILE) {
     const int left = first + count - row;
     const bool two = left > TILE;
@@ -77,7 +74,7 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
     F *s = sums + (row - first), *t = s + ROW_BLOCK;
     if (g == 0) {
       tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-    } else if (many) {
+    } else {
       tile_load<0>(s);
       if (TWO_PANELS) tile_load<1>(t);
       if (two) tile_load<2>(s + TILE);
@@ -90,12 +87,10 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
       dot_groups<true, TWO_PANELS>(a, a_rows, b, b_rows, w, n);
     else
       dot_groups<false, TWO_PANELS>(a, a_rows, b, b_rows, w, n);
-    if (many || g + n == groups) {
-      tile_store<0>(s);
-      if (TWO_PANELS) tile_store<1>(t);
-      if (two) tile_store<2>(s + TILE);
-      if (TWO_PANELS && two) tile_store<3>(t + TILE);
-    }
+    tile_store<0>(s);
+    if (TWO_PANELS) tile_store<1>(t);
+    if (two) tile_store<2>(s + TILE);
+    if (TWO_PANELS && two) tile_store<3>(t + TILE);
     if (g + n == groups)
       for (int i = 0; i < 1 + TWO_PANELS; i++) {
         F *sum = s + i * ROW_BLOCK, factor = factor_of(*jobs[i].matrix);

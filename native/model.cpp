@@ -11,12 +11,14 @@
 #include "summary.h"
 #include "threads.h"
 
+constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
+
 // Panels in the order in which they are computed.
 struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
   int cols, width = 0;
-  int unit = 2;                      // panels a member takes at a time
+  int unit = 2;  // panels that belong together
   Kinds kinds;
 
   // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
@@ -26,7 +28,7 @@ struct Linear {
     if (pairs) {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
-      width = parts[0]->rows, unit = 4;  // a group of 32 outputs
+      width = parts[0]->rows, unit = PAIRS_UNIT;
       return;
     }
     for (auto* part : parts) {
@@ -107,7 +109,6 @@ struct Model {
   template <class Body>
   void run(const Body& body) {
     team->run([&](int member) {
-      own[member].work.begin();
       body(own[member]);
       own[member].work.end();
     });
@@ -166,7 +167,7 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear& layer,
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
-  F* sums = own.sums.get<F>(size_t(std::max(4, PANELS_TOGETHER)) * ROW_BLOCK);
+  F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
   // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
   const int most = std::max(1, count > ROW_BLOCK / 8 ? PANELS_TOGETHER / layer.unit : 1);
   const int units = std::clamp(layer.units() / (4 * m.team->size()), 1, most), unit = units * layer.unit;
@@ -384,7 +385,7 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Whether this process may use what this library is compiled for.
+// Whether this process may use what this library is compiled for. To be asked before anything else.
 int twostroke_usable() {
 #ifdef __AMX_BF16__
   return request_tiles();
@@ -393,7 +394,7 @@ int twostroke_usable() {
 #endif
 }
 
-void* twostroke_team(int size) { return twostroke_usable() ? new Team(size) : nullptr; }
+void* twostroke_team(int size) { return new Team(size); }
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // An empty matrix; null without memory.

@@ -16,13 +16,13 @@ inline void store(uint16_t* half, F v) { _mm256_storeu_si256((__m256i*)half, _mm
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 // 1 / x of x >= 1, to the last bit or two: a third of a division's time.
 inline F inverse(F x) {
   const F r = _mm512_rcp14_ps(x);
-  return _mm512_mul_ps(r, _mm512_fnmadd_ps(x, r, _mm512_set1_ps(2.0f)));
+  return mul(r, fnma(x, r, set1(2.0f)));
 }
-inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }

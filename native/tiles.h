@@ -33,11 +33,10 @@ class TileRows {
     asm volatile("ldtilecfg %0" ::"m"(config));
     rows_ = rows;
   }
-  // The processor's state is anybody's between passes: others in this process use tiles too.
-  void forget() { rows_ = 0; }
+  // Between passes the processor's state is anybody's: others in this process use tiles too.
   void release() {
     asm volatile("tilerelease");
-    forget();
+    rows_ = 0;
   }
 
  private:

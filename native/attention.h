@@ -94,9 +94,9 @@ inline void merge(Partial to, Partial part, int dim) {
   *to.total = *to.total * decay[0] + *part.total * gain[0];
 }
 
-inline void divide(Partial row, int dim) {
+inline void divide(Partial row, int dim, float* out) {
   const F share = set1(1.0f / *row.total);
-  for (int d = 0; d < dim; d += 16) store(row.out + d, mul(load(row.out + d), share));
+  for (int d = 0; d < dim; d += 16) store(out + d, mul(load(row.out + d), share));
 }
 
 // Where the splits of a table begin, in spans and in entries.

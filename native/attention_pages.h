@@ -32,7 +32,7 @@ struct Partial {
 };
 
 struct Scratch {
-  Buffer queries, pairs, weights, shares, outs, state;  // shares: weights, narrow
+  Buffer queries, pairs, weights, shares, outs;  // shares: weights, narrow
 };
 
 // Scaled queries of one head as rows to be multiplied. Softmax is in powers of 2: one multiplication less per weight.

@@ -29,7 +29,7 @@ struct Kinds {
 
 // 32 columns at a place. Of four columns the middle two change places: bytes of weights become pairs by a mask.
 inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
-  const F lift = set1(std::ldexp(1.0f, LIFT));
+  const F lift = power_of_two(LIFT);
   const I pairs = (I)_mm512_cvtne2ps_pbh(mul(b, lift), mul(a, lift));
   constexpr int ORDER = 0b11'01'10'00;
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));

@@ -4,6 +4,8 @@
 // bfloat16 has them. That leaves it 2^-112 times too small, which a sum is told at its end; activations are 2^64 times
 // too large meanwhile, so that nothing in between is below what AMX takes for 0.
 #pragma once
+#include <bit>
+
 #include "tiles.h"
 #include "weights.h"
 
@@ -109,12 +111,16 @@ inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quan
 
 // The same power of two for a whole matrix, as large as float16 lets it be.
 inline int lift_of(const Matrix& matrix) {
-  return matrix.format == BF16 || matrix.highest == 0 ? 0 : FLOAT16_TOP - std::ilogb(matrix.highest) - 1;
+  const int exponent = int(std::bit_cast<uint32_t>(matrix.highest) >> 23) - 127;  // what is stored is normal or zero
+  return matrix.format == BF16 || matrix.highest == 0 ? 0 : FLOAT16_TOP - exponent - 1;
 }
+
+// Not the library's, nor its logarithm above: they are SSE instructions, which wait for ours, and the next for them.
+inline F power_of_two(int exponent) { return (F)_mm512_set1_epi32((127 + exponent) << 23); }
 
 // What a sum is multiplied with at its end.
 inline F factor_of(const Matrix& matrix) {
-  return set1(std::ldexp(1.0f, matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix)));
+  return power_of_two(matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix));
 }
 
 // Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on, and asks for what follows.

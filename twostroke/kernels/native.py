@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -47,16 +47,18 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
     "team_free": (None, (_POINTER,)),
+    "settle": (None, (_POINTER,)),
     "matrix": (_POINTER, (_INT, _INT, _INT)),
     "pack": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_int64)),
     "matrix_free": (None, (_POINTER,)),
     "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
     "unpack": (None, (_POINTER, _INT, _POINTER)),
-    "model": (_POINTER, (_POINTER, _POINTER, _POINTER)),
+    "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "multiply": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "logits": (None, (_POINTER, _POINTER, _INT, _POINTER)),
+    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
 }
 
@@ -150,7 +152,7 @@ class NativeKernels:
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
         # A model without blocks has all that a product by itself takes.
-        self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None)
+        self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, self.bare)
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
@@ -185,7 +187,7 @@ class Matrix:
             data = np.ascontiguousarray(part.data)
             kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), data.ctypes.data, data.shape[1])
             part.release()  # or a mapped file would stay in memory beside what was packed from it
-        weakref.finalize(self, kernels.library.twostroke_matrix_free, self.handle)
+        weakref.finalize(self, _free_settled, kernels.library.twostroke_matrix_free, self.handle, kernels)
 
     @property
     def nbytes(self) -> int:
@@ -198,7 +200,7 @@ class Matrix:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         out, x, kernels = torch.empty(len(x), self.shape[0]), x.contiguous(), self.kernels
-        kernels.library.twostroke_multiply(kernels.bare, self.handle, None, x.data_ptr(), len(x), out.data_ptr())
+        kernels.library.twostroke_multiply(kernels.bare, self.handle, x.data_ptr(), len(x), out.data_ptr())
         return out
 
 
@@ -223,12 +225,21 @@ class NativePass:
             config.attention_scale,
             config.embedding_scale,
         )
-        self.handle = self.library.twostroke_model(kernels.team, ctypes.byref(fields), self.embed.handle)
-        weakref.finalize(self, self.library.twostroke_model_free, self.handle)
+        norm = decoder.norm.vector
+        self.handle = self.library.twostroke_model(
+            kernels.team, ctypes.byref(fields), self.embed.handle, self.head.handle, norm.data_ptr()
+        )
+        # What a pass reads has to outlive it, and members of the team may be late.
+        self.lent: list[torch.Tensor] = [norm]
+        self.kv: list[torch.Tensor] = []
+        free = self.library.twostroke_model_free
+        weakref.finalize(self, _free_settled, free, self.handle, kernels, self.lent, self.kv)
         for layer in decoder.layers:
             post = layer.post_norms or (None, None)
             qk = layer.qk_norms or (None, None, 0.0)
             norms = [layer.attn_norm, layer.mlp_norm, *qk[:2], *post]
+            vectors = [norm.vector for norm in norms if norm is not None] + [layer.qkv.bias]
+            self.lent += [vector for vector in vectors if vector is not None]
             matrices = [*layer.qkv.matrices, *layer.o.matrices, *layer.gate_up.matrices, *layer.down.matrices]
             self.library.twostroke_add_block(
                 self.handle,
@@ -260,6 +271,9 @@ class NativePass:
         if batch.query_rows is not None and batch.queries is not None:
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = batch.query_rows.data_ptr(), batch.queries.data_ptr()
+        if not (self.kv and self.kv[0] is kv):
+            self.library.twostroke_settle(self.kernels.team)
+            self.kv[:] = [kv]
         strides = (ctypes.c_int64 * 3)(*kv.stride()[:3])
         self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), strides, hidden.data_ptr())
         return hidden
@@ -276,11 +290,14 @@ class NativePass:
         """[R, hidden] -> [R, vocab]."""
         hidden = hidden.contiguous()
         out = torch.empty(len(hidden), self.head.shape[0])
-        norm = self.decoder.norm.vector.data_ptr()
-        self.library.twostroke_multiply(
-            self.handle, self.head.handle, norm, hidden.data_ptr(), len(hidden), out.data_ptr()
-        )
+        self.library.twostroke_logits(self.handle, hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
+
+
+def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKernels, *_kept: list[torch.Tensor]) -> None:
+    """Frees what a team may read, when none of its members is late with a pass."""
+    kernels.library.twostroke_settle(kernels.team)
+    free(handle)
 
 
 def _library_path(variant: str) -> Path | None:

@@ -1,0 +1,161 @@
+// A block of a decoder, for the rows of a pass.
+#pragma once
+#include "layers.h"
+#include "pass.h"
+
+// Turn the pairs (i, i + dim / 2) of one head.
+void rotate(float* head, const float* cos, const float* sin, int dim) {
+  const int half = dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    const F a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, fnma(b, s, mul(a, c)));
+    store(head + half + i, fma(a, s, mul(b, c)));
+  }
+}
+
+// Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.
+void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& batch, Layer kv, const float* qkv,
+                    float* turned) {
+  const Config& c = m.config;
+  const int width = (c.heads + 2 * c.kv_heads) * c.dim;
+  m.team->share_once(batch.num_rows, own.member, [&](int row) {
+    float* heads = own.row.get<float>(width);
+    std::copy_n(qkv + size_t(row) * width, width, heads);
+    const size_t angles = (size_t(b.rope) * batch.turns + row) * (c.dim / 2);
+    for (int h = 0; h < c.heads + c.kv_heads; h++) {
+      float* head = heads + h * c.dim;
+      if (b.q_norm) rms_norm(head, h < c.heads ? b.q_norm : b.k_norm, c.dim, c.eps, head);
+      rotate(head, batch.cos + angles, batch.sin + angles, c.dim);
+    }
+    const F scale = set1(c.attention_scale);
+    float* queries = turned + size_t(row) * width;
+    for (int i = 0; i < c.heads * c.dim; i += 16) store(queries + i, mul(load(heads + i), scale));
+    const int64_t page = batch.pages[row], slot = batch.slots[row];
+    for (int h = 0; h < c.kv_heads; h++) {
+      const float *k = heads + (c.heads + h) * c.dim, *v = k + c.kv_heads * c.dim;
+      uint16_t *keys = kv.page(0, page, h) + slot, *values = kv.page(1, page, h) + slot * c.dim;
+      for (int d = 0; d < c.dim; d += 16) {
+        uint16_t halves[16];
+        store(halves, load(k + d));
+        for (int i = 0; i < 16; i++) keys[(d + i) * PAGE_SIZE] = halves[i];
+        store(values + d, load(v + d));
+      }
+    }
+  });
+}
+
+// Turned and scaled, as attention takes them.
+void hand_out_queries(Model& m, Model::Private& own, const Batch& batch, size_t block, const float* qkv) {
+  const Config& c = m.config;
+  const size_t size = size_t(c.heads) * c.dim, width = size + 2 * size_t(c.kv_heads) * c.dim;
+  m.team->share_once(int(batch.num_queries), own.member, [&](int i) {
+    const float* queries = qkv + batch.query_rows[i] * width;
+    std::copy_n(queries, size, batch.queries + (block * batch.num_queries + i) * size);
+  });
+}
+
+// Ask for the keys that this member looks at first.
+void fetch_keys(const Model& m, const Model::Private& own, const Batch& batch, const Attention& plan, Layer kv) {
+  if (batch.num_rows > ROW_BLOCK) return;
+  const Attention::Unit& unit = plan.units[m.team->first(int(plan.units.size()), own.member)];
+  const Piece& piece = plan.pieces[unit.piece];
+  const Split& split = piece.splits[std::max(0, unit.split)];
+  const Span* spans = batch.span_starts[piece.sequence] + batch.spans + split.first;
+  for (int i = 0; i < split.count; i++)
+    fetch_bytes(kv.page(0, spans[i].page, unit.head), size_t(2) * PAGE_SIZE * kv.dim);
+}
+
+template <class Finish>
+void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
+               const float* qkv, float* memory, float* out, const Finish& finish) {
+  const Config& c = m.config;
+  const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads, stride = c.dim + 16;
+  auto partial_at = [&](float* base, size_t i) {
+    float* place = base + i * stride;
+    return Partial{place, place + c.dim, place + c.dim + 1};
+  };
+  auto result = [&](const Piece& piece, int head, int i) {  // of query i: [row, repeat]
+    return out + (size_t(piece.first + i / repeat) * c.heads + head * repeat + i % repeat) * c.dim;
+  };
+  m.team->share(int(plan.units.size()), own.member, [&](int u) {
+    const Attention::Unit& unit = plan.units[u];
+    const Piece& piece = plan.pieces[unit.piece];
+    const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
+    const Span* spans = batch.spans + batch.span_starts[piece.sequence];
+    own.queries.clear();
+    Half* narrow = own.scratch.queries.get<Half>(size_t(queries) * c.dim);
+    for (int i = 0; i < queries; i++) {
+      const int row = piece.first + i / repeat;
+      const float* q = qkv + size_t(row) * width + (unit.head * repeat + i % repeat) * c.dim;
+      own.queries.push_back(query_of(batch, piece.sequence, row, entries));
+      narrow_query(q, c.dim, narrow + size_t(i) * c.dim);
+    }
+    auto split = [&](const Split& s, float* base, size_t first) {
+      own.outs.clear();
+      for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
+      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(), narrow,
+                   queries, own.outs.data(), own.scratch);
+    };
+    if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
+    float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;
+    std::fill_n(wholes, size_t(queries) * stride, 0.0f);
+    for (const Split& s : piece.splits) {
+      split(s, parts, 0);
+      for (int i = 0; i < queries; i++) merge(partial_at(wholes, i), own.outs[i], c.dim);
+    }
+    for (int i = 0; i < queries; i++) divide(partial_at(wholes, i), c.dim, result(piece, unit.head, i));
+  }, finish);
+  if (plan.shared.empty()) return;
+  m.team->share(int(plan.shared.size()), own.member, [&](int u) {
+    const Attention::Unit& unit = plan.shared[u];
+    const Piece& piece = plan.pieces[unit.piece];
+    const int queries = piece.count * repeat;
+    for (int i = 0; i < queries; i++) {
+      const Partial whole = partial_at(own.scratch.outs.get<float>(stride), 0);
+      std::fill_n(whole.out, stride, 0.0f);
+      for (int split = 0; split < unit.split; split++)
+        merge(whole, partial_at(memory, unit.partial + size_t(split) * queries + i), c.dim);
+      divide(whole, c.dim, result(piece, unit.head, i));
+    }
+  });
+}
+
+void embed(Model& m, Model::Private& own, const Pass& pass) {
+  const int hidden = m.config.hidden;
+  float* out = pass.room.of(0).x;
+  m.team->share(pass.batch.num_rows, own.member, [&](int row) {
+    float *weights = own.row.get<float>(hidden), *x = out + size_t(row) * hidden;
+    unpack_row(*m.embed, int(pass.batch.tokens[row]), weights);
+    for (int i = 0; i < hidden; i++) x[i] = weights[i] * m.config.embedding_scale;
+  });
+}
+
+constexpr int BLOCK_PHASES = 13;  // at most
+
+void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
+  const Block& b = m.blocks[i];
+  const Linear& following = m.blocks[(i + 1) % m.blocks.size()].qkv;
+  const Batch& batch = pass.batch;
+  const Attention& plan = pass.plan(b.window);
+  const Layer kv = pass.layer(i);
+  const Room::Places at = pass.room.of(i);
+  const int n = batch.num_rows;
+  auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
+  // What a layer makes is added to what was there before, in the one step or, after a norm, in the other.
+  auto add_linear = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
+                        const Linear& next) {
+    store_linear(m, own, layer, rows, n, norm ? made : out, norm ? nullptr : before, fetching(next));
+    if (norm) post_norm_add(m, own, norm, n, made, before, out);
+  };
+  Rows rows = prepare(m, own, b.qkv, at.x, n, at.inputs, b.attn_norm);
+  store_linear(m, own, b.qkv, rows, n, at.qkv, nullptr, [&] { fetch_keys(m, own, batch, plan, kv); });
+  rope_and_store(m, own, b, batch, kv, at.qkv, at.turned);
+  if (batch.num_queries) hand_out_queries(m, own, batch, i, at.turned);
+  attention(m, own, b, batch, plan, kv, at.turned, at.partials, at.attended, fetching(b.o));
+  rows = prepare(m, own, b.o, at.attended, n, at.attended_inputs, nullptr);
+  add_linear(b.o, rows, b.attn_post_norm, at.attention_out, at.x, at.after, b.gate_up);
+  const float* dropout = batch.dropout ? batch.dropout + size_t(i) * n * m.config.hidden : nullptr;
+  rows = prepare(m, own, b.gate_up, at.after, n, at.mlp_inputs, b.mlp_norm, dropout);
+  rows = gated_linear(m, own, b.gate_up, rows, n, at.gated, b.down);
+  add_linear(b.down, rows, b.mlp_post_norm, at.mlp_out, at.after, pass.room.of(i + 1).x, following);
+}

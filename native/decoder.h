@@ -1,0 +1,57 @@
+// What a decoder consists of, as its kernels see it.
+#pragma once
+#include <memory>
+#include <vector>
+
+#ifdef __AMX_BF16__
+#include "gemm_amx.h"
+#else
+#include "gemm.h"
+#endif
+
+constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
+
+// Panels in the order in which they are computed.
+struct Linear {
+  std::vector<Job> jobs;
+  const float* bias = nullptr;
+  int cols, width = 0;
+  int unit = 2;  // panels that belong together
+  Kinds kinds;
+
+  // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
+  Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
+      : bias(bias), cols(parts[0]->cols) {
+    for (auto* part : parts) kinds.add(part->format);
+    if (pairs) {
+      for (int p = 0; p < parts[0]->rows / PANEL; p++)
+        for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
+      width = parts[0]->rows, unit = PAIRS_UNIT;
+      return;
+    }
+    for (auto* part : parts) {
+      for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
+      width += part->rows;
+    }
+  }
+  int units() const { return (int(jobs.size()) + unit - 1) / unit; }
+};
+
+struct Config {
+  int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
+  float eps, attention_scale, embedding_scale;
+};
+
+struct Block {
+  const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
+  Linear qkv, o, gate_up, down;
+  int rope, window;
+};
+
+struct Decoder {
+  Config config;
+  const Matrix* embed;
+  std::vector<Block> blocks;
+  std::unique_ptr<Linear> head;
+  const float* head_norm = nullptr;
+};

@@ -1,0 +1,123 @@
+// The layers of a block but for attention, for the rows of a pass.
+#pragma once
+#include "model.h"
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  F squares = zero();
+  for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  const F scale = set1(1.0f / std::sqrt(sum(squares) / n + eps));
+  for (int i = 0; i < n; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+}
+
+// One row in whatever its layer multiplies.
+void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
+  size_t at;
+  int stride;
+  rows.place(row, at, stride);
+  for (int c = 0; c < layer.cols; c += GROUP, at += stride) put_group(layer.kinds, load(x + c), load(x + c + 16), rows, at);
+}
+
+// Rows ready to be multiplied, in `memory`, each first normed if a norm is given, and then scaled if factors are.
+Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
+             const float* norm, const float* factors = nullptr) {
+  const int cols = layer.cols;
+  auto row = [&](Rows rows, int i) {
+    const float* source = x + size_t(i) * cols;
+    if (norm) {
+      float* normed = own.row.get<float>(cols);
+      rms_norm(source, norm, cols, m.config.eps, normed);
+      for (int c = 0; factors && c < cols; c += 16)
+        store(normed + c, mul(load(normed + c), load(factors + size_t(i) * cols + c)));
+      source = normed;
+    }
+    prepare_row(source, layer, rows, i);
+  };
+  if (count <= FEW_ROWS) {
+    Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
+    for (int i = 0; i < count && !m.team->late(own.member); i++) row(rows, i);
+    return rows;
+  }
+  const Rows rows = Rows::in(memory, count, cols);
+  m.team->share(count, own.member, [&](int i) { row(rows, i); });
+  return rows;
+}
+
+// Ask for what this member reads first of a layer, while there is nothing better to do.
+void fetch_start(const Model& m, const Model::Private& own, const Linear& layer, int count) {
+  constexpr size_t BYTES = 16 << 10;
+  if (count > ROW_BLOCK) return;
+  const size_t first = size_t(m.team->first(layer.units(), own.member)) * layer.unit;
+  for (size_t i = first, bytes = 0; i < layer.jobs.size() && bytes < BYTES; i++) {
+    const Job& job = layer.jobs[i];
+    const size_t more = std::min(job.matrix->panel_bytes(), BYTES - bytes);
+    fetch_bytes(job.matrix->panel(job.panel), more), bytes += more;
+  }
+}
+
+// Every panel times every row. emit(jobs, n, first row, rows, sums [n][ROW_BLOCK]) takes the results of a unit's n
+// panels; finish() is called when a member has nothing left to do.
+template <class Emit, class Finish>
+void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
+            const Finish& finish) {
+  F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
+  // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
+  const int most = std::max(1, count > ROW_BLOCK / 8 ? PANELS_TOGETHER / layer.unit : 1);
+  const int units = std::clamp(layer.units() / (4 * m.team->size()), 1, most), unit = units * layer.unit;
+  const int pieces = (layer.units() + units - 1) / units;
+  m.team->share(pieces, own.member, [&](int piece) {
+    const Job* jobs = &layer.jobs[size_t(piece) * unit];
+    const int n = std::min(unit, int(layer.jobs.size()) - piece * unit);
+    for (int first = 0; first < count; first += ROW_BLOCK) {
+      const int block = std::min(ROW_BLOCK, count - first);
+      multiply(jobs, n, rows, first, block, sums, own.work);
+      emit(jobs, n, first, block, sums);
+    }
+  }, finish);
+}
+
+// What was `before`, if anything, and the products to `out`.
+template <class Finish>
+void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out,
+                  const float* before, const Finish& finish) {
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++)
+      for (int i = 0; i < n; i++) {
+        const size_t place = size_t(first + r) * layer.width + jobs[i].column;
+        F sum = sums[i * ROW_BLOCK + r];
+        if (layer.bias) sum = add(sum, load(layer.bias + jobs[i].column));
+        store(out + place, before ? add(sum, load(before + place)) : sum);
+      }
+  };
+  linear(m, own, layer, rows, count, emit, finish);
+}
+
+// Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
+Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, uint8_t* memory,
+                  const Linear& next) {
+  const Rows out = Rows::in(memory, count, next.cols);
+  auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
+      for (int r = 0; r < block; r++) {
+        const F a = gated(sums[r], sums[ROW_BLOCK + r]), b = gated(sums[2 * ROW_BLOCK + r], sums[3 * ROW_BLOCK + r]);
+        size_t at;
+        int stride;
+        out.place(first + r, at, stride);
+        at += size_t(jobs->column / GROUP) * stride;
+        put_group(next.kinds, a, b, out, at);
+      }
+  };
+  linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });
+  return out;
+}
+
+void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* more, const float* before,
+                   float* out) {
+  const int n = m.config.hidden;
+  m.team->share(count, own.member, [&](int row) {
+    const size_t at = size_t(row) * n;
+    float* normed = own.row.get<float>(n);
+    rms_norm(more + at, norm, n, m.config.eps, normed);
+    for (int i = 0; i < n; i += 16) store(out + at + i, add(load(before + at + i), load(normed + i)));
+  });
+}

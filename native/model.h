@@ -1,0 +1,33 @@
+// A decoder, the team that runs it, and the memory that either needs.
+#pragma once
+#include "pass.h"
+#include "threads.h"
+
+struct Model : Decoder {
+  Team* team;
+  struct Private {  // of a member
+    int member;
+    Buffer row, prepared, sums;
+    Workspace work;
+    Scratch scratch;
+    std::vector<Query> queries;
+    std::vector<Partial> outs;
+  };
+  std::vector<Private> own;
+  std::vector<Pass> passes;  // by the team's runs
+  std::vector<Product> products;
+
+  Model(const Config& config, const Matrix* embed, Team* team)
+      : Decoder{config, embed, {}, {}, {}}, team(team), own(team->all()), passes(team->runs()), products(team->runs()) {
+    for (int i = 0; i < team->all(); i++) own[i].member = i;
+  }
+
+  // body(own) as a job of the team.
+  template <class Body>
+  Team::Job job(const Body& body) {
+    return [this, body](int member) {
+      body(own[member]);
+      own[member].work.end();
+    };
+  }
+};

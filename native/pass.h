@@ -1,0 +1,88 @@
+// What a pass works on. It keeps all of it by itself, and not what its caller lends: a member that lost its core may
+// still be in a pass that is over.
+#pragma once
+#include "room.h"
+
+// A product by itself. Results that are quickly copied have a place of their own, so that its pieces are pure.
+struct Product {
+  const float* x;
+  uint8_t* inputs;  // ready to be multiplied
+  float* out;
+  bool pure;
+
+  void begin(const Linear& layer, const float* lent, int count, float* result) {
+    constexpr size_t QUICKLY_COPIED = 1 << 20;
+    auto lines = [](size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; };
+    const size_t values = size_t(count) * layer.cols, x_size = lines(sizeof(float) * values);
+    const size_t ready = lines(Rows::bytes(count, layer.cols)), out_size = sizeof(float) * count * layer.width;
+    pure = out_size <= QUICKLY_COPIED;
+    uint8_t* at = memory_.get<uint8_t>(x_size + ready + (pure ? out_size : 0));
+    std::copy_n(lent, values, (float*)at);
+    x = (float*)at, inputs = at + x_size;
+    out = pure ? (float*)(inputs + ready) : result;
+  }
+
+ private:
+  Buffer memory_;
+};
+
+class Pass {
+ public:
+  Batch batch{};  // in our own memory; angles by row, not by position
+  Room room;
+
+  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides) {
+    batch = lent, kv_ = kv, config_ = &model.config;
+    std::copy_n(strides, 3, strides_);
+    const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
+    keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
+    keep(positions_, batch.positions, rows), keep(query_rows_, batch.query_rows, lent.num_queries);
+    keep(spans_, batch.spans, lent.span_starts[sequences]);
+    keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
+    cos_.clear(), sin_.clear();
+    for (int rope = 0; rope < config_->num_ropes; rope++)
+      for (size_t row = 0; row < rows; row++) {
+        const size_t at = (size_t(rope) * lent.turns + lent.positions[row]) * half;
+        cos_.insert(cos_.end(), lent.cos + at, lent.cos + at + half);
+        sin_.insert(sin_.end(), lent.sin + at, lent.sin + at + half);
+      }
+    batch.cos = cos_.data(), batch.sin = sin_.data(), batch.turns = rows;
+    plans_.clear();
+    size_t partials = 0;
+    for (const Block& b : model.blocks) {
+      if (!find(b.window)) plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window));
+      partials = std::max(partials, plan(b.window).num_partials);
+    }
+    room = Room(model, memory_, rows, partials * (config_->dim + 16));
+  }
+
+  // Whether its pieces may be computed twice, and be late: see threads.h.
+  bool pure() const { return room.apart() && !batch.dropout; }
+
+  const Attention& plan(int window) const { return *find(window); }
+  Layer layer(size_t block) const {
+    return {kv_ + block * strides_[0], strides_[1], strides_[2], config_->kv_heads, config_->dim};
+  }
+
+ private:
+  template <class T>
+  static void keep(std::vector<T>& store, const T*& list, size_t count) {
+    store.assign(list, list + count);
+    list = store.data();
+  }
+  const Attention* find(int window) const {
+    for (auto& [known, plan] : plans_)
+      if (known == window) return &plan;
+    return nullptr;
+  }
+
+  const Config* config_;
+  uint16_t* kv_;
+  int64_t strides_[3];
+  std::vector<int64_t> tokens_, pages_, slots_, positions_, query_rows_;
+  std::vector<int32_t> row_starts_, span_starts_;
+  std::vector<Span> spans_;
+  std::vector<float> cos_, sin_;
+  std::vector<std::pair<int, Attention>> plans_;  // by window
+  Buffer memory_;
+};

@@ -1,0 +1,69 @@
+// Where the numbers of a pass lie.
+#pragma once
+#include "batch.h"
+
+constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of their own
+
+// If the numbers of a pass are few, every block has places of its own: nothing is overwritten while
+// the pass lasts, so its pieces are pure. If they are many, the blocks take turns in one set of places.
+class Room {
+ public:
+  struct Places {
+    float *x, *qkv, *turned, *attended, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    uint8_t *inputs, *attended_inputs, *mlp_inputs, *gated;                           // rows ready to be multiplied
+  };
+
+  Room() = default;
+  Room(const Decoder& model, Buffer& memory, size_t rows, size_t partials)
+      : config_(&model.config), rows_(rows), partials_(partials) {
+    for (const Block& b : model.blocks) norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
+    const size_t count = model.blocks.size() + 1;  // the last has but an x
+    apart_ = true, size_ = measure();
+    apart_ = size_ * count <= APART;
+    if (!apart_) size_ = measure();
+    memory_ = memory.get<uint8_t>(apart_ ? size_ * count : size_);
+  }
+  bool apart() const { return apart_; }
+
+  Places of(size_t block) const {
+    Places places;
+    lay_out(memory_ + (apart_ ? block * size_ : 0), places);
+    return places;
+  }
+
+ private:
+  size_t measure() const {
+    Places places;
+    return size_t(lay_out(nullptr, places));
+  }
+
+  uint8_t* lay_out(uint8_t* at, Places& to) const {
+    const Config& c = *config_;
+    const size_t q_size = size_t(c.heads) * c.dim, qkv_size = q_size + 2 * size_t(c.kv_heads) * c.dim;
+    auto take = [&](auto*& place, size_t count) {
+      place = (std::remove_reference_t<decltype(place)>)at;
+      at += (count * sizeof(*place) + LINE - 1) / LINE * LINE;
+    };
+    auto take_or_share = [&](auto*& place, size_t count, auto* other) { apart_ ? take(place, count) : void(place = other); };
+    const size_t ready = rows_ > FEW_ROWS ? Rows::bytes(rows_, std::max(c.hidden, int(q_size))) : 0;
+    take(to.x, rows_ * c.hidden);
+    take_or_share(to.after, rows_ * c.hidden, to.x);
+    take(to.qkv, rows_ * qkv_size);
+    take_or_share(to.turned, rows_ * qkv_size, to.qkv);
+    take(to.attended, rows_ * q_size);
+    take(to.partials, partials_);
+    take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
+    take_or_share(to.mlp_out, norms_after_ ? rows_ * c.hidden : 0, to.attention_out);
+    take(to.inputs, ready);
+    take_or_share(to.attended_inputs, ready, to.inputs);
+    take_or_share(to.mlp_inputs, ready, to.inputs);
+    take(to.gated, Rows::bytes(rows_, c.intermediate));
+    return at;
+  }
+
+  const Config* config_ = nullptr;
+  size_t rows_ = 0, partials_ = 0;
+  bool norms_after_ = false, apart_ = false;
+  size_t size_ = 0;
+  uint8_t* memory_ = nullptr;
+};

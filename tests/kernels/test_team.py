@@ -1,0 +1,35 @@
+"""More threads than cores: members lose theirs all the time, what they held is computed again, and they come late.
+
+Pages are few, so that those of one answer are soon the next one's: who writes late writes into another's.
+"""
+
+from pathlib import Path
+
+import pytest
+from tests.tiny import write_model
+
+from twostroke.engine.sampling import SamplingParams
+from twostroke.kernels import native
+from twostroke.llm import LLM
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+
+PROMPTS = [[3 + (i * 7 + n) % 90 for i in range(n)] for n in (1, 30, 140)]  # the last has more keys than one split
+SAMPLING = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
+
+
+@pytest.mark.parametrize("variant", native.VARIANTS)
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])  # biases; norms of heads and after layers, windows
+def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) -> None:
+    if variant not in native.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    path = str(write_model(family, tmp_path, head_dim=32))
+    options = {"backend": f"native-{variant}", "weights": "int8", "prefix_index": "off", "page_size": 16}
+    alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
+    expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
+    page_bytes = alone.pool.storage[:, :, 0].nbytes
+    for _ in range(3):  # also: a model goes while members are late
+        crowded = LLM(path, threads=5, kv_bytes=16 * page_bytes, **options)
+        for _ in range(5):
+            assert [done.tokens for done in crowded.generate(PROMPTS, params=SAMPLING)] == expected
+            assert [crowded.generate([one], params=SAMPLING)[0].tokens for one in PROMPTS] == expected

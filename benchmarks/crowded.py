@@ -1,9 +1,9 @@
-"""How decode bears a crowd: its speed beside one process that is busy on every core, at equal priority.
+"""How engines bear a crowd: their speed beside one process that is busy on every core, at equal priority.
 
-    python -m benchmarks.crowded --model smollm2-135m
+    python -m benchmarks.crowded --model smollm2-135m --engines twostroke,openvino
 
-Quiet and crowded turns alternate. The other process multiplies matrices that fit in cache, on as many threads as the
-model runs on: it takes cores and no memory bandwidth.
+Engines run in turn, as in `benchmarks.peers`, each quiet and then crowded. The other process multiplies matrices that
+fit in cache, on as many threads as the engines have: it takes cores and no memory bandwidth.
 """
 
 from __future__ import annotations
@@ -12,77 +12,119 @@ import argparse
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
-from benchmarks.record import Others, doubt, save
-from twostroke.benchmark.latency import Prompts, Workload
-from twostroke.llm import LLM
+from benchmarks.peer.__main__ import WORK
+from benchmarks.peer.client import Worker
+from benchmarks.peer.engines import OURS
+from benchmarks.peer.turns import SETTLE_S, Entry, Prompts, Turn, Workload, load, take_turn
+from benchmarks.record import doubt, save
 
 DEFINITIONS = {
-    "quiet_tok_s": "output tokens - 1 / (last token - first token), batch 1, nothing else running",
-    "crowded_tok_s": "the same beside the busy process",
+    "prefill": "prompt tokens / time to first token, batch 1, tokens per second",
+    "decode": "output tokens - 1 / (last token - first token)",
+    "quiet": "with nothing else running, round by round",
+    "crowded": "the same beside the busy process",
     "kept": "median of crowded / median of quiet",
     "others_cpu": "processor time of everything else on the machine during the quiet turns / wall time",
 }
 BUSY = "import torch, sys; torch.set_num_threads(int(sys.argv[1])); x = torch.randn(256, 256)\nwhile True: x @ x"
 
 
-def decode_speed(llm: LLM, prompt: list[int], count: int) -> float:
-    """Tokens per second of one answer."""
-    times = [time.perf_counter() for _ in llm.stream(prompt, max_tokens=count, ignore_eos=True, temperature=0.0)]
-    return (len(times) - 1) / (times[-1] - times[0])
+@dataclass
+class Bearing:
+    """The turns of one engine."""
+
+    version: str
+    quiet: list[Turn] = field(default_factory=list[Turn])
+    crowded: list[Turn] = field(default_factory=list[Turn])
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "prefill": {"quiet": rates(self.quiet, "prefill"), "crowded": rates(self.crowded, "prefill")},
+            "decode": {"quiet": rates(self.quiet, "decode"), "crowded": rates(self.crowded, "decode")},
+            "kept": {stroke: self.kept(stroke) for stroke in ("prefill", "decode")},
+            "others_cpu": [turn.others_cpu for turn in self.quiet],
+        }
+
+    def kept(self, stroke: str) -> float:
+        return median(rates(self.crowded, stroke)) / median(rates(self.quiet, stroke))
+
+    def row(self, engine: str) -> str:
+        def cell(stroke: str) -> str:
+            quiet, crowded = (median(rates(turns, stroke)) for turns in (self.quiet, self.crowded))
+            return f"{quiet:.1f} to {crowded:.1f}, {crowded / quiet:.0%}"
+
+        return f"| {engine} | {cell('prefill')} | {cell('decode')} |"
 
 
-@dataclass(frozen=True)
-class Crowded:
-    """As in `DEFINITIONS`."""
-
-    threads: int
-    quiet_tok_s: list[float]
-    crowded_tok_s: list[float]
-    others_cpu: list[float]
-
-    @property
-    def kept(self) -> float:
-        return median(self.crowded_tok_s) / median(self.quiet_tok_s)
+def rates(turns: list[Turn], stroke: str) -> list[float]:
+    return [asdict(turn.rates)[stroke] for turn in turns]
 
 
-def measure(llm: LLM, rounds: int, workload: Workload) -> Crowded:
-    (prompt,) = Prompts().make(llm, workload, 0)
-    found = Crowded(llm.decoder.kernels.threads, [], [], [])
-    decode_speed(llm, prompt, workload.output_tokens)
-    for _ in range(rounds):
-        watch = Others()
-        found.quiet_tok_s.append(decode_speed(llm, prompt, workload.output_tokens))
-        found.others_cpu.append(watch.cpu)
-        busy = subprocess.Popen([sys.executable, "-c", BUSY, str(found.threads)])
-        try:
-            time.sleep(3)  # until it has imported torch
-            found.crowded_tok_s.append(decode_speed(llm, prompt, workload.output_tokens))
-        finally:
-            busy.kill()
-            busy.wait()
+@contextmanager
+def busy(threads: int) -> Generator[None]:
+    process = subprocess.Popen([sys.executable, "-c", BUSY, str(threads)])
+    try:
+        time.sleep(3)  # until it has imported torch
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(model: str, engines: list[str], rounds: int, threads: int, workload: Workload) -> dict[str, Bearing]:
+    """Of the engines that could be loaded. Raises WorkerFailed if one ends."""
+    prompts, found = Prompts(model), dict[str, Bearing]()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for name in engines:
+            entry = Entry(name)
+            context = workload.prompt_tokens + workload.output_tokens
+            if (worker := load(entry, model, context, workload.batch, threads, WORK, say)) is not None:
+                workers[name], found[name] = stack.enter_context(worker), Bearing(entry.version)
+        for round_number in range(rounds + 1):  # the first warms up
+            for name, worker in workers.items():
+                say(f"{model}: round {round_number} of {rounds}, {name}")
+                asked = prompts.make(workload, round_number)
+                quiet = take_turn(worker, asked, workload, round_number)
+                time.sleep(SETTLE_S)
+                if round_number:
+                    found[name].quiet.append(quiet)
+                    with busy(threads):
+                        found[name].crowded.append(take_turn(worker, asked, workload, round_number))
+                    time.sleep(SETTLE_S)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Decode beside a busy process.")
+    parser = argparse.ArgumentParser(description="Engines beside a busy process.")
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
+    parser.add_argument("--engines", default=OURS, help="names with commas between them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
-    parser.add_argument("--threads", type=int, help="default: the cores this process may use")
+    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    print("| model | quiet tok/s | crowded tok/s | kept |\n| --- | ---: | ---: | ---: |")
+    workload = Workload("single", options.prompt, options.output)
     cpus: list[float] = []
-    for name in options.model or ["smollm2-135m"]:
-        llm = LLM(name, threads=options.threads, prefix_index="off", kv_bytes=1 << 28)
-        found = measure(llm, options.rounds, Workload(options.prompt, options.output, 1))
-        quiet, crowded = median(found.quiet_tok_s), median(found.crowded_tok_s)
-        print(f"| {name} | {quiet:.1f} | {crowded:.1f} | {found.kept:.0%} |")
-        cpus += found.others_cpu
-        save("crowded", DEFINITIONS, name, asdict(found) | {"kept": found.kept})
+    for model in options.model or ["smollm2-135m"]:
+        found = measure(model, options.engines.split(","), options.rounds, options.threads, workload)
+        print(f"| {model}, tokens/s | prefill | decode |\n| --- | ---: | ---: |")
+        for name, bearing in found.items():
+            print(bearing.row(name))
+            cpus += [turn.others_cpu for turn in bearing.quiet]
+        facts = {name: bearing.facts() for name, bearing in found.items()}
+        save("crowded", DEFINITIONS, model, {"threads": options.threads, "engines": facts})
     print(*doubt(cpus), sep="\n")
 
 

@@ -6,8 +6,8 @@ Pages are few, so that those of one answer are soon the next one's: who writes l
 from pathlib import Path
 
 import pytest
-from tests.tiny import write_model
 
+from tests.tiny import write_model
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import native
 from twostroke.llm import LLM

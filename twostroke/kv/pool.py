@@ -62,6 +62,8 @@ class PagePool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages with one reference each. Raises OutOfPages, having taken none."""
+        if not count:
+            return []
         if count > len(self._free) and self.reclaim is not None:
             self.reclaim(count - len(self._free))
         with self._lock:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.errors import KVError
-from twostroke.kernels.interface import PAGE, POSITION, START, STOP
+from twostroke.kernels.interface import PAGE, START, STOP
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.provenance import extend
@@ -54,39 +54,36 @@ class Writer:
         Raises OutOfPages with nothing changed. K and V at the returned places are the caller's to write.
         """
         self._require_open()
-        pool, size = self.base.pool, self.base.pool.page_size
-        last = self._table[self._num_spans - 1] if self._num_spans else None
-        in_place = 0
-        if last is not None and last[POSITION] + last[STOP] - last[START] == self.next_position:
-            in_place = min(len(tokens), size - int(last[STOP]))
-        claimed = in_place > 0 and pool.claim(int(last[PAGE]), int(last[STOP]), int(last[STOP]) + in_place)  # pyright: ignore[reportOptionalSubscript]
+        pool, size, count, in_place = self.base.pool, self.base.pool.page_size, len(tokens), 0
+        page = start = stop = position = 0
+        if self._num_spans:
+            page, start, stop, position = self._table[self._num_spans - 1].tolist()
+            if position + stop - start == self.next_position:
+                in_place = min(count, size - stop)
+        claimed = in_place > 0 and pool.claim(page, stop, stop + in_place)
         copy = in_place > 0 and not claimed
-        fresh = -(-(len(tokens) - in_place) // size)
+        fresh = -(-(count - in_place) // size)
         try:
             pages = pool.allocate(fresh + copy)
         except Exception:
-            if claimed and last is not None:
-                pool.unclaim(int(last[PAGE]), int(last[STOP]))
+            if claimed:
+                pool.unclaim(page, stop)
             raise
         self._own += pages
-        if copy and last is not None:
-            page = pages.pop(0)
-            pool.copy_slots(int(last[PAGE]), page, int(last[START]), int(last[STOP]))
-            pool.claim(page, int(last[STOP]), int(last[STOP]) + in_place)
-            last[PAGE] = page
-        slots = np.arange(len(tokens)) - in_place
-        if in_place and last is not None:
-            slots[:in_place] += last[STOP] + in_place
-            last[STOP] += in_place
-        slots[in_place:] %= size
-        where = np.repeat(pages, size)[: len(tokens) - in_place]
-        if in_place and last is not None:
-            where = np.concatenate([np.full(in_place, last[PAGE]), where])
-        self._add_spans(pages, len(tokens) - in_place, self.next_position + in_place)
-        positions = self.next_position + np.arange(len(tokens))
-        self.next_position += len(tokens)
+        if copy:
+            copied, page = page, pages.pop(0)
+            pool.copy_slots(copied, page, start, stop)
+            pool.claim(page, stop, stop + in_place)
+        if in_place:
+            self._table[self._num_spans - 1] = page, start, stop + in_place, position
+        self._add_spans(pages, count - in_place, self.next_position + in_place)
+        # What does not begin behind the last entry begins a page.
+        order = np.arange(count) + (stop if in_place else 0)
+        where = np.array([page, *pages] if in_place else pages, np.int64)[order // size]
+        positions = np.arange(self.next_position, self.next_position + count)
+        self.next_position += count
         self._tokens += tokens
-        return Places(where.astype(np.int64), slots, positions)
+        return Places(where, order % size, positions)
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
         size = self.base.pool.page_size

@@ -261,7 +261,9 @@ class Engine:
 def _together(rows: list[torch.Tensor]) -> torch.Tensor:
     """[R, n] of R rows: a view if they follow one another in memory, as those of a step mostly do, for they are not
     small; else a copy."""
-    first, width = rows[0], len(rows[0])
+    first, width = rows[0], rows[0].shape[0]
+    if len(rows) == 1:
+        return first[None]
     storage = first.untyped_storage().data_ptr()
     for i, row in enumerate(rows):
         place = row.storage_offset() - first.storage_offset()

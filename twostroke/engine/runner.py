@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -27,20 +28,24 @@ class Entry:
 def run(model: Model, entries: Sequence[Entry]) -> None:
     """Compute the entries of one model together and hand each lane the logits and queries it asked for."""
     device = model.pool.storage.device
-
-    def joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)
+    starts = [0, *accumulate(len(entry.tokens) for entry in entries)]
 
     def last(counts: Sequence[int]) -> torch.Tensor:
         """So many of the last rows of each entry."""
-        return joined([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
+        rows = [np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)]
+        return torch.from_numpy(np.concatenate(rows)).to(device)
 
-    starts = np.cumsum([0, *(len(entry.tokens) for entry in entries)]).tolist()
+    # In one array, since a step of a small model is not much longer than what a tensor costs.
+    columns = np.empty((4, starts[-1]), np.int64)
+    for entry, start, end in zip(entries, starts, starts[1:], strict=False):
+        places = entry.places
+        columns[:, start:end] = entry.tokens, places.positions, places.pages, places.slots
+    token_ids, positions, pages, slots = torch.from_numpy(columns).to(device).unbind()
     batch = RaggedBatch(
-        token_ids=joined([np.array(entry.tokens) for entry in entries]),
-        positions=joined([entry.places.positions for entry in entries]),
-        pages=joined([entry.places.pages for entry in entries]),
-        slots=joined([entry.places.slots for entry in entries]),
+        token_ids=token_ids,
+        positions=positions,
+        pages=pages,
+        slots=slots,
         row_starts=starts,
         tables=[entry.lane.writer.table for entry in entries],
         dropout=_dropout(model, entries),
@@ -48,9 +53,10 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
     if any(entry.query_rows for entry in entries):
         batch.query_rows = last([entry.query_rows for entry in entries])
     hidden = model.decoder.forward(batch, model.pool.storage)
-    if sum(entry.logit_rows for entry in entries) < len(hidden):
+    wanted = sum(entry.logit_rows for entry in entries)
+    if 0 < wanted < starts[-1]:
         hidden = hidden[last([entry.logit_rows for entry in entries])]
-    logits = model.decoder.logits(hidden) if len(hidden) else None
+    logits = model.decoder.logits(hidden) if wanted else None
     taken = handed_out = 0
     for entry in entries:
         mine = None

@@ -207,5 +207,5 @@ def _report(
     if (count := draw.params.logprobs) is not None:
         ids = _likeliest(logits, max(1, count))[:count]
         top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
-    own, kept = logprob(logits[token].item()), logits.clone() if draw.keep_logits else None
-    return Sampled(token, own, entropy, top_probability, top, kept, proposal)
+    own = logprob(summary.top[place] if token == summary.best[place] else logits[token].item())
+    return Sampled(token, own, entropy, top_probability, top, logits.clone() if draw.keep_logits else None, proposal)

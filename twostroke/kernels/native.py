@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,10 +255,10 @@ class NativePass:
         """[N, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
         hidden = torch.empty(batch.num_rows, config.hidden_size)
-        turns = self._turns(int(batch.positions.max()) + 1)
+        turns = self._turns(max(batch.positions.tolist()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
-        span_starts = np.cumsum([0, *(len(table) for table in batch.tables)], dtype=np.int32)
-        spans = np.ascontiguousarray(np.concatenate(batch.tables), np.int32)
+        span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
+        spans = np.concatenate(batch.tables, dtype=np.int32)
         fields = _Batch(
             batch.num_rows,
             len(batch.tables),
@@ -289,8 +290,9 @@ class NativePass:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab]."""
         hidden = hidden.contiguous()
-        out = torch.empty(len(hidden), self.head.shape[0])
-        self.library.twostroke_logits(self.handle, hidden.data_ptr(), len(hidden), out.data_ptr())
+        count = hidden.shape[0]
+        out = torch.empty(count, self.head.shape[0])
+        self.library.twostroke_logits(self.handle, hidden.data_ptr(), count, out.data_ptr())
         return out
 
 

@@ -14,15 +14,18 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.peer.__main__ import WORK
-from benchmarks.peer.client import Worker
-from benchmarks.peer.engines import OURS
+import typer
+
+from benchmarks.peer.__main__ import WORK, names
+from benchmarks.peer.client import Worker, WorkerFailed
+from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.turns import SETTLE_S, Entry, Prompts, Turn, Workload, load, take_turn
 from benchmarks.record import doubt, save
+from twostroke.errors import TwostrokeError
 
 DEFINITIONS = {
     "prefill": "prompt tokens / time to first token, batch 1, tokens per second",
@@ -64,7 +67,7 @@ class Bearing:
 
 
 def rates(turns: list[Turn], stroke: str) -> list[float]:
-    return [asdict(turn.rates)[stroke] for turn in turns]
+    return [getattr(turn.rates, stroke) for turn in turns]
 
 
 @contextmanager
@@ -115,10 +118,17 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    try:
+        engines = names(options.engines, ENGINES)
+    except typer.BadParameter as error:
+        parser.error(f"--engines {error.message}")
     workload = Workload("single", options.prompt, options.output)
     cpus: list[float] = []
     for model in options.model or ["smollm2-135m"]:
-        found = measure(model, options.engines.split(","), options.rounds, options.threads, workload)
+        try:
+            found = measure(model, engines, options.rounds, options.threads, workload)
+        except (WorkerFailed, TwostrokeError) as error:
+            sys.exit(f"{model}: {error}")
         print(f"| {model}, tokens/s | prefill | decode |\n| --- | ---: | ---: |")
         for name, bearing in found.items():
             print(bearing.row(name))

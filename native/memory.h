@@ -11,6 +11,8 @@
 constexpr size_t LINE = 64;
 constexpr size_t HUGE_PAGE = 2 << 20;
 
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 // Memory that grows. What is large comes in huge pages: looking up an address every 4 KiB can take longer than reading.
 class Buffer {
  public:
@@ -27,7 +29,7 @@ class Buffer {
   void grow(size_t size) {
     const size_t unit = size < HUGE_PAGE / 8 ? LINE : HUGE_PAGE;
     memory_.reset();
-    size_ = (size + unit - 1) / unit * unit;
+    size_ = round_up(size, unit);
     memory_.reset((uint8_t*)std::aligned_alloc(unit, size_));
     if (!memory_) throw std::bad_alloc();
     if (unit == HUGE_PAGE) madvise(memory_.get(), size_, MADV_HUGEPAGE);
@@ -44,9 +46,9 @@ inline std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   constexpr size_t REGION = 64 << 20;
   static std::shared_ptr<uint8_t> region;
   static size_t used = 0, size = 0;
-  bytes = (bytes + LINE) / LINE * LINE;  // at least a byte more, which kernels may read
+  bytes = round_up(bytes + 1, LINE);  // at least a byte more, which kernels may read
   if (!region || used + bytes > size) {
-    size = (std::max(bytes, REGION) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, used = 0;
+    size = round_up(std::max(bytes, REGION), HUGE_PAGE), used = 0;
     region.reset((uint8_t*)std::aligned_alloc(HUGE_PAGE, size), std::free);
     if (!region) return nullptr;
     madvise(region.get(), size, MADV_HUGEPAGE);

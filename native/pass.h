@@ -12,9 +12,8 @@ struct Product {
 
   void begin(const Linear& layer, const float* lent, int count, float* result) {
     constexpr size_t QUICKLY_COPIED = 1 << 20;
-    auto lines = [](size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; };
-    const size_t values = size_t(count) * layer.cols, x_size = lines(sizeof(float) * values);
-    const size_t ready = lines(Rows::bytes(count, layer.cols)), out_size = sizeof(float) * count * layer.width;
+    const size_t values = size_t(count) * layer.cols, x_size = round_up(sizeof(float) * values, LINE);
+    const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE), out_size = sizeof(float) * count * layer.width;
     pure = out_size <= QUICKLY_COPIED;
     uint8_t* at = memory_.get<uint8_t>(x_size + ready + (pure ? out_size : 0));
     std::copy_n(lent, values, (float*)at);

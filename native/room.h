@@ -42,7 +42,7 @@ class Room {
     const size_t q_size = size_t(c.heads) * c.dim, qkv_size = q_size + 2 * size_t(c.kv_heads) * c.dim;
     auto take = [&](auto*& place, size_t count) {
       place = (std::remove_reference_t<decltype(place)>)at;
-      at += (count * sizeof(*place) + LINE - 1) / LINE * LINE;
+      at += round_up(count * sizeof(*place), LINE);
     };
     auto take_or_share = [&](auto*& place, size_t count, auto* other) { apart_ ? take(place, count) : void(place = other); };
     const size_t ready = rows_ > FEW_ROWS ? Rows::bytes(rows_, std::max(c.hidden, int(q_size))) : 0;

@@ -165,6 +165,7 @@ inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* o
 
 constexpr int ROW_BLOCK = 60;       // rows whose activations stay in cache while panels go by
 constexpr int PANELS_TOGETHER = 2;  // that a member takes at a time, for many rows
+inline int panels_together(int share, int, int) { return std::min(share / 4, PANELS_TOGETHER); }
 
 // What a member of the team needs for its multiplications, until the end of a pass.
 struct Workspace {

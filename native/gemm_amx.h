@@ -36,8 +36,18 @@ inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
 }
 
 constexpr int ROW_BLOCK = 512;      // rows that weights are unpacked for
-constexpr int PANELS_TOGETHER = 8;  // that a member takes at a time, for many rows
-constexpr int MANY_GROUPS = 16;     // unpacked at a time, for many rows: in the first-level cache with two tiles of rows
+constexpr int PANELS_TOGETHER = 28;  // that a member takes at a time, at most
+
+// Panels for a member to take at a time, of many rows, if its share of a layer is this large. Rows that do not stay in
+// the second-level cache come from far for every part of them, so all its panels had better meet them there.
+inline int panels_together(int share, int count, int cols) {
+  constexpr size_t STAYS = 3 << 19;
+  if (Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS) return std::min(share / 4, 8);
+  const int turns = (share + PANELS_TOGETHER - 1) / PANELS_TOGETHER;
+  return (share + turns - 1) / turns;
+}
+
+constexpr int MANY_GROUPS = 18;     // unpacked at a time, for many rows: three quarters of the first-level cache
 
 // Groups of two panels as tiles.
 struct alignas(LINE) Unpacked {
@@ -50,14 +60,20 @@ struct Workspace {
   void end() { tile_rows().release(); }
 };
 
-// Adds groups of one or two tiles of rows times one or two panels.
+// Adds groups of one or two tiles of rows times one or two panels. Weights stay in the first-level cache and rows go by
+// it; the sums that are wanted `next` come into it meanwhile.
 template <bool TWO_TILES, bool TWO_PANELS>
-inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_rows, const Unpacked& w, int count) {
+inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_rows, const Unpacked& w, int count,
+                       const F* next) {
   for (int g = 0; g < count; g++, a += a_rows * GROUP, b += b_rows * GROUP) {
-    tile_load<4>(a), tile_load<6>(w.groups[0][g]);
+    if (g < TILE)
+      for (int i = 2 * g; i < 2 * g + 2; i++) fetch_to_change(next + i), fetch_to_change(next + ROW_BLOCK + i);
+    tile_stream<4>(a), tile_load<6>(w.groups[0][g]);
+    if constexpr (TWO_TILES) tile_stream<5>(b);
+    if constexpr (TWO_PANELS) tile_load<7>(w.groups[1][g]);
     tile_dot<0, 4, 6>();
-    if constexpr (TWO_PANELS) tile_load<7>(w.groups[1][g]), tile_dot<1, 4, 7>();
-    if constexpr (TWO_TILES) tile_load<5>(b), tile_dot<2, 5, 6>();
+    if constexpr (TWO_PANELS) tile_dot<1, 4, 7>();
+    if constexpr (TWO_TILES) tile_dot<2, 5, 6>();
     if constexpr (TWO_TILES && TWO_PANELS) tile_dot<3, 5, 7>();
   }
 }
@@ -75,18 +91,18 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
     if (g == 0) {
       tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
     } else {
-      tile_load<0>(s);
-      if (TWO_PANELS) tile_load<1>(t);
-      if (two) tile_load<2>(s + TILE);
-      if (TWO_PANELS && two) tile_load<3>(t + TILE);
+      tile_stream<0>(s);
+      if (TWO_PANELS) tile_stream<1>(t);
+      if (two) tile_stream<2>(s + TILE);
+      if (TWO_PANELS && two) tile_stream<3>(t + TILE);
     }
     const int a_rows = rows.tile_rows(row), b_rows = rows.tile_rows(row + TILE);
     const uint16_t* a = rows.b + (size_t(row) * groups + size_t(g) * a_rows) * GROUP;
     const uint16_t* b = rows.b + (size_t(row + TILE) * groups + size_t(g) * b_rows) * GROUP;
     if (two)
-      dot_groups<true, TWO_PANELS>(a, a_rows, b, b_rows, w, n);
+      dot_groups<true, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s + 2 * TILE);
     else
-      dot_groups<false, TWO_PANELS>(a, a_rows, b, b_rows, w, n);
+      dot_groups<false, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s);
     tile_store<0>(s);
     if (TWO_PANELS) tile_store<1>(t);
     if (two) tile_store<2>(s + TILE);

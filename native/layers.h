@@ -61,8 +61,9 @@ void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int c
             const Finish& finish) {
   F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
   // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
-  const int most = std::max(1, count > ROW_BLOCK / 8 ? PANELS_TOGETHER / layer.unit : 1);
-  const int units = std::clamp(layer.units() / (4 * m.team->size()), 1, most), unit = units * layer.unit;
+  const int share = (int(layer.jobs.size()) + m.team->size() - 1) / m.team->size();
+  const int most = count > ROW_BLOCK / 8 ? panels_together(share, count, layer.cols) / layer.unit : 1;
+  const int units = std::max(1, most), unit = units * layer.unit;
   const int pieces = (layer.units() + units - 1) / units;
   m.team->share(pieces, own.member, [&](int piece) {
     const Job* jobs = &layer.jobs[size_t(piece) * unit];

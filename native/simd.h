@@ -53,6 +53,8 @@ inline F gelu16(F x) {
 
 // Into the second-level cache: the first has room for few lines under way, 24 on Zen 4.
 inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
+// Into the first, to be written.
+inline void fetch_to_change(const void* line) { __builtin_prefetch(line, 1, 3); }
 inline void fetch_bytes(const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) fetch((const char*)from + at);
 }

@@ -55,6 +55,11 @@ template <int T>
 inline void tile_load(const void* p, long stride = 64) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride) : "memory");
 }
+// The same, leaving the first-level cache to what is used again.
+template <int T>
+inline void tile_stream(const void* p, long stride = 64) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride) : "memory");
+}
 template <int T>
 inline void tile_store(void* p, long stride = 64) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(p), "r"(stride) : "memory");

@@ -85,18 +85,10 @@ inline void attend_split(const Layer& layer, int head, const Span* spans, int nu
 inline void merge(Partial to, Partial part, int dim) {
   if (*part.total == 0) return;
   const float highest = *to.total == 0 ? *part.top : std::max(*to.top, *part.top);
-  alignas(64) float decay[16], gain[16];
-  store(decay, *to.total == 0 ? zero() : power16(set1(*to.top - highest)));
-  store(gain, power16(set1(*part.top - highest)));
-  for (int d = 0; d < dim; d += 16)
-    store(to.out + d, fma(load(part.out + d), set1(gain[0]), mul(load(to.out + d), set1(decay[0]))));
+  const F decay = *to.total == 0 ? zero() : power16(set1(*to.top - highest)), gain = power16(set1(*part.top - highest));
+  for (int d = 0; d < dim; d += 16) store(to.out + d, fma(load(part.out + d), gain, mul(load(to.out + d), decay)));
   *to.top = highest;
-  *to.total = *to.total * decay[0] + *part.total * gain[0];
-}
-
-inline void divide(Partial row, int dim, float* out) {
-  const F share = set1(1.0f / *row.total);
-  for (int d = 0; d < dim; d += 16) store(out + d, mul(load(row.out + d), share));
+  *to.total = first_lane(fma(set1(*part.total), gain, mul(set1(*to.total), decay)));
 }
 
 // Where the splits of a table begin, in spans and in entries.

@@ -50,8 +50,23 @@ inline int entries_of(const Batch& batch, int s) {
   return entries;
 }
 
-// What is to be computed, of a layer with this window.
-inline Attention plan_attention(const Config& c, const Batch& batch, int window) {
+// Long units come first, dealt to the members' ranges in turn: so ranges are as long as each other, and what is left to
+// share at the end is short.
+inline void deal(Attention& plan, int members) {
+  auto length = [&](const Attention::Unit& unit) {
+    const Piece& piece = plan.pieces[unit.piece];
+    return unit.split < 0 ? piece.count * int(piece.splits.size()) : piece.count;
+  };
+  auto longer = [&](const auto& a, const auto& b) { return length(a) > length(b); };
+  std::vector<Attention::Unit> units = std::move(plan.units);
+  std::stable_sort(units.begin(), units.end(), longer);
+  plan.units.clear();
+  for (int member = 0; member < members; member++)
+    for (size_t i = member; i < units.size(); i += members) plan.units.push_back(units[i]);
+}
+
+// What is to be computed, of a layer with this window, by so many members.
+inline Attention plan_attention(const Config& c, const Batch& batch, int window, int members) {
   Attention plan;
   const int repeat = c.heads / c.kv_heads;
   for (int s = 0; s < batch.num_sequences; s++) {
@@ -73,5 +88,6 @@ inline Attention plan_attention(const Config& c, const Batch& batch, int window)
       plan.pieces.push_back(std::move(piece));
     }
   }
+  deal(plan, members);
   return plan;
 }

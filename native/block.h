@@ -65,17 +65,24 @@ void fetch_keys(const Model& m, const Model::Private& own, const Batch& batch, c
     fetch_bytes(kv.page(0, spans[i].page, unit.head), size_t(2) * PAGE_SIZE * kv.dim);
 }
 
+// To rows that the output projection can multiply.
 template <class Finish>
 void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
-               const float* qkv, float* memory, float* out, const Finish& finish) {
+               const float* qkv, float* memory, Rows out, const Finish& finish) {
   const Config& c = m.config;
   const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads, stride = c.dim + 16;
   auto partial_at = [&](float* base, size_t i) {
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
   };
-  auto result = [&](const Piece& piece, int head, int i) {  // of query i: [row, repeat]
-    return out + (size_t(piece.first + i / repeat) * c.heads + head * repeat + i % repeat) * c.dim;
+  auto put = [&](const Piece& piece, int head, int i, Partial query) {  // i of [rows, repeat]
+    size_t at;
+    int next;
+    out.place(piece.first + i / repeat, at, next);
+    at += size_t(head * repeat + i % repeat) * (c.dim / GROUP) * next;
+    const F share = set1(1.0f / *query.total);
+    for (int d = 0; d < c.dim; d += GROUP, at += next)
+      put_group(b.o.kinds, mul(load(query.out + d), share), mul(load(query.out + d + 16), share), out, at);
   };
   m.team->share(int(plan.units.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.units[u];
@@ -98,12 +105,12 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
     };
     if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;
-    std::fill_n(wholes, size_t(queries) * stride, 0.0f);
     for (const Split& s : piece.splits) {
-      split(s, parts, 0);
-      for (int i = 0; i < queries; i++) merge(partial_at(wholes, i), own.outs[i], c.dim);
+      const bool first = &s == &piece.splits[0];
+      split(s, first ? wholes : parts, 0);
+      for (int i = 0; i < queries && !first; i++) merge(partial_at(wholes, i), own.outs[i], c.dim);
     }
-    for (int i = 0; i < queries; i++) divide(partial_at(wholes, i), c.dim, result(piece, unit.head, i));
+    for (int i = 0; i < queries; i++) put(piece, unit.head, i, partial_at(wholes, i));
   }, finish);
   if (plan.shared.empty()) return;
   m.team->share(int(plan.shared.size()), own.member, [&](int u) {
@@ -112,10 +119,10 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
     const int queries = piece.count * repeat;
     for (int i = 0; i < queries; i++) {
       const Partial whole = partial_at(own.scratch.outs.get<float>(stride), 0);
-      std::fill_n(whole.out, stride, 0.0f);
-      for (int split = 0; split < unit.split; split++)
+      std::copy_n(partial_at(memory, unit.partial + i).out, stride, whole.out);
+      for (int split = 1; split < unit.split; split++)
         merge(whole, partial_at(memory, unit.partial + size_t(split) * queries + i), c.dim);
-      divide(whole, c.dim, result(piece, unit.head, i));
+      put(piece, unit.head, i, whole);
     }
   });
 }
@@ -130,7 +137,7 @@ void embed(Model& m, Model::Private& own, const Pass& pass) {
   });
 }
 
-constexpr int BLOCK_PHASES = 13;  // at most
+constexpr int BLOCK_PHASES = 12;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
   const Block& b = m.blocks[i];
@@ -151,8 +158,8 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
   store_linear(m, own, b.qkv, rows, n, at.qkv, nullptr, [&] { fetch_keys(m, own, batch, plan, kv); });
   rope_and_store(m, own, b, batch, kv, at.qkv, at.turned);
   if (batch.num_queries) hand_out_queries(m, own, batch, i, at.turned);
-  attention(m, own, b, batch, plan, kv, at.turned, at.partials, at.attended, fetching(b.o));
-  rows = prepare(m, own, b.o, at.attended, n, at.attended_inputs, nullptr);
+  rows = Rows::in(at.attended, n, b.o.cols);
+  attention(m, own, b, batch, plan, kv, at.turned, at.partials, rows, fetching(b.o));
   add_linear(b.o, rows, b.attn_post_norm, at.attention_out, at.x, at.after, b.gate_up);
   const float* dropout = batch.dropout ? batch.dropout + size_t(i) * n * m.config.hidden : nullptr;
   rows = prepare(m, own, b.gate_up, at.after, n, at.mlp_inputs, b.mlp_norm, dropout);

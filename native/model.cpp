@@ -112,7 +112,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
   Model& m = *(Model*)model;
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
-  pass.begin(m, *batch, kv, strides);
+  pass.begin(m, *batch, kv, strides, m.team->size());
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass);
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);

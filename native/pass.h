@@ -30,7 +30,7 @@ class Pass {
   Batch batch{};  // in our own memory; angles by row, not by position
   Room room;
 
-  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides) {
+  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members) {
     batch = lent, kv_ = kv, config_ = &model.config;
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
@@ -49,7 +49,7 @@ class Pass {
     plans_.clear();
     size_t partials = 0;
     for (const Block& b : model.blocks) {
-      if (!find(b.window)) plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window));
+      if (!find(b.window)) plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window, members));
       partials = std::max(partials, plan(b.window).num_partials);
     }
     room = Room(model, memory_, rows, partials * (config_->dim + 16));

@@ -9,8 +9,8 @@ constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of 
 class Room {
  public:
   struct Places {
-    float *x, *qkv, *turned, *attended, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
-    uint8_t *inputs, *attended_inputs, *mlp_inputs, *gated;                           // rows ready to be multiplied
+    float *x, *qkv, *turned, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    uint8_t *inputs, *attended, *mlp_inputs, *gated;                       // rows ready to be multiplied
   };
 
   Room() = default;
@@ -45,17 +45,16 @@ class Room {
       at += round_up(count * sizeof(*place), LINE);
     };
     auto take_or_share = [&](auto*& place, size_t count, auto* other) { apart_ ? take(place, count) : void(place = other); };
-    const size_t ready = rows_ > FEW_ROWS ? Rows::bytes(rows_, std::max(c.hidden, int(q_size))) : 0;
+    const size_t ready = Rows::bytes(rows_, std::max(c.hidden, int(q_size)));
     take(to.x, rows_ * c.hidden);
     take_or_share(to.after, rows_ * c.hidden, to.x);
     take(to.qkv, rows_ * qkv_size);
     take_or_share(to.turned, rows_ * qkv_size, to.qkv);
-    take(to.attended, rows_ * q_size);
     take(to.partials, partials_);
     take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
     take_or_share(to.mlp_out, norms_after_ ? rows_ * c.hidden : 0, to.attention_out);
     take(to.inputs, ready);
-    take_or_share(to.attended_inputs, ready, to.inputs);
+    take_or_share(to.attended, ready, to.inputs);
     take_or_share(to.mlp_inputs, ready, to.inputs);
     take(to.gated, Rows::bytes(rows_, c.intermediate));
     return at;

@@ -67,6 +67,7 @@ inline float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
+inline float first_lane(F v) { return _mm256_cvtss_f32(v.a); }
 inline float top(F v) {
   const __m256 a = _mm256_max_ps(v.a, v.b);
   __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

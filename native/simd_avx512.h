@@ -37,6 +37,7 @@ inline float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
+inline float first_lane(F v) { return _mm512_cvtss_f32(v); }
 inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
 
 inline I int_zero() { return _mm512_setzero_si512(); }

@@ -50,19 +50,24 @@ inline int entries_of(const Batch& batch, int s) {
   return entries;
 }
 
-// Long units come first, dealt to the members' ranges in turn: so ranges are as long as each other, and what is left to
-// share at the end is short.
+// Long units come first, and each member's range gets the same share of those of a length: so ranges are as long as each
+// other, and what is left to share at the end is short. Neighbours stay together: their keys lie side by side.
 inline void deal(Attention& plan, int members) {
-  auto length = [&](const Attention::Unit& unit) {
+  using Unit = Attention::Unit;
+  auto length = [&](const Unit& unit) {
     const Piece& piece = plan.pieces[unit.piece];
     return unit.split < 0 ? piece.count * int(piece.splits.size()) : piece.count;
   };
-  auto longer = [&](const auto& a, const auto& b) { return length(a) > length(b); };
-  std::vector<Attention::Unit> units = std::move(plan.units);
-  std::stable_sort(units.begin(), units.end(), longer);
-  plan.units.clear();
-  for (int member = 0; member < members; member++)
-    for (size_t i = member; i < units.size(); i += members) plan.units.push_back(units[i]);
+  std::vector<Unit>& units = plan.units;
+  std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return length(a) > length(b); });
+  std::vector<std::vector<Unit>> ranges(members);
+  for (auto first = units.begin(), last = first; first != units.end(); first = last) {
+    last = std::find_if(first, units.end(), [&](const Unit& unit) { return length(unit) < length(*first); });
+    for (int i = 0; i < members; i++)
+      ranges[i].insert(ranges[i].end(), first + (last - first) * i / members, first + (last - first) * (i + 1) / members);
+  }
+  units.clear();
+  for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
 }
 
 // What is to be computed, of a layer with this window, by so many members.
@@ -76,15 +81,12 @@ inline Attention plan_attention(const Config& c, const Batch& batch, int window,
       find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(batch, s, row, entries),
                   query_of(batch, s, row + piece.count - 1, entries), piece.splits);
       const int index = int(plan.pieces.size()), splits = int(piece.splits.size()), queries = piece.count * repeat;
-      for (int head = 0; head < c.kv_heads; head++) {
-        if (piece.count > FEW_ROWS || splits == 1) {
-          plan.units.push_back({index, head, -1, 0});
-          continue;
-        }
+      const bool apart = piece.count <= FEW_ROWS && splits > 1;
+      for (int split = 0; split < (apart ? splits : 1); split++)
+        for (int head = 0; head < c.kv_heads; head++)
+          plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
+      for (int head = 0; apart && head < c.kv_heads; head++, plan.num_partials += size_t(splits) * queries)
         plan.shared.push_back({index, head, splits, plan.num_partials});
-        for (int split = 0; split < splits; split++, plan.num_partials += queries)
-          plan.units.push_back({index, head, split, plan.num_partials});
-      }
       plan.pieces.push_back(std::move(piece));
     }
   }

@@ -55,29 +55,32 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
 // these spans.
 inline void attend_split(const Layer& layer, int head, const Span* spans, int num_spans, int before, int window,
                          const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
-  const int dim = layer.dim, page_size = PAGE_SIZE * dim;
-  int end = before, reach = 0;  // the pages that the last row may see are enough: weights of 0 add nothing
-  bool whole = window == 0;     // all pages are full, and rows see what is before them
-  for (; reach < num_spans && end <= rows[count - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
-    whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
-  num_spans = reach;
+  const int dim = layer.dim;
+  bool whole = window == 0;  // all pages are full, and rows see what is before them
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
-  // Pages lie anywhere, so only we know which comes next: after the keys come the values.
-  const uint16_t* pages[2 * SPLIT + AHEAD_PAGES];
-  for (int i = 0; i < 2 * num_spans + AHEAD_PAGES; i++) {
-    const int at = std::min(i, 2 * num_spans - 1);
-    pages[i] = layer.page(at >= num_spans, spans[at % num_spans].page, head);
+  // Pages lie anywhere, so only we know which comes next: after the keys come the values, and then likely the keys of
+  // the next head.
+  const uint16_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
+  const int next = std::min(head + 1, layer.kv_heads - 1);
+  for (int i = 0; i < num_spans; i++)
+    keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
+  for (int i = 0; i < AHEAD_PAGES; i++) {
+    keys[num_spans + i] = values[std::min(i, num_spans - 1)];
+    values[num_spans + i] = layer.page(0, spans[std::min(i, num_spans - 1)].page, next);
+    fetch_bytes(keys[i], 2 * PAGE_SIZE * dim);
   }
-  for (int i = 0; i < AHEAD_PAGES; i++) fetch_bytes(pages[i], 2 * page_size);
-  const Products products(pages, num_spans, dim, count, scratch);
+  int end = before, reach = 0;  // pages that a row may see are enough for those before it: weights of 0 add nothing
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first);
-    products.score(queries + first * dim, some, weights);
+    for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
+      whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
+    const Products products{dim, first == 0};
+    products.score(queries + first * dim, some, keys, reach, weights);
     for (int r = 0; r < some; r++)
-      make_shares(spans, num_spans, before, window, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
+      make_shares(spans, reach, before, window, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
                   out[first + r]);
-    products.sum(shares, some, out + first);
+    products.sum(shares, some, values, reach, out + first);
   }
 }
 

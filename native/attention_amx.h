@@ -1,34 +1,36 @@
-// Products of attention on AMX, for any number of rows. A row's bits do not depend on the others.
+// Products of attention on AMX, for any number of rows. A row's bits do not depend on the others. Pairs lie in pages as
+// tiles take them; an instruction adds 32 columns of keys, or the 16 slots of a page of values.
 #pragma once
 #include <algorithm>
 
 #include "attention_pages.h"
 #include "tiles.h"
 
-constexpr int QUERY_ROWS = 64;  // rows of a chunk that share converted keys and values
+constexpr int QUERY_ROWS = 64;  // rows of a chunk whose keys and values come into cache once
 
-// The two products of attention with a split's `count` pages, whose keys come first in `pages` and then their values.
-class Products {
- public:
-  Products(const uint16_t* const* pages, int count, int dim, int, Scratch& scratch)
-      : count_(count), dim_(dim), pairs_(make_pairs(pages, count, dim, scratch)) {
-    // An instruction takes two pages.
-    if (count % 2) std::fill_n(pairs_.values + count * page_size(), page_size(), Half(0));
-  }
+// The two products of attention with a split's pages, of which the first `count` are wanted: in `keys` or `values`, and
+// AHEAD_PAGES more to ask for.
+struct Products {
+  int dim;
+  bool asks;
+
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, float* weights) const {
+  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights) const {
     in_pairs(rows, [&](int row, bool two) {
-      for (int i = 0; i < count_; i += 2) {
-        const int second = std::min(i + 1, count_ - 1);  // an odd one out is scored twice
+      const Half* q = queries + row * dim;
+      for (int i = 0; i < count; i += 2) {
+        const int second = std::min(i + 1, count - 1);  // an odd one out is scored twice
+        const uint16_t *k = keys[i], *l = keys[second];
+        if (asks && row == 0) ask(keys[i + AHEAD_PAGES]), ask(keys[second + AHEAD_PAGES]);
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-        for (int d = 0; d < dim_; d += 32) {
-          const Half* q = queries + row * dim_ + d;
-          tile_load<4>(q, 2 * dim_), tile_load<6>(pairs_.keys + i * page_size() + d * PAGE_SIZE);
-          tile_dot<0, 4, 6>();
-          tile_load<7>(pairs_.keys + second * page_size() + d * PAGE_SIZE), tile_dot<1, 4, 7>();
-          if (two) tile_load<5>(q + TILE * dim_, 2 * dim_), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
+        for (int d = 0; d < dim; d += 32) {
+          tile_load<4>(q + d, 2 * dim), tile_load<6>(k + d * PAGE_SIZE), tile_dot<0, 4, 6>();
+          tile_load<6>(l + d * PAGE_SIZE), tile_dot<1, 4, 6>();
+          if (!two) continue;
+          tile_load<4>(q + TILE * dim + d, 2 * dim), tile_dot<3, 4, 6>();
+          tile_load<6>(k + d * PAGE_SIZE), tile_dot<2, 4, 6>();
         }
-        float *s = weights + row * KEYS + PAGE_SIZE * i, *t = s + PAGE_SIZE * (second - i);
+        float *s = weights + row * KEYS + PAGE_SIZE * i, *t = weights + row * KEYS + PAGE_SIZE * second;
         constexpr int STRIDE = KEYS * sizeof(float);
         tile_store<0>(s, STRIDE), tile_store<1>(t, STRIDE);
         if (two) tile_store<2>(s + TILE * KEYS, STRIDE), tile_store<3>(t + TILE * KEYS, STRIDE);
@@ -36,20 +38,21 @@ class Products {
     });
   }
   // Sums of values by shares [rows, KEYS]. Rows of `out` lie evenly apart.
-  void sum(Half* shares, int rows, const Partial* out) const {
-    if (count_ % 2)
-      for (int row = 0; row < rows; row++) std::fill_n(shares + row * KEYS + PAGE_SIZE * count_, PAGE_SIZE, Half(0));
+  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
     const long stride = rows > 1 ? (out[1].out - out[0].out) * sizeof(float) : long(LINE);
     in_pairs(rows, [&](int row, bool two) {
-      for (int d = 0; d < dim_; d += 32) {
+      for (int d = 0; d < dim; d += 32) {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-        for (int i = 0; i < count_; i += 2) {
-          const Half *share = shares + row * KEYS + PAGE_SIZE * i, *v = pairs_.values + i * page_size() + 2 * d;
+        for (int i = 0; i < count; i++) {
+          const Half* share = shares + row * KEYS + PAGE_SIZE * i;
+          const uint16_t* v = values[i] + 2 * d;
+          if (asks && row == 0 && d == 0) ask(values[i + AHEAD_PAGES]);
           constexpr int STRIDE = KEYS * sizeof(Half);
-          tile_load<4>(share, STRIDE), tile_load<6>(v, 4 * dim_);
-          tile_dot<0, 4, 6>();
-          tile_load<7>(v + 32, 4 * dim_), tile_dot<1, 4, 7>();
-          if (two) tile_load<5>(share + TILE * KEYS, STRIDE), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
+          tile_load<5>(share, STRIDE), tile_load<7>(v, 4 * dim), tile_dot<0, 5, 7>();
+          tile_load<7>(v + 32, 4 * dim), tile_dot<1, 5, 7>();
+          if (!two) continue;
+          tile_load<5>(share + TILE * KEYS, STRIDE), tile_dot<3, 5, 7>();
+          tile_load<7>(v, 4 * dim), tile_dot<2, 5, 7>();
         }
         float* place = out[row].out + d;
         tile_store<0>(place, stride), tile_store<1>(place + 16, stride);
@@ -59,15 +62,15 @@ class Products {
   }
 
  private:
-  int page_size() const { return PAGE_SIZE * dim_; }
-  // Calls step(row, whether there is a second tile of rows).
+  void ask(const uint16_t* page) const { fetch_bytes(page, 2 * PAGE_SIZE * dim); }
+  // Calls step(row, whether it begins two tiles of rows).
   template <class Step>
   static void in_pairs(int rows, const Step& step) {
-    for (int row = 0; row < rows; row += 2 * TILE) {
-      tile_rows().set(std::min(2 * TILE, rows - row));
-      step(row, rows - row > TILE);
+    for (int row = 0; row < rows;) {
+      const bool two = rows - row >= 2 * TILE;
+      tile_shapes().for_attention(std::min(TILE, rows - row));
+      step(row, two);
+      row += two ? 2 * TILE : TILE;
     }
   }
-  const int count_, dim_;
-  const SidePairs pairs_;
 };

@@ -4,7 +4,17 @@
 
 #include "attention_pages.h"
 
-constexpr int QUERY_ROWS = 32;  // rows of a chunk that share converted keys and values
+constexpr int QUERY_ROWS = 32;  // rows of a chunk whose keys and values come into cache once
+
+// 16 pairs of a page, which are asked for of a later page at the same time, or not.
+template <bool ASK>
+struct PairsOf {
+  const uint16_t* const* pages;
+  Pairs operator()(int page, int at) const {
+    if (ASK) fetch(pages[page + AHEAD_PAGES] + at);
+    return load_pairs(pages[page] + at);
+  }
+};
 
 // Scores of R rows against two pages of keys.
 template <int R, class Source>
@@ -12,7 +22,7 @@ void score_pages(const Half* queries, const Source& keys, int first, int second,
   F acc[R][2];
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
   for (int d = 0; d < dim; d += 2) {
-    const Pairs a = keys(first, PAGE_SIZE * d, 0, PAGE_SIZE), b = keys(second, PAGE_SIZE * d, 0, PAGE_SIZE);
+    const Pairs a = keys(first, PAGE_SIZE * d), b = keys(second, PAGE_SIZE * d);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       acc[r][0] = dot_pairs(acc[r][0], a, queries + r * dim + d);
@@ -31,7 +41,7 @@ void sum_columns(const Half* shares, const Source& values, int pages, int dim, i
   for (int page = 0; page < pages; page++)
     for (int k = 0; k < PAGE_SIZE; k += 2) {
       Pairs v[C];
-      for (int c = 0; c < C; c++) v[c] = values(page, k * dim, d + 16 * c, dim);
+      for (int c = 0; c < C; c++) v[c] = values(page, k * dim + 2 * (d + 16 * c));
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = dot_pairs(acc[r][c], v[c], shares + r * KEYS + page * PAGE_SIZE + k);
@@ -56,39 +66,32 @@ inline void in_row_tiles(int count, int row, const Step& step) {
     if (row < count) in_row_tiles<R - 1>(count, row, step);
 }
 
-// The two products of attention with a split's `count` pages, whose keys come first in `pages` and then their values:
-// as they lie, or as pairs, made once for many rows.
-class Products {
- public:
-  Products(const uint16_t* const* pages, int count, int dim, int rows, Scratch& scratch)
-      : pages_(pages), count_(count), dim_(dim), many_(rows > TILE_ROWS) {
-    if (many_) pairs_ = make_pairs(pages, count, dim, scratch);
-  }
+// The two products of attention with a split's pages, of which the first `count` are wanted: in `keys` or `values`, and
+// AHEAD_PAGES more to ask for.
+struct Products {
+  int dim;
+  bool asks;
+
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, float* weights) const {
-    from(pages_, pairs_.keys, [&](const auto& keys) {
-      for (int i = 0; i < count_; i += 2)
-        in_row_tiles(rows, 0, [&]<int R>(int r) {
-          const int second = std::min(i + 1, count_ - 1);  // an odd one out is scored twice and looked at once
-          score_pages<R>(queries + r * dim_, keys, i, second, dim_, weights + r * KEYS + PAGE_SIZE * i);
+  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights) const {
+    for (int i = 0; i < count; i += 2)
+      in_row_tiles(rows, 0, [&]<int R>(int r) {
+        const int second = std::min(i + 1, count - 1);  // an odd one out is scored twice and looked at once
+        from(keys, asks && r == 0, [&](const auto& pairs) {
+          score_pages<R>(queries + r * dim, pairs, i, second, dim, weights + r * KEYS + PAGE_SIZE * i);
         });
-    });
+      });
   }
   // Sums of values by shares [rows, KEYS].
-  void sum(Half* shares, int rows, const Partial* out) const {
-    from(pages_ + count_, pairs_.values, [&](const auto& values) {
-      in_row_tiles(rows, 0, [&]<int R>(int r) { sum_values<R>(shares + r * KEYS, values, count_, dim_, out + r); });
+  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
+    in_row_tiles(rows, 0, [&]<int R>(int r) {
+      from(values, asks && r == 0, [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
     });
   }
 
  private:
-  int page_size() const { return PAGE_SIZE * dim_; }
   template <class Step>
-  void from(const uint16_t* const* pages, const Half* pairs, const Step& step) const {
-    many_ ? step(FromPairs{pairs, page_size()}) : step(FromPage{pages});
+  static void from(const uint16_t* const* pages, bool ask, const Step& step) {
+    ask ? step(PairsOf<true>{pages}) : step(PairsOf<false>{pages});
   }
-  const uint16_t* const* pages_;
-  const int count_, dim_;
-  const bool many_;
-  SidePairs pairs_{};
 };

@@ -30,16 +30,9 @@ void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& 
     const F scale = set1(c.attention_scale);
     float* queries = turned + size_t(row) * width;
     for (int i = 0; i < c.heads * c.dim; i += 16) store(queries + i, mul(load(heads + i), scale));
-    const int64_t page = batch.pages[row], slot = batch.slots[row];
     for (int h = 0; h < c.kv_heads; h++) {
-      const float *k = heads + (c.heads + h) * c.dim, *v = k + c.kv_heads * c.dim;
-      uint16_t *keys = kv.page(0, page, h) + slot, *values = kv.page(1, page, h) + slot * c.dim;
-      for (int d = 0; d < c.dim; d += 16) {
-        uint16_t halves[16];
-        store(halves, load(k + d));
-        for (int i = 0; i < 16; i++) keys[(d + i) * PAGE_SIZE] = halves[i];
-        store(values + d, load(v + d));
-      }
+      const float* k = heads + (c.heads + h) * c.dim;
+      kv.store(batch.pages[row], h, int(batch.slots[row]), k, k + c.kv_heads * c.dim);
     }
   });
 }

@@ -57,7 +57,7 @@ struct alignas(LINE) Unpacked {
 // What a member of the team needs for its multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
-  void end() { tile_rows().release(); }
+  void end() { tile_shapes().release(); }
 };
 
 // Adds groups of one or two tiles of rows times one or two panels. Weights stay in the first-level cache and rows go by
@@ -86,7 +86,7 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
   for (int row = first; row < first + count; row += 2 * TILE) {
     const int left = first + count - row;
     const bool two = left > TILE;
-    tile_rows().set(std::min(2 * TILE, left));
+    tile_shapes().for_products(std::min(2 * TILE, left));
     F *s = sums + (row - first), *t = s + ROW_BLOCK;
     if (g == 0) {
       tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -125,7 +125,7 @@ template <Format T, bool TWO_TILES>
   const uint16_t* b = a + size_t(TILE) * groups * GROUP;
   I(*weights)[TILE] = work.weights->groups[0];
   Unpacker<T> unpack(job, 0);
-  tile_rows().set(count);
+  tile_shapes().for_products(count);
   tile_zero<0>();
   if (TWO_TILES) tile_zero<2>();
   for (int g = 0; g < groups + DELAY; g++) {

@@ -158,9 +158,18 @@ inline void store_narrow(Half* p, F v) { store(p, v); }
 struct Pairs {
   F first, second;
 };
-inline Pairs pair_up(F a, F b) { return {a, b}; }
-inline void store_pairs(Half* p, Pairs v) { store(p, v.first), store(p + 16, v.second); }
-inline Pairs load_pairs(const Half* p) { return {load(p), load(p + 16)}; }
+inline Pairs load_pairs(const uint16_t* bf16) {
+  const __m256i a = _mm256_loadu_si256((const __m256i*)bf16), b = _mm256_loadu_si256((const __m256i*)(bf16 + 16));
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  return {{(__m256)_mm256_slli_epi32(a, 16), (__m256)_mm256_slli_epi32(b, 16)},
+          {(__m256)_mm256_and_si256(a, high), (__m256)_mm256_and_si256(b, high)}};
+}
+// The first or the second of each of 16 pairs.
+inline void store_in_pairs(uint16_t* pairs, int which, F v) {
+  uint16_t halves[16];
+  store_bf16(halves, v);
+  for (int i = 0; i < 16; i++) pairs[2 * i + which] = halves[i];
+}
 inline F dot_pairs(F acc, Pairs pairs, const Half* two) {
   return fma(set1(two[0]), pairs.first, fma(set1(two[1]), pairs.second, acc));
 }

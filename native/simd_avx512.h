@@ -80,13 +80,11 @@ inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m
 using Half = uint16_t;  // what attention multiplies: bfloat16, in pairs
 inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
 using Pairs = I;        // 16 pairs
-// Lane i becomes the pair (a_i, b_i).
-inline Pairs pair_up(F a, F b) {
-  const I turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
-                                  4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(turn, (I)_mm512_cvtne2ps_pbh(b, a));
+inline Pairs load_pairs(const uint16_t* bf16) { return _mm512_loadu_si512(bf16); }
+// The first or the second of each of 16 pairs.
+inline void store_in_pairs(uint16_t* pairs, int which, F v) {
+  const I wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
+  _mm512_mask_storeu_epi16(pairs, which ? 0xaaaaaaaa : 0x55555555, which ? _mm512_slli_epi32(wide, 16) : wide);
 }
-inline void store_pairs(Half* p, Pairs v) { _mm512_storeu_si512(p, v); }
-inline Pairs load_pairs(const Half* p) { return _mm512_loadu_si512(p); }
 // Each lane: its pair times the same pair.
 inline F dot_pairs(F acc, Pairs pairs, const Half* two) { return dot2(acc, pairs, two); }

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "memory.h"
 #include "simd.h"
 
 constexpr int TILE = 16;
@@ -17,36 +19,45 @@ inline bool request_tiles() {
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-// Sets how many rows the tiles of rows have, up to 2 TILE in all. Tiles lose what they hold if that changes.
-class TileRows {
+// The tiles' shapes. Tiles lose what they hold when these change.
+class TileShapes {
  public:
-  void set(int rows) {
-    if (rows == rows_) return;
+  // So many rows, up to 2 TILE in all, times two tiles of columns.
+  void for_products(int rows) {
+    if (!change(rows)) return;
+    const int first = std::min(TILE, rows), second = std::max(1, rows - TILE);
+    set({first, first, second, second, first, second, TILE, TILE}, LINE);
+  }
+  // So many rows, up to TILE in each tile of sums and of 4, times 6; or of 5, half as long, times 7, half as high.
+  void for_attention(int rows) {
+    if (change(ATTENTION + rows)) set({rows, rows, rows, rows, rows, rows, TILE, TILE / 2}, LINE / 2);
+  }
+  // Between passes the processor's state is anybody's: others in this process use tiles too.
+  void release() {
+    asm volatile("tilerelease");
+    now_ = 0;
+  }
+
+ private:
+  static constexpr int ATTENTION = 1000;
+  bool change(int to) { return std::exchange(now_, to) != to; }
+  static void set(const int (&rows)[8], int fifth_bytes) {
     struct [[gnu::packed]] {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
-    const int first = std::min(TILE, rows), second = std::max(1, rows - TILE);
-    const int counts[] = {first, first, second, second, first, second, TILE, TILE};
-    for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = uint8_t(counts[tile]);
+    for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = LINE, config.rows[tile] = uint8_t(rows[tile]);
+    config.row_bytes[5] = fifth_bytes;
     asm volatile("ldtilecfg %0" ::"m"(config));
-    rows_ = rows;
   }
-  // Between passes the processor's state is anybody's: others in this process use tiles too.
-  void release() {
-    asm volatile("tilerelease");
-    rows_ = 0;
-  }
-
- private:
-  int rows_ = 0;
+  int now_ = 0;
 };
 
 // This thread's.
-inline TileRows& tile_rows() {
-  static thread_local TileRows rows;
-  return rows;
+inline TileShapes& tile_shapes() {
+  static thread_local TileShapes shapes;
+  return shapes;
 }
 
 template <int T>

@@ -94,7 +94,7 @@ def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> C
 
 def new_pool(geometry: Geometry, num_pages: int, page_size: int, kernels: Kernels) -> PagePool:
     """A pool as a backend wants it."""
-    return PagePool(geometry, num_pages, page_size, kernels.device, transposed_keys=kernels.transposed_keys)
+    return PagePool(geometry, num_pages, page_size, kernels.device, in_pairs=kernels.kv_in_pairs)
 
 
 def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:

@@ -67,13 +67,13 @@ class Kernels(Protocol):
     """One backend. Weights are opaque: whatever `pack` returned is what the backend's operations take.
 
     `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count;
-    `transposed_keys` whether its pages hold keys as [D, page_size].
+    `kv_in_pairs` whether its pages hold K and V in pairs (kv/pool.py).
     """
 
     name: str
     label: str  # the name with the variant of it that runs, for reports
     exact: bool
-    transposed_keys: bool
+    kv_in_pairs: bool
     device: torch.device
     threads: int  # of the CPU
     dtype: torch.dtype  # of activations

@@ -1,9 +1,8 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
 
 Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
-rounded to bfloat16 where weights are, and everywhere with AMX; KV is float16, keys transposed within a page, and
-attention multiplies in bfloat16 where the processor can. A row's result is the same bit for bit in any batch, chunk
-and thread count (`exact` is True).
+rounded to bfloat16 where weights are, and everywhere with AMX. KV is bfloat16, in the pairs that attention multiplies.
+A row's result is the same bit for bit in any batch, chunk and thread count (`exact` is True).
 """
 
 from __future__ import annotations
@@ -143,11 +142,11 @@ class NativeWeight:
 class NativeKernels:
     name = "native"
     exact = True
-    transposed_keys = True
+    kv_in_pairs = True
 
     def __init__(self, threads: int, variant: str | None = None) -> None:
         """`variant` is one of `variants()`, the quickest unless said."""
-        self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.float16
+        self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.bfloat16
         self.variant, self.threads = variant or variants()[0], threads
         self.label, self.library = f"native-{self.variant}", _library(self.variant)
         self.team = self.library.twostroke_team(threads)

@@ -55,7 +55,7 @@ class Tile:
 class ReferenceKernels:
     name = label = "reference"
     exact = False
-    transposed_keys = False
+    kv_in_pairs = False
 
     def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device = torch.device(device)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,14 +11,17 @@ from twostroke.errors import OutOfPages
 from twostroke.kv.geometry import Geometry
 
 FREE = -1  # how far a page on the free list is filled
+ALL = slice(None)
 
 
 class PagePool:
     """All pages of one geometry on one device.
 
     Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side; a backend may want a page's keys as [D, page_size] there. On a CPU
-    it is reserved as zeroed virtual memory, which costs nothing until a page is written, so a large pool is free.
+    handed out one after another lie side by side. A backend may want what is there `in_pairs`, as instructions that
+    multiply pairs take them: two columns of a key, [D / 2, page_size, 2], and the values of two slots,
+    [page_size / 2, D, 2]. On a CPU it is reserved as zeroed virtual memory, which costs nothing until a page is
+    written, so a large pool is free.
 
     Attributes:
         reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).
@@ -29,7 +33,7 @@ class PagePool:
         num_pages: int,
         page_size: int = 16,
         device: torch.device | str = "cpu",
-        transposed_keys: bool = False,
+        in_pairs: bool = False,
     ) -> None:
         self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
         # A page of all layers lies in one place: memory is touched page by page, and a page moves in one piece.
@@ -37,9 +41,7 @@ class PagePool:
         pages = _zeros(shape, getattr(torch, geometry.kv_dtype), torch.device(device))
         self.storage = pages.permute(1, 2, 0, 3, 4, 5)  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]
         keys, values = self.storage.unbind(1)
-        if transposed_keys:
-            keys = keys.view(*keys.shape[:3], geometry.head_dim, page_size).transpose(-1, -2)
-        self._sides = keys, values  # views of [layers, pages, Hkv, page_size, D]
+        self._sides = _Side(keys, "columns" if in_pairs else None), _Side(values, "slots" if in_pairs else None)
         self.entry_bytes = geometry.entry_bytes
         self.reclaim: Callable[[int], None] | None = None
         self._refs = np.zeros(num_pages, np.int64)
@@ -109,25 +111,51 @@ class PagePool:
 
     def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
+        slots = np.arange(start, stop)
         for side in self._sides:
-            side[:, target, :, start:stop] = side[:, source, :, start:stop]
+            side.put(np.full_like(slots, target), slots, side.take(np.full_like(slots, source), slots))
         self._filled[target] = stop
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:
         """Gather entries: [layers, 2, n, Hkv, D], a copy."""
-        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
-        return torch.stack([side.transpose(2, 3)[:, index[0], index[1]] for side in self._sides], 1)
+        return torch.stack([side.take(pages, slots) for side in self._sides], 1)
 
     def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:
         """Gather one layer's keys: [n, Hkv, D], a copy."""
-        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
-        return self._sides[0][layer].transpose(1, 2)[index]
+        return self._sides[0].take(pages, slots, layer)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: torch.Tensor) -> None:
         """Scatter entries, the inverse of `read`."""
-        index = torch.from_numpy(pages.astype(np.int64)), torch.from_numpy(slots.astype(np.int64))
         for side, new in zip(self._sides, entries.to(self.storage).unbind(1), strict=True):
-            side.transpose(2, 3)[:, index[0], index[1]] = new
+            side.put(pages, slots, new)
+
+
+class _Side:
+    """K or V of all pages, by page and slot: [layers, n, Hkv, D], however a page is laid out."""
+
+    def __init__(self, storage: torch.Tensor, pairs: Literal["columns", "slots"] | None) -> None:
+        """`storage`: [layers, pages, Hkv, page_size, D], where a page may hold pairs of columns or of slots instead."""
+        self.pairs = pairs
+        size, dim = storage.shape[3:]
+        if pairs == "columns":
+            self.view = storage.view(*storage.shape[:3], dim // 2, size, 2).permute(0, 1, 4, 2, 3, 5)
+        elif pairs == "slots":
+            self.view = storage.view(*storage.shape[:3], size // 2, dim, 2).permute(0, 1, 3, 5, 2, 4)
+        else:
+            self.view = storage.transpose(2, 3)
+
+    def take(self, pages: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> torch.Tensor:
+        """A copy; of one layer [n, Hkv, D]."""
+        taken = self.view[(layers, *self._places(pages, slots))]
+        return taken.flatten(-2) if self.pairs == "columns" else taken
+
+    def put(self, pages: np.ndarray, slots: np.ndarray, entries: torch.Tensor) -> None:
+        places = (ALL, *self._places(pages, slots))
+        self.view[places] = entries.unflatten(-1, (-1, 2)) if self.pairs == "columns" else entries
+
+    def _places(self, pages: np.ndarray, slots: np.ndarray) -> list[torch.Tensor]:
+        axes = [pages, slots // 2, slots % 2] if self.pairs == "slots" else [pages, slots]
+        return [torch.from_numpy(axis.astype(np.int64)) for axis in axes]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -54,33 +54,35 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear& layer,
   }
 }
 
-// Every panel times every row. emit(jobs, n, first row, rows, sums [n][ROW_BLOCK]) takes the results of a unit's n
-// panels; finish() is called when a member has nothing left to do.
+// Some panels times every row. emit(jobs, n, first row, rows, sums [n][ROW_BLOCK]) takes the results.
+template <class Emit>
+void multiply_all(Model::Private& own, const Job* jobs, int n, const Linear& layer, Rows rows, int count, const Emit& emit) {
+  F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
+  for (int first = 0; first < count; first += ROW_BLOCK) {
+    const int block = std::min(ROW_BLOCK, count - first);
+    multiply(jobs, n, rows, first, block, sums, own.work);
+    emit(jobs, n, first, block, sums);
+  }
+}
+
+// Every panel times every row, in whole units; finish() is called when a member has nothing left to do.
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
-  F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
   // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
   const int share = (int(layer.jobs.size()) + m.team->size() - 1) / m.team->size();
   const int most = count > ROW_BLOCK / 8 ? panels_together(share, count, layer.cols) / layer.unit : 1;
   const int units = std::max(1, most), unit = units * layer.unit;
   const int pieces = (layer.units() + units - 1) / units;
   m.team->share(pieces, own.member, [&](int piece) {
-    const Job* jobs = &layer.jobs[size_t(piece) * unit];
-    const int n = std::min(unit, int(layer.jobs.size()) - piece * unit);
-    for (int first = 0; first < count; first += ROW_BLOCK) {
-      const int block = std::min(ROW_BLOCK, count - first);
-      multiply(jobs, n, rows, first, block, sums, own.work);
-      emit(jobs, n, first, block, sums);
-    }
+    const int first = piece * unit, n = std::min(unit, int(layer.jobs.size()) - first);
+    multiply_all(own, &layer.jobs[first], n, layer, rows, count, emit);
   }, finish);
 }
 
 // What was `before`, if anything, and the products to `out`.
-template <class Finish>
-void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out,
-                  const float* before, const Finish& finish) {
-  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+inline auto storing(const Linear& layer, float* out, const float* before) {
+  return [&layer, out, before](const Job* jobs, int n, int first, int block, const F* sums) {
     for (int r = 0; r < block; r++)
       for (int i = 0; i < n; i++) {
         const size_t place = size_t(first + r) * layer.width + jobs[i].column;
@@ -89,7 +91,11 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
         store(out + place, before ? add(sum, load(before + place)) : sum);
       }
   };
-  linear(m, own, layer, rows, count, emit, finish);
+}
+template <class Finish>
+void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out,
+                  const float* before, const Finish& finish) {
+  linear(m, own, layer, rows, count, storing(layer, out, before), finish);
 }
 
 // Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.

@@ -1,17 +1,17 @@
 // The C interface: see twostroke/kernels/native.py. The Python side describes the model once.
 #include "block.h"
-#include "summary.h"
+#include "head.h"
 
-// Rows, normed if a norm is given, times a layer. Members may still read both when it returns.
-static void multiply_rows(Model& m, const Linear& layer, const float* norm, const float* x, int count, float* out) {
+// Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
+template <class Job>
+static void multiply_rows(Model& m, const Linear& layer, const float* x, int count, float* out, Summary* summaries,
+                          int phases, const Job& job) {
   const int run = m.team->vacant();
   Product& product = m.products[run];
   product.begin(layer, x, count, out);
-  m.team->run(run, 2, product.pure, m.job([&m, &product, &layer, norm, count](Model::Private& own) {
-    const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, norm);
-    store_linear(m, own, layer, rows, count, product.out, nullptr, [] {});
-  }));
+  m.team->run(run, phases, product.pure, m.job([&product, job](Model::Private& own) { job(own, product); }));
   if (product.pure) std::copy_n(product.out, size_t(count) * layer.width, out);
+  if (summaries) std::copy_n(product.summaries, count, summaries);
 }
 
 #pragma GCC visibility push(default)
@@ -74,20 +74,24 @@ void twostroke_model_free(void* model) { delete (Model*)model; }
 void twostroke_multiply(void* model, void* matrix, const float* x, int count, float* out) {
   Model& m = *(Model*)model;
   const Linear layer{{(const Matrix*)matrix}};
-  multiply_rows(m, layer, nullptr, x, count, out);
+  multiply_rows(m, layer, x, count, out, nullptr, 2, [&m, &layer, count](Model::Private& own, Product& product) {
+    const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, nullptr);
+    store_linear(m, own, layer, rows, count, product.out, nullptr, [] {});
+  });
   m.team->settle();
 }
 
-// [count, hidden], of a pass, normed, to [count, vocab].
-void twostroke_logits(void* model, const float* x, int count, float* out) {
+// [count, hidden], of a pass, normed, to [count, vocab] and a summary each.
+void twostroke_logits(void* model, const float* x, int count, float* out, Summary* summaries) {
   Model& m = *(Model*)model;
-  multiply_rows(m, *m.head, m.head_norm, x, count, out);
+  auto job = [&m, count](Model::Private& own, Product& product) { run_head(m, own, product, count); };
+  multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
 }
 
 // [rows, count] logits to a summary each; `chunks` has room for all their chunks.
 void twostroke_summarize(void* team_, const float* logits, int rows, int count, Summary* chunks, Summary* out) {
   Team& team = *(Team*)team_;
-  const int per_row = (count + CHUNK - 1) / CHUNK;
+  const int per_row = chunks_of(count);
   team.run(1, [&](int member) {
     team.share(rows * per_row, member, [&](int i) {
       const int first = i % per_row * CHUNK;

@@ -2,23 +2,27 @@
 // still be in a pass that is over.
 #pragma once
 #include "room.h"
+#include "summary.h"
 
 // A product by itself. Results that are quickly copied have a place of their own, so that its pieces are pure.
 struct Product {
   const float* x;
   uint8_t* inputs;  // ready to be multiplied
   float* out;
+  Summary *chunks, *summaries;  // [rows, chunks], [rows]
   bool pure;
 
   void begin(const Linear& layer, const float* lent, int count, float* result) {
     constexpr size_t QUICKLY_COPIED = 1 << 20;
     const size_t values = size_t(count) * layer.cols, x_size = round_up(sizeof(float) * values, LINE);
     const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE), out_size = sizeof(float) * count * layer.width;
+    const size_t parts = size_t(count) * chunks_of(layer.width), summed = round_up(sizeof(Summary) * (parts + count), LINE);
     pure = out_size <= QUICKLY_COPIED;
-    uint8_t* at = memory_.get<uint8_t>(x_size + ready + (pure ? out_size : 0));
+    uint8_t* at = memory_.get<uint8_t>(x_size + ready + summed + (pure ? out_size : 0));
     std::copy_n(lent, values, (float*)at);
     x = (float*)at, inputs = at + x_size;
-    out = pure ? (float*)(inputs + ready) : result;
+    chunks = (Summary*)(inputs + ready), summaries = chunks + parts;
+    out = pure ? (float*)(inputs + ready + summed) : result;
   }
 
  private:

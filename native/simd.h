@@ -13,23 +13,6 @@
 #include "simd_avx2.h"
 #endif
 
-// exp, relative error below 2e-7; exactly 1 at 0 and exactly 0 below -86.
-inline F exp16(F x) {
-  const F low = set1(-86.0f);
-  const F clamped = min(max(x, low), set1(88.0f));
-  const F n = round(mul(clamped, set1(1.44269504f)));
-  F r = fnma(n, set1(0.693359375f), clamped);
-  r = fnma(n, set1(-2.12194440e-4f), r);
-  F p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
-  p = fma(p, mul(r, r), add(r, set1(1.0f)));
-  return zero_below(x, low, times_power(p, n));
-}
-
 // 2^x, relative error below 3e-6; exactly 1 at 0 and exactly 0 far below.
 inline F power16(F x) {
   const F n = round(x), r = sub(x, n);

@@ -4,7 +4,9 @@
 
 #include "simd.h"
 
-constexpr int CHUNK = 4096;  // columns
+constexpr int CHUNK = 1024;  // columns
+constexpr int chunks_of(int columns) { return (columns + CHUNK - 1) / CHUNK; }
+constexpr float LOG2_E = 1.44269504f;
 
 struct Summary {
   int32_t best;              // the first column of the largest value
@@ -26,7 +28,7 @@ inline Summary summarize_chunk(const float* x, int first, int count) {
   out.best = first + best;
   F total = zero(), weighted = zero();
   auto add_lanes = [&](F v) {
-    const F below = max(sub(v, set1(out.top)), set1(-100.0f)), e = exp16(below);  // exp16(-100) is 0
+    const F below = max(sub(v, set1(out.top)), set1(-87.0f)), e = power16(mul(below, set1(LOG2_E)));
     total = add(total, e), weighted = fma(e, below, weighted);
   };
   for (int i = 0; i < whole; i += 16) add_lanes(load(x + i));
@@ -42,10 +44,9 @@ inline Summary merge_chunks(const Summary* chunks, int count) {
   Summary out = *std::max_element(chunks, chunks + count, [](const Summary& a, const Summary& b) { return a.top < b.top; });
   out.sum = out.weighted = 0;
   for (const Summary* c = chunks; c < chunks + count; c++) {
-    const float below = std::max(c->top - out.top, -100.0f);
-    alignas(64) float gain[16];
-    store(gain, exp16(set1(below)));
-    out.sum += c->sum * gain[0], out.weighted += (c->weighted + c->sum * below) * gain[0];
+    const float below = std::max(c->top - out.top, -87.0f);
+    const float gain = first_lane(power16(set1(below * LOG2_E)));
+    out.sum += c->sum * gain, out.weighted += (c->weighted + c->sum * below) * gain;
   }
   return out;
 }

@@ -159,6 +159,19 @@ def test_summaries(kernels: native.NativeKernels, width: int) -> None:
         assert (alone.logsumexp[0], alone.entropy[0]) == (got.logsumexp[i], got.entropy[i])
 
 
+@pytest.mark.parametrize("variant", native.variants())
+def test_summaries_that_a_pass_made(variant: str) -> None:
+    """Those of its logits, to the bit, whatever their number; once, for later the logits may have been changed."""
+    decoder = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").decoder
+    for count in (1, 7, 70):
+        logits = decoder.logits(torch.randn(count, 576, generator=torch.Generator().manual_seed(count)))
+        rows = logits[count // 3 :]
+        made = decoder.kernels.summarize(rows)
+        assert made == decoder.kernels.summarize(rows.clone())
+        rows[0] = 0
+        assert decoder.kernels.summarize(rows).best[0] == 0 != made.best[0]
+
+
 def test_a_variant_by_name() -> None:
     options = {"kv_bytes": 1 << 26, "prefix_index": "off"}
     for variant in native.variants():

@@ -23,7 +23,7 @@ import torch
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import Summary, combine
+from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summaries
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
-PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 4096
+PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
 # multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
@@ -57,13 +57,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "logits": (None, (_POINTER, _POINTER, _INT, _POINTER)),
+    "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
 }
-
-
-_SUMMARY = np.dtype([("best", np.int32), ("top", np.float32), ("sum", np.float32), ("weighted", np.float32)])
 
 
 class _Config(ctypes.Structure):
@@ -151,6 +148,7 @@ class NativeKernels:
         self.label, self.library = f"native-{self.variant}", _library(self.variant)
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
+        self.latest = MadeSummaries(torch.empty(0, 1), new_summaries(0))
         # A model without blocks has all that a product by itself takes.
         self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, self.bare)
@@ -165,12 +163,14 @@ class NativeKernels:
         return NativePass(self, decoder)
 
     def summarize(self, logits: torch.Tensor) -> Summary:
+        made = self.latest.take(logits)
+        if made is not None:
+            return made
         logits = logits.contiguous()
         rows, count = logits.shape
-        chunks = np.empty(rows * -(-count // SUMMARY_CHUNK), _SUMMARY)
-        out = np.empty(rows, _SUMMARY)
+        chunks, out = new_summaries(rows * -(-count // SUMMARY_CHUNK)), new_summaries(rows)
         self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, chunks.ctypes.data, out.ctypes.data)
-        return combine(out["best"], out["top"], out["sum"], out["weighted"])
+        return combine(out)
 
 
 class Matrix:
@@ -290,8 +290,9 @@ class NativePass:
         """[R, hidden] -> [R, vocab]."""
         hidden = hidden.contiguous()
         count = hidden.shape[0]
-        out = torch.empty(count, self.head.shape[0])
-        self.library.twostroke_logits(self.handle, hidden.data_ptr(), count, out.data_ptr())
+        out, summaries = torch.empty(count, self.head.shape[0]), new_summaries(count)
+        self.library.twostroke_logits(self.handle, hidden.data_ptr(), count, out.data_ptr(), summaries.ctypes.data)
+        self.kernels.latest = MadeSummaries(out, summaries)
         return out
 
 

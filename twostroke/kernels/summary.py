@@ -41,7 +41,33 @@ def argmax(logits: torch.Tensor) -> list[int]:
     return (logits.detach().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
 
 
-def combine(best: np.ndarray, top: np.ndarray, total: np.ndarray, weighted: np.ndarray) -> Summary:
-    """From sums of exp(x - top), and of the same times (x - top), over a row: [R] each."""
-    normalizer = np.log(total)
-    return Summary(best.tolist(), top.tolist(), (top + normalizer).tolist(), (normalizer - weighted / total).tolist())
+def new_summaries(count: int) -> np.ndarray:
+    """Room for what native/summary.h finds in each of so many rows or chunks."""
+    return np.empty(count, [("best", np.int32), ("top", np.float32), ("sum", np.float32), ("weighted", np.float32)])
+
+
+def combine(found: np.ndarray) -> Summary:
+    """From sums of exp(x - top), and of the same times (x - top), over each of R rows."""
+    normalizer = np.log(found["sum"])
+    entropy = normalizer - found["weighted"] / found["sum"]
+    return Summary(
+        found["best"].tolist(), found["top"].tolist(), (found["top"] + normalizer).tolist(), entropy.tolist()
+    )
+
+
+class MadeSummaries:
+    """What a head found beside its logits, [R, vocab]."""
+
+    def __init__(self, logits: torch.Tensor, found: np.ndarray) -> None:
+        self.logits, self.found, self.taken = logits, found, np.zeros(len(found), bool)
+
+    def take(self, some: torch.Tensor) -> Summary | None:
+        """Of rows of these very logits, in order, the first time: whoever was given them may have changed them since."""
+        width = self.logits.shape[1]
+        first, rest = divmod(int(some.storage_offset()), width)
+        same = some.untyped_storage().data_ptr() == self.logits.untyped_storage().data_ptr()
+        mine = slice(first, first + len(some))
+        if not same or rest or some.shape[1] != width or not some.is_contiguous() or self.taken[mine].any():
+            return None
+        self.taken[mine] = True
+        return combine(self.found[mine])

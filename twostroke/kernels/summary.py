@@ -62,7 +62,7 @@ class MadeSummaries:
         self.logits, self.found, self.taken = logits, found, np.zeros(len(found), bool)
 
     def take(self, some: torch.Tensor) -> Summary | None:
-        """Of rows of these very logits, in order, the first time: whoever was given them may have changed them since."""
+        """Of rows of these very logits, in order, the first time: who was given them may have changed them since."""
         width = self.logits.shape[1]
         first, rest = divmod(int(some.storage_offset()), width)
         same = some.untyped_storage().data_ptr() == self.logits.untyped_storage().data_ptr()

@@ -46,5 +46,5 @@ struct Scratch {
 
 // Scaled queries of one head as rows to be multiplied. Softmax is in powers of 2: one multiplication less per weight.
 inline void narrow_query(const float* q, int dim, Half* out) {
-  for (int d = 0; d < dim; d += 16) store_narrow(out + d, mul(load(q + d), set1(1.44269504f)));
+  for (int d = 0; d < dim; d += 16) store_narrow(out + d, mul(load(q + d), set1(LOG2_E)));
 }

@@ -34,7 +34,7 @@ struct Linear {
       width += part->rows;
     }
   }
-  int units() const { return (int(jobs.size()) + unit - 1) / unit; }
+  int units() const { return ceil_div(int(jobs.size()), unit); }
 };
 
 struct Config {

@@ -35,7 +35,7 @@ inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
 }
 
-constexpr int ROW_BLOCK = 512;      // rows that weights are unpacked for
+constexpr int ROW_BLOCK = 512;       // rows that weights are unpacked for
 constexpr int PANELS_TOGETHER = 28;  // that a member takes at a time, at most
 
 // Panels for a member to take at a time, of many rows, if its share of a layer is this large. Rows that do not stay in
@@ -43,11 +43,10 @@ constexpr int PANELS_TOGETHER = 28;  // that a member takes at a time, at most
 inline int panels_together(int share, int count, int cols) {
   constexpr size_t STAYS = 3 << 19;
   if (Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS) return std::min(share / 4, 8);
-  const int turns = (share + PANELS_TOGETHER - 1) / PANELS_TOGETHER;
-  return (share + turns - 1) / turns;
+  return even_part(share, PANELS_TOGETHER);
 }
 
-constexpr int MANY_GROUPS = 18;     // unpacked at a time, for many rows: three quarters of the first-level cache
+constexpr int MANY_GROUPS = 18;  // unpacked at a time, for many rows: three quarters of the first-level cache
 
 // Groups of two panels as tiles.
 struct alignas(LINE) Unpacked {
@@ -144,7 +143,7 @@ template <Format T, bool TWO_TILES>
 // All panels meet a part of the rows that is in cache.
 inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   Unpacked& w = *work.weights;
-  const int groups = rows.groups(), parts = (groups + MANY_GROUPS - 1) / MANY_GROUPS, part = (groups + parts - 1) / parts;
+  const int groups = rows.groups(), part = even_part(groups, MANY_GROUPS);
   for (int g = 0; g < groups; g += part) {
     const int size = std::min(part, groups - g);
     for (int i = 0; i < n; i += 2) {

@@ -65,17 +65,20 @@ void multiply_all(Model::Private& own, const Job* jobs, int n, const Linear& lay
   }
 }
 
+// Panels to take at a time, whole units: many rows go by fewer times if more are taken, but of a share of this many there
+// have to be enough pieces.
+inline int panels_at_once(const Linear& layer, int share, int count) {
+  const int panels = count > ROW_BLOCK / 8 ? panels_together(share, count, layer.cols) : 1;
+  return std::max(1, panels / layer.unit) * layer.unit;
+}
+
 // Every panel times every row, in whole units; finish() is called when a member has nothing left to do.
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
-  // Many rows go by fewer times if more panels are taken at a time; but there have to be enough pieces to share.
-  const int share = (int(layer.jobs.size()) + m.team->size() - 1) / m.team->size();
-  const int most = count > ROW_BLOCK / 8 ? panels_together(share, count, layer.cols) / layer.unit : 1;
-  const int units = std::max(1, most), unit = units * layer.unit;
-  const int pieces = (layer.units() + units - 1) / units;
-  m.team->share(pieces, own.member, [&](int piece) {
-    const int first = piece * unit, n = std::min(unit, int(layer.jobs.size()) - first);
+  const int panels = int(layer.jobs.size()), some = panels_at_once(layer, ceil_div(panels, m.team->size()), count);
+  m.team->share(ceil_div(panels, some), own.member, [&](int piece) {
+    const int first = piece * some, n = std::min(some, panels - first);
     multiply_all(own, &layer.jobs[first], n, layer, rows, count, emit);
   }, finish);
 }

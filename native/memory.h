@@ -8,10 +8,10 @@
 #include <mutex>
 #include <new>
 
+#include "rounding.h"
+
 constexpr size_t LINE = 64;
 constexpr size_t HUGE_PAGE = 2 << 20;
-
-constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Memory that grows. What is large comes in huge pages: looking up an address every 4 KiB can take longer than reading.
 class Buffer {

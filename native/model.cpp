@@ -94,8 +94,7 @@ void twostroke_summarize(void* team_, const float* logits, int rows, int count, 
   const int per_row = chunks_of(count);
   team.run(1, [&](int member) {
     team.share(rows * per_row, member, [&](int i) {
-      const int first = i % per_row * CHUNK;
-      chunks[i] = summarize_chunk(logits + size_t(i / per_row) * count + first, first, std::min(CHUNK, count - first));
+      chunks[i] = summarize_chunk(logits + size_t(i / per_row) * count, count, i % per_row);
     });
   });
   for (int row = 0; row < rows; row++) out[row] = merge_chunks(chunks + size_t(row) * per_row, per_row);

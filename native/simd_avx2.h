@@ -30,10 +30,6 @@ inline F load(const uint16_t* half) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};
 }
 inline void store(float* p, F v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
-inline void store(uint16_t* half, F v) {
-  _mm_storeu_si128((__m128i*)half, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));
-  _mm_storeu_si128((__m128i*)(half + 8), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT));
-}
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
 inline F abs(F v) {
@@ -48,10 +44,6 @@ inline __m256 times_power(__m256 a, __m256 n) {  // a is a normal number; 0 wher
   return _mm256_and_ps(_mm256_cmp_ps(n, low, _CMP_GT_OQ), power);
 }
 inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
-inline F zero_below(F x, F low, F value) {
-  return {_mm256_and_ps(_mm256_cmp_ps(x.a, low.a, _CMP_NLT_UQ), value.a),
-          _mm256_and_ps(_mm256_cmp_ps(x.b, low.b, _CMP_NLT_UQ), value.b)};
-}
 inline __m256 select(uint32_t lanes, __m256 a, __m256 otherwise) {
   const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes), bits), bits);

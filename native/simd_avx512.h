@@ -12,7 +12,6 @@ inline F set1(float x) { return _mm512_set1_ps(x); }
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline F load(const uint16_t* half) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)half)); }
 inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
-inline void store(uint16_t* half, F v) { _mm256_storeu_si256((__m256i*)half, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -28,7 +27,6 @@ inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
 inline F round(F a) { return _mm512_roundscale_ps(a, 0); }
 inline F times_power(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
-inline F zero_below(F x, F low, F value) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), value); }
 inline F select(uint32_t lanes, F a, F otherwise) { return _mm512_mask_mov_ps(otherwise, (__mmask16)lanes, a); }
 
 inline float sum(F v) {

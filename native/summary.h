@@ -2,18 +2,21 @@
 #pragma once
 #include <algorithm>
 
+#include "rounding.h"
 #include "simd.h"
 
 constexpr int CHUNK = 1024;  // columns
-constexpr int chunks_of(int columns) { return (columns + CHUNK - 1) / CHUNK; }
-constexpr float LOG2_E = 1.44269504f;
+constexpr int chunks_of(int columns) { return ceil_div(columns, CHUNK); }
 
 struct Summary {
   int32_t best;              // the first column of the largest value
   float top, sum, weighted;  // that value, and the sums of exp(x - top) and of exp(x - top) (x - top)
 };
 
-inline Summary summarize_chunk(const float* x, int first, int count) {
+// Of a row's chunk.
+inline Summary summarize_chunk(const float* row, int columns, int chunk) {
+  const int first = chunk * CHUNK, count = std::min(CHUNK, columns - first);
+  const float* x = row + first;
   Summary out{first, -INFINITY, 0, 0};
   const int whole = count / 16 * 16;
   alignas(64) float rest[16];

@@ -49,7 +49,7 @@ struct Matrix {
 
   const Layout& layout() const { return LAYOUTS[format]; }
   int groups() const { return cols / GROUP; }
-  size_t scale_bytes() const { return (size_t(cols) / layout().block * layout().scale_bytes + LINE - 1) / LINE * LINE; }
+  size_t scale_bytes() const { return round_up(size_t(cols) / layout().block * layout().scale_bytes, LINE); }
   size_t panel_bytes() const { return scale_bytes() + size_t(groups()) * group_bytes(layout().bits); }
   size_t bytes() const { return panel_bytes() * (rows / PANEL); }
   const uint8_t* panel(int p) const { return data + panel_bytes() * p; }

@@ -170,6 +170,8 @@ def test_summaries_that_a_pass_made(variant: str) -> None:
         assert made == decoder.kernels.summarize(rows.clone())
         rows[0] = 0
         assert decoder.kernels.summarize(rows).best[0] == 0 != made.best[0]
+        del logits, rows
+        assert decoder.kernels.latest.storage.expired()  # a scored prompt's logits can be 300 MB
 
 
 def test_a_variant_by_name() -> None:

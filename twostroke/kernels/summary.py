@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,17 @@ def combine(found: np.ndarray) -> Summary:
 
 
 class MadeSummaries:
-    """What a head found beside its logits, [R, vocab]."""
+    """What a head found beside its logits, [R, vocab], which it does not keep in memory."""
 
     def __init__(self, logits: torch.Tensor, found: np.ndarray) -> None:
-        self.logits, self.found, self.taken = logits, found, np.zeros(len(found), bool)
+        self.storage, self.width = StorageWeakRef(logits.untyped_storage()), logits.shape[1]
+        self.found, self.taken = found, np.zeros(len(found), bool)
 
     def take(self, some: torch.Tensor) -> Summary | None:
         """Of rows of these very logits, in order, the first time: who was given them may have changed them since."""
-        width = self.logits.shape[1]
-        first, rest = divmod(int(some.storage_offset()), width)
-        same = some.untyped_storage().data_ptr() == self.logits.untyped_storage().data_ptr()
-        mine = slice(first, first + len(some))
-        if not same or rest or some.shape[1] != width or not some.is_contiguous() or self.taken[mine].any():
+        first, rest = divmod(int(some.storage_offset()), self.width)
+        mine, same = slice(first, first + len(some)), StorageWeakRef(some.untyped_storage()) == self.storage
+        if not same or rest or some.shape[1] != self.width or not some.is_contiguous() or self.taken[mine].any():
             return None
         self.taken[mine] = True
         return combine(self.found[mine])

@@ -112,8 +112,7 @@ class PagePool:
     def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
         slots = np.arange(start, stop)
-        for side in self._sides:
-            side.put(np.full_like(slots, target), slots, side.take(np.full_like(slots, source), slots))
+        self.write(np.full_like(slots, target), slots, self.read(np.full_like(slots, source), slots))
         self._filled[target] = stop
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> torch.Tensor:

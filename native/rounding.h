@@ -1,0 +1,8 @@
+// Counts that do not divide evenly.
+#pragma once
+#include <cstddef>
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+constexpr int ceil_div(int count, int part) { return (count + part - 1) / part; }
+// How large parts of at most `most` are, if they are as large as each other.
+constexpr int even_part(int count, int most) { return ceil_div(count, ceil_div(count, most)); }

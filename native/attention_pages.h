@@ -16,6 +16,7 @@ struct Layer {
   uint16_t* data;
   int64_t side_stride, page_stride;
   int kv_heads, dim;
+  size_t piece_bytes() const { return sizeof(uint16_t) * PAGE_SIZE * dim; }  // of a page, for a head
   uint16_t* page(int side, int64_t page, int head) const {
     return data + side * side_stride + page * page_stride + size_t(head) * PAGE_SIZE * dim;
   }

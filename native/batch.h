@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "decoder.h"
 
+constexpr int EVEN = 4;      // units of a member's share that are enough to deal evenly
 constexpr int FEW_ROWS = 2;  // so few rows are prepared by every member for itself, which saves a phase
 
 // Rows of a step; see RaggedBatch in kernels/interface.py.
@@ -50,13 +51,16 @@ inline int entries_of(const Batch& batch, int s) {
   return entries;
 }
 
+// How much work a unit is that takes all splits of a piece, in rows times splits.
+inline int length_of(const Piece& piece) { return piece.count * int(piece.splits.size()); }
+
 // Long units come first, and each member's range gets the same share of those of a length: so ranges are as long as each
 // other, and what is left to share at the end is short. Neighbours stay together: their keys lie side by side.
 inline void deal(Attention& plan, int members) {
   using Unit = Attention::Unit;
   auto length = [&](const Unit& unit) {
     const Piece& piece = plan.pieces[unit.piece];
-    return unit.split < 0 ? piece.count * int(piece.splits.size()) : piece.count;
+    return unit.split < 0 ? length_of(piece) : piece.count;
   };
   std::vector<Unit>& units = plan.units;
   std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return length(a) > length(b); });
@@ -73,23 +77,47 @@ inline void deal(Attention& plan, int members) {
 // What is to be computed, of a layer with this window, by so many members.
 inline Attention plan_attention(const Config& c, const Batch& batch, int window, int members) {
   Attention plan;
-  const int repeat = c.heads / c.kv_heads;
+  int all = 0;
   for (int s = 0; s < batch.num_sequences; s++) {
     const int entries = entries_of(batch, s), num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
     for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS) {
       Piece piece{s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row), {}};
       find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(batch, s, row, entries),
                   query_of(batch, s, row + piece.count - 1, entries), piece.splits);
-      const int index = int(plan.pieces.size()), splits = int(piece.splits.size()), queries = piece.count * repeat;
-      const bool apart = piece.count <= FEW_ROWS && splits > 1;
-      for (int split = 0; split < (apart ? splits : 1); split++)
-        for (int head = 0; head < c.kv_heads; head++)
-          plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
-      for (int head = 0; apart && head < c.kv_heads; head++, plan.num_partials += size_t(splits) * queries)
-        plan.shared.push_back({index, head, splits, plan.num_partials});
+      all += c.kv_heads * length_of(piece);
       plan.pieces.push_back(std::move(piece));
     }
   }
+  for (int index = 0; index < int(plan.pieces.size()); index++) {
+    const Piece& piece = plan.pieces[index];
+    const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
+    // A long unit is shared, where there is little else to do meanwhile.
+    const bool apart = piece.count <= FEW_ROWS && splits > 1 && length_of(piece) * members * EVEN > all;
+    for (int split = 0; split < (apart ? splits : 1); split++)
+      for (int head = 0; head < c.kv_heads; head++)
+        plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
+    for (int head = 0; apart && head < c.kv_heads; head++, plan.num_partials += size_t(splits) * queries)
+      plan.shared.push_back({index, head, splits, plan.num_partials});
+  }
   deal(plan, members);
   return plan;
+}
+
+// Where the pages are that a member reads first, so many bytes of them: in bytes from a layer's own.
+inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members, size_t bytes) {
+  const size_t units = plan.units.size(), wanted = bytes / kv.piece_bytes();
+  std::vector<size_t> places;
+  for (size_t u = units * member / members; u < units * (member + 1) / members && places.size() < wanted; u++) {
+    const Attention::Unit& unit = plan.units[u];
+    const Piece& piece = plan.pieces[unit.piece];
+    for (int i = 0; i < int(piece.splits.size()); i++) {
+      if (unit.split >= 0 && unit.split != i) continue;
+      const Split& split = piece.splits[i];
+      const Span* spans = batch.spans + batch.span_starts[piece.sequence] + split.first;
+      for (int side = 0; side < 2; side++)
+        for (int k = 0; k < split.count; k++)
+          places.push_back((uint8_t*)kv.page(side, spans[k].page, unit.head) - (uint8_t*)kv.data);
+    }
+  }
+  return places;
 }

@@ -47,17 +47,6 @@ void hand_out_queries(Model& m, Model::Private& own, const Batch& batch, size_t 
   });
 }
 
-// Ask for the keys that this member looks at first.
-void fetch_keys(const Model& m, const Model::Private& own, const Batch& batch, const Attention& plan, Layer kv) {
-  if (batch.num_rows > ROW_BLOCK) return;
-  const Attention::Unit& unit = plan.units[m.team->first(int(plan.units.size()), own.member)];
-  const Piece& piece = plan.pieces[unit.piece];
-  const Split& split = piece.splits[std::max(0, unit.split)];
-  const Span* spans = batch.span_starts[piece.sequence] + batch.spans + split.first;
-  for (int i = 0; i < split.count; i++)
-    fetch_bytes(kv.page(0, spans[i].page, unit.head), size_t(2) * PAGE_SIZE * kv.dim);
-}
-
 // To rows that the output projection can multiply.
 template <class Finish>
 void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
@@ -136,7 +125,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
   const Block& b = m.blocks[i];
   const Linear& following = m.blocks[(i + 1) % m.blocks.size()].qkv;
   const Batch& batch = pass.batch;
-  const Attention& plan = pass.plan(b.window);
+  const Attention& plan = pass.attention(b.window);
   const Layer kv = pass.layer(i);
   const Room::Places at = pass.room.of(i);
   const int n = batch.num_rows;
@@ -148,11 +137,13 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
     if (norm) post_norm_add(m, own, norm, n, made, before, out);
   };
   Rows rows = prepare(m, own, b.qkv, at.x, n, at.inputs, b.attn_norm);
-  store_linear(m, own, b.qkv, rows, n, at.qkv, nullptr, [&] { fetch_keys(m, own, batch, plan, kv); });
+  store_linear(m, own, b.qkv, rows, n, at.qkv, nullptr, [] {});
   rope_and_store(m, own, b, batch, kv, at.qkv, at.turned);
   if (batch.num_queries) hand_out_queries(m, own, batch, i, at.turned);
   rows = Rows::in(at.attended, n, b.o.cols);
   attention(m, own, b, batch, plan, kv, at.turned, at.partials, rows, fetching(b.o));
+  if (size_t(i) + 1 < m.blocks.size())
+    pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
   add_linear(b.o, rows, b.attn_post_norm, at.attention_out, at.x, at.after, b.gate_up);
   const float* dropout = batch.dropout ? batch.dropout + size_t(i) * n * m.config.hidden : nullptr;
   rows = prepare(m, own, b.gate_up, at.after, n, at.mlp_inputs, b.mlp_norm, dropout);

@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 
+#include "ahead.h"
 #include "weights.h"
 
 // Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones.
@@ -97,9 +98,15 @@ inline void products(const I* w, Rows rows, size_t at, I& lo, I& hi) {
   if constexpr (T != Q6_K) lo = hi;
 }
 
+// What a member of the team needs for its multiplications, until the end of a pass.
+struct Workspace {
+  Ahead ahead;
+  void end() { ahead.end(); }
+};
+
 // 16 sums of M rows, in one pass over a panel.
 template <Format T, int M>
-[[gnu::noinline]] void stream(const Matrix& matrix, const uint8_t* p, Rows rows, F* out) {
+[[gnu::noinline]] void stream(const Matrix& matrix, const uint8_t* p, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
   F acc[M];
@@ -113,6 +120,7 @@ template <Format T, int M>
       load_group<L.bits>(quants, w);
       // The stream runs on into the next panel, so looking ahead is right at a panel's end as well.
       for (int line = 0; line < step; line += LINE) fetch(ahead + line);
+      later.step();
       F scale, second;
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
 #pragma GCC unroll 16
@@ -151,14 +159,14 @@ inline void in_tiles(int count, int row, const Step& step) {
 }
 
 // 16 outputs of each of `count` rows, of which the first begins a tile.
-inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* out) {
+inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* out, Workspace& work) {
   const uint8_t* p = matrix.panel(panel);
   with_format(matrix.format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
       if constexpr (T == BF16)
         stream_bf16<M>(p, rows.at(row), out + row);
       else
-        stream<T, M>(matrix, p, rows.at(row), out + row);
+        stream<T, M>(matrix, p, rows.at(row), out + row, work.ahead);
     });
   });
 }
@@ -167,15 +175,10 @@ constexpr int ROW_BLOCK = 60;       // rows whose activations stay in cache whil
 constexpr int PANELS_TOGETHER = 2;  // that a member takes at a time, for many rows
 inline int panels_together(int share, int, int) { return std::min(share / 4, PANELS_TOGETHER); }
 
-// What a member of the team needs for its multiplications, until the end of a pass.
-struct Workspace {
-  void end() {}
-};
-
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
-inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace&) {
+inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   for (int row = 0; row < count; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
     for (int i = 0; i < n; i++)
       multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first + row), std::min(PASS_ROWS, count - row),
-               sums + i * ROW_BLOCK + row);
+               sums + i * ROW_BLOCK + row, work);
 }

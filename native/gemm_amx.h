@@ -5,6 +5,7 @@
 #pragma once
 #include <memory>
 
+#include "ahead.h"
 #include "unpack_amx.h"
 
 // Rows ready to be multiplied. A tile of rows holds group after group, and of each group its rows side by side.
@@ -56,7 +57,8 @@ struct alignas(LINE) Unpacked {
 // What a member of the team needs for its multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
-  void end() { tile_shapes().release(); }
+  Ahead ahead;
+  void end() { ahead.end(), tile_shapes().release(); }
 };
 
 // Adds groups of one or two tiles of rows times one or two panels. Weights stay in the first-level cache and rows go by
@@ -128,7 +130,7 @@ template <Format T, bool TWO_TILES>
   tile_zero<0>();
   if (TWO_TILES) tile_zero<2>();
   for (int g = 0; g < groups + DELAY; g++) {
-    if (g < groups) unpack(g, weights[g % ROOM]);
+    if (g < groups) unpack(g, weights[g % ROOM]), work.ahead.step();
     if (g < DELAY) continue;
     tile_load<6>(weights[(g - DELAY) % ROOM]), tile_load<4>(a), tile_dot<0, 4, 6>();
     if (TWO_TILES) tile_load<5>(b), tile_dot<2, 5, 6>();

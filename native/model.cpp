@@ -118,6 +118,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
   pass.begin(m, *batch, kv, strides, m.team->size());
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass);
+    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));
   std::copy_n(pass.room.of(blocks).x, size_t(batch->num_rows) * m.config.hidden, result);

@@ -29,6 +29,8 @@ struct Product {
   Buffer memory_;
 };
 
+constexpr int DECODE_ROWS = 32;  // more take so long to multiply that what was asked for meanwhile is gone again
+
 class Pass {
  public:
   Batch batch{};  // in our own memory; angles by row, not by position
@@ -53,8 +55,11 @@ class Pass {
     plans_.clear();
     size_t partials = 0;
     for (const Block& b : model.blocks) {
-      if (!find(b.window)) plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window, members));
-      partials = std::max(partials, plan(b.window).num_partials);
+      if (find(b.window)) continue;
+      Plan& plan = plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window, members));
+      partials = std::max(partials, plan.attention.num_partials);
+      for (int i = 0; i < members && rows <= DECODE_ROWS; i++)
+        plan.reads.push_back(first_reads(plan.attention, batch, layer(0), i, members, ahead_bytes()));
     }
     room = Room(model, memory_, rows, partials * (config_->dim + 16));
   }
@@ -62,7 +67,17 @@ class Pass {
   // Whether its pieces may be computed twice, and be late: see threads.h.
   bool pure() const { return room.apart() && !batch.dropout; }
 
-  const Attention& plan(int window) const { return *find(window); }
+  const Attention& attention(int window) const { return find(window)->attention; }
+  // Let a member ask for what it reads first of a block's keys and values, which are wanted when these matrices have been
+  // multiplied.
+  void begin_reads(Ahead& ahead, const Block& b, size_t index, int member, std::initializer_list<const Linear*> before) const {
+    const auto& reads = find(b.window)->reads;
+    if (reads.empty()) return;
+    size_t groups = 0;
+    for (const Linear* linear : before) groups += linear->jobs.size() * (linear->cols / GROUP) / reads.size();
+    const Layer kv = layer(index);
+    ahead.begin((const uint8_t*)kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
+  }
   Layer layer(size_t block) const {
     return {kv_ + block * strides_[0], strides_[1], strides_[2], config_->kv_heads, config_->dim};
   }
@@ -73,9 +88,14 @@ class Pass {
     store.assign(list, list + count);
     list = store.data();
   }
-  const Attention* find(int window) const {
-    for (auto& [known, plan] : plans_)
-      if (known == window) return &plan;
+  struct Plan {
+    int window;
+    Attention attention;
+    std::vector<std::vector<size_t>> reads;  // [member], of few rows
+  };
+  const Plan* find(int window) const {
+    for (auto& plan : plans_)
+      if (plan.window == window) return &plan;
     return nullptr;
   }
 
@@ -86,6 +106,6 @@ class Pass {
   std::vector<int32_t> row_starts_, span_starts_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
-  std::vector<std::pair<int, Attention>> plans_;  // by window
+  std::vector<Plan> plans_;
   Buffer memory_;
 };

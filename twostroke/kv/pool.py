@@ -12,6 +12,7 @@ from twostroke.kv.geometry import Geometry
 
 FREE = -1  # how far a page on the free list is filled
 ALL = slice(None)
+HUGE_PAGE = 2 << 20  # bytes
 
 
 class PagePool:
@@ -162,11 +163,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
-        memory = np.zeros(int(np.prod(shape, dtype=object)) * dtype.itemsize, np.uint8)
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        memory = np.zeros(size + HUGE_PAGE, np.uint8)
     except (MemoryError, ValueError):
         raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
     # numpy asks the operating system for zero pages, which take memory only when touched; torch would write them.
-    return torch.from_numpy(memory).view(dtype).view(shape)
+    start = -memory.ctypes.data % HUGE_PAGE
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:

@@ -42,7 +42,7 @@ constexpr int PANELS_TOGETHER = 28;  // that a member takes at a time, at most
 // Panels for a member to take at a time, of many rows, if its share of a layer is this large. Rows that do not stay in
 // the second-level cache come from far for every part of them, so all its panels had better meet them there.
 inline int panels_together(int share, int count, int cols) {
-  constexpr size_t STAYS = 3 << 19;
+  constexpr size_t STAYS = 1 << 20;
   if (Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS) return std::min(share / 4, 8);
   return even_part(share, PANELS_TOGETHER);
 }

@@ -20,14 +20,11 @@ struct Layer {
   uint16_t* page(int side, int64_t page, int head) const {
     return data + side * side_stride + page * page_stride + size_t(head) * PAGE_SIZE * dim;
   }
-  void store(int64_t page, int head, int slot, const float* k, const float* v) const {
-    uint16_t *keys = this->page(0, page, head), *values = this->page(1, page, head) + slot / 2 * 2 * dim;
-    for (int d = 0; d < dim; d += 16) {
-      uint16_t halves[16];
-      store_bf16(halves, load(k + d));
-      for (int i = 0; i < 16; i += 2) std::memcpy(keys + (d + i) * PAGE_SIZE + 2 * slot, halves + i, 4);
-      store_in_pairs(values + 2 * d, slot % 2, load(v + d));
-    }
+  // Keys and values of one entry, [dim] each.
+  void store(int64_t page, int head, int slot, const uint16_t* k, const uint16_t* v) const {
+    uint16_t *keys = this->page(0, page, head) + 2 * slot, *values = this->page(1, page, head) + slot / 2 * 2 * dim;
+    for (int d = 0; d < dim; d += 2) std::memcpy(keys + d * PAGE_SIZE, k + d, 4);
+    for (int d = 0; d < dim; d += 16) store_in_pairs(values + 2 * d, slot % 2, v + d);
   }
 };
 
@@ -42,10 +39,5 @@ struct Partial {
 };
 
 struct Scratch {
-  Buffer queries, weights, shares, outs;  // shares: weights, narrow
+  Buffer weights, shares, outs;  // shares: weights, narrow
 };
-
-// Scaled queries of one head as rows to be multiplied. Softmax is in powers of 2: one multiplication less per weight.
-inline void narrow_query(const float* q, int dim, Half* out) {
-  for (int d = 0; d < dim; d += 16) store_narrow(out + d, mul(load(q + d), set1(LOG2_E)));
-}

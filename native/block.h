@@ -1,58 +1,15 @@
 // A block of a decoder, for the rows of a pass.
 #pragma once
-#include "layers.h"
-#include "pass.h"
-
-// Turn the pairs (i, i + dim / 2) of one head.
-void rotate(float* head, const float* cos, const float* sin, int dim) {
-  const int half = dim / 2;
-  for (int i = 0; i < half; i += 16) {
-    const F a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
-    store(head + i, fnma(b, s, mul(a, c)));
-    store(head + half + i, fma(a, s, mul(b, c)));
-  }
-}
-
-// Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.
-void rope_and_store(Model& m, Model::Private& own, const Block& b, const Batch& batch, Layer kv, const float* qkv,
-                    float* turned) {
-  const Config& c = m.config;
-  const int width = (c.heads + 2 * c.kv_heads) * c.dim;
-  m.team->share_once(batch.num_rows, own.member, [&](int row) {
-    float* heads = own.row.get<float>(width);
-    std::copy_n(qkv + size_t(row) * width, width, heads);
-    const size_t angles = (size_t(b.rope) * batch.turns + row) * (c.dim / 2);
-    for (int h = 0; h < c.heads + c.kv_heads; h++) {
-      float* head = heads + h * c.dim;
-      if (b.q_norm) rms_norm(head, h < c.heads ? b.q_norm : b.k_norm, c.dim, c.eps, head);
-      rotate(head, batch.cos + angles, batch.sin + angles, c.dim);
-    }
-    const F scale = set1(c.attention_scale);
-    float* queries = turned + size_t(row) * width;
-    for (int i = 0; i < c.heads * c.dim; i += 16) store(queries + i, mul(load(heads + i), scale));
-    for (int h = 0; h < c.kv_heads; h++) {
-      const float* k = heads + (c.heads + h) * c.dim;
-      kv.store(batch.pages[row], h, int(batch.slots[row]), k, k + c.kv_heads * c.dim);
-    }
-  });
-}
-
-// Turned and scaled, as attention takes them.
-void hand_out_queries(Model& m, Model::Private& own, const Batch& batch, size_t block, const float* qkv) {
-  const Config& c = m.config;
-  const size_t size = size_t(c.heads) * c.dim, width = size + 2 * size_t(c.kv_heads) * c.dim;
-  m.team->share_once(int(batch.num_queries), own.member, [&](int i) {
-    const float* queries = qkv + batch.query_rows[i] * width;
-    std::copy_n(queries, size, batch.queries + (block * batch.num_queries + i) * size);
-  });
-}
+#include "qkv.h"
 
 // To rows that the output projection can multiply.
 template <class Finish>
-void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch, const Attention& plan, Layer kv,
-               const float* qkv, float* memory, Rows out, const Finish& finish) {
+void attention(Model& m, Model::Private& own, const Heads& heads, const Attention& plan, Layer kv, float* memory, Rows out,
+               const Finish& finish) {
   const Config& c = m.config;
-  const int width = (c.heads + 2 * c.kv_heads) * c.dim, repeat = c.heads / c.kv_heads, stride = c.dim + 16;
+  const Block& b = heads.block;
+  const Batch& batch = heads.batch;
+  const int repeat = c.heads / c.kv_heads, stride = c.dim + 16;
   auto partial_at = [&](float* base, size_t i) {
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
@@ -72,18 +29,13 @@ void attention(Model& m, Model::Private& own, const Block& b, const Batch& batch
     const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
     const Span* spans = batch.spans + batch.span_starts[piece.sequence];
     own.queries.clear();
-    Half* narrow = own.scratch.queries.get<Half>(size_t(queries) * c.dim);
-    for (int i = 0; i < queries; i++) {
-      const int row = piece.first + i / repeat;
-      const float* q = qkv + size_t(row) * width + (unit.head * repeat + i % repeat) * c.dim;
-      own.queries.push_back(query_of(batch, piece.sequence, row, entries));
-      narrow_query(q, c.dim, narrow + size_t(i) * c.dim);
-    }
+    for (int i = 0; i < queries; i++)
+      own.queries.push_back(query_of(batch, piece.sequence, piece.first + i / repeat, entries));
     auto split = [&](const Split& s, float* base, size_t first) {
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(), narrow,
-                   queries, own.outs.data(), own.scratch);
+      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(),
+                   heads.query(piece.first, unit.head), queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;
@@ -137,11 +89,12 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
     if (norm) post_norm_add(m, own, norm, n, made, before, out);
   };
   Rows rows = prepare(m, own, b.qkv, at.x, n, at.inputs, b.attn_norm);
-  store_linear(m, own, b.qkv, rows, n, at.qkv, nullptr, [] {});
-  rope_and_store(m, own, b, batch, kv, at.qkv, at.turned);
-  if (batch.num_queries) hand_out_queries(m, own, batch, i, at.turned);
+  const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
+  const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
+  project_heads(m, own, rows, n, heads);
+  store_entries(m, own, heads, kv);
   rows = Rows::in(at.attended, n, b.o.cols);
-  attention(m, own, b, batch, plan, kv, at.turned, at.partials, rows, fetching(b.o));
+  attention(m, own, heads, plan, kv, at.partials, rows, fetching(b.o));
   if (size_t(i) + 1 < m.blocks.size())
     pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
   add_linear(b.o, rows, b.attn_post_norm, at.attention_out, at.x, at.after, b.gate_up);

@@ -34,6 +34,16 @@ struct Linear {
       width += part->rows;
     }
   }
+  // Panels half a head apart one after another, as they are turned together; or, with `whole`, units of whole heads.
+  void by_heads(int dim, bool whole) {
+    const int half = dim / PANEL / 2;
+    if (whole) unit = 2 * half;
+    const std::vector<Job> plain = jobs;
+    for (size_t i = 0; i < jobs.size() && !whole; i++) {
+      const size_t head = i / (2 * half) * (2 * half), place = i % (2 * half);
+      jobs[i] = plain[head + place / 2 + place % 2 * half];
+    }
+  }
   int units() const { return ceil_div(int(jobs.size()), unit); }
 };
 

@@ -57,7 +57,7 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear& layer,
 // Some panels times every row. emit(jobs, n, first row, rows, sums [n][ROW_BLOCK]) takes the results.
 template <class Emit>
 void multiply_all(Model::Private& own, const Job* jobs, int n, const Linear& layer, Rows rows, int count, const Emit& emit) {
-  F* sums = own.sums.get<F>(size_t(std::max(PAIRS_UNIT, PANELS_TOGETHER)) * ROW_BLOCK);
+  F* sums = own.sums.get<F>(size_t(n) * ROW_BLOCK);
   for (int first = 0; first < count; first += ROW_BLOCK) {
     const int block = std::min(ROW_BLOCK, count - first);
     multiply(jobs, n, rows, first, block, sums, own.work);

@@ -103,9 +103,11 @@ void twostroke_summarize(void* team_, const float* logits, int rows, int count, 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
   auto part = [&](int i) { return (const Matrix*)matrices[i]; };
-  ((Model*)model)->blocks.push_back({norms[0], norms[1], norms[2], norms[3], norms[4], norms[5],
-                                     Linear({part(0), part(1), part(2)}, bias), Linear({part(3)}),
-                                     Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
+  Model& m = *(Model*)model;
+  Linear qkv({part(0), part(1), part(2)}, bias);
+  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
+  m.blocks.push_back({norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(3)}),
+                      Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three

@@ -41,7 +41,7 @@ class Pass {
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
-    keep(positions_, batch.positions, rows), keep(query_rows_, batch.query_rows, lent.num_queries);
+    keep(positions_, batch.positions, rows);
     keep(spans_, batch.spans, lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
@@ -52,6 +52,8 @@ class Pass {
         sin_.insert(sin_.end(), lent.sin + at, lent.sin + at + half);
       }
     batch.cos = cos_.data(), batch.sin = sin_.data(), batch.turns = rows;
+    places_.assign(batch.num_queries ? rows : 0, -1);
+    for (int i = 0; i < batch.num_queries; i++) places_[batch.query_rows[i]] = i;
     plans_.clear();
     size_t partials = 0;
     for (const Block& b : model.blocks) {
@@ -65,8 +67,10 @@ class Pass {
   }
 
   // Whether its pieces may be computed twice, and be late: see threads.h.
-  bool pure() const { return room.apart() && !batch.dropout; }
+  bool pure() const { return room.apart() && !batch.dropout && !batch.num_queries; }
 
+  // The place of each row among those whose queries are handed out, -1 for none; null if there are none.
+  const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
   const Attention& attention(int window) const { return find(window)->attention; }
   // Let a member ask for what it reads first of a block's keys and values, which are wanted when these matrices have been
   // multiplied.
@@ -102,8 +106,8 @@ class Pass {
   const Config* config_;
   uint16_t* kv_;
   int64_t strides_[3];
-  std::vector<int64_t> tokens_, pages_, slots_, positions_, query_rows_;
-  std::vector<int32_t> row_starts_, span_starts_;
+  std::vector<int64_t> tokens_, pages_, slots_, positions_;
+  std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
   std::vector<Plan> plans_;

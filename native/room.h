@@ -9,7 +9,9 @@ constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of 
 class Room {
  public:
   struct Places {
-    float *x, *qkv, *turned, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    float *x, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    Half* queries;
+    uint16_t* entries;                                      // keys and values
     uint8_t *inputs, *attended, *mlp_inputs, *gated;                       // rows ready to be multiplied
   };
 
@@ -39,7 +41,7 @@ class Room {
 
   uint8_t* lay_out(uint8_t* at, Places& to) const {
     const Config& c = *config_;
-    const size_t q_size = size_t(c.heads) * c.dim, qkv_size = q_size + 2 * size_t(c.kv_heads) * c.dim;
+    const size_t q_size = size_t(c.heads) * c.dim;
     auto take = [&](auto*& place, size_t count) {
       place = (std::remove_reference_t<decltype(place)>)at;
       at += round_up(count * sizeof(*place), LINE);
@@ -48,8 +50,8 @@ class Room {
     const size_t ready = Rows::bytes(rows_, std::max(c.hidden, int(q_size)));
     take(to.x, rows_ * c.hidden);
     take_or_share(to.after, rows_ * c.hidden, to.x);
-    take(to.qkv, rows_ * qkv_size);
-    take_or_share(to.turned, rows_ * qkv_size, to.qkv);
+    take(to.queries, rows_ * q_size);
+    take(to.entries, rows_ * 2 * c.kv_heads * c.dim);
     take(to.partials, partials_);
     take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
     take_or_share(to.mlp_out, norms_after_ ? rows_ * c.hidden : 0, to.attention_out);

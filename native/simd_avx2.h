@@ -157,9 +157,7 @@ inline Pairs load_pairs(const uint16_t* bf16) {
           {(__m256)_mm256_and_si256(a, high), (__m256)_mm256_and_si256(b, high)}};
 }
 // The first or the second of each of 16 pairs.
-inline void store_in_pairs(uint16_t* pairs, int which, F v) {
-  uint16_t halves[16];
-  store_bf16(halves, v);
+inline void store_in_pairs(uint16_t* pairs, int which, const uint16_t* halves) {
   for (int i = 0; i < 16; i++) pairs[2 * i + which] = halves[i];
 }
 inline F dot_pairs(F acc, Pairs pairs, const Half* two) {

@@ -80,8 +80,8 @@ inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
 using Pairs = I;        // 16 pairs
 inline Pairs load_pairs(const uint16_t* bf16) { return _mm512_loadu_si512(bf16); }
 // The first or the second of each of 16 pairs.
-inline void store_in_pairs(uint16_t* pairs, int which, F v) {
-  const I wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
+inline void store_in_pairs(uint16_t* pairs, int which, const uint16_t* halves) {
+  const I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)halves));
   _mm512_mask_storeu_epi16(pairs, which ? 0xaaaaaaaa : 0x55555555, which ? _mm512_slli_epi32(wide, 16) : wide);
 }
 // Each lane: its pair times the same pair.

@@ -1,0 +1,81 @@
+// Queries, keys and values: what a block's first product makes is normed and turned before it leaves the cache, and kept
+// as narrow as attention takes it.
+#pragma once
+#include "layers.h"
+#include "pass.h"
+
+// Where they go. Queries of the heads that share a KV head lie together, row by row: [kv_heads, rows, repeat, dim]. Keys
+// and values: [rows, 2, kv_heads, dim].
+struct Heads {
+  const Config& config;
+  const Block& block;
+  const Batch& batch;
+  Half* queries;
+  uint16_t* entries;
+  float* handed_out;           // [num_queries, heads * dim]
+  const int32_t* places;       // [rows], of a row in it or -1; null for none
+
+  // 16 columns of a row of a head from `at` on, and those half a head further on: the two are turned together.
+  void put(int row, int head, int at, F x, F y) const {
+    const Config& c = config;
+    const int half = c.dim / 2, repeat = c.heads / c.kv_heads;
+    if (head < c.heads + c.kv_heads) {
+      const size_t angles = (size_t(block.rope) * batch.turns + row) * half + at;
+      const F cos = load(batch.cos + angles), sin = load(batch.sin + angles);
+      const F turned = fnma(y, sin, mul(x, cos));
+      y = fma(x, sin, mul(y, cos)), x = turned;
+    }
+    if (head >= c.heads) {
+      uint16_t* out = entries + (size_t(row) * 2 * c.kv_heads + head - c.heads) * c.dim + at;
+      return store_bf16(out, x), store_bf16(out + half, y);
+    }
+    const F scale = set1(c.attention_scale);
+    x = mul(x, scale), y = mul(y, scale);
+    if (places && places[row] >= 0) {
+      float* out = handed_out + (size_t(places[row]) * c.heads + head) * c.dim + at;
+      store(out, x), store(out + half, y);
+    }
+    narrow(query(row, head / repeat) + head % repeat * c.dim + at, x), narrow(query(row, head / repeat) + head % repeat * c.dim + at + half, y);
+  }
+  Half* query(int row, int kv_head) const {
+    return queries + (size_t(kv_head) * batch.num_rows + row) * (config.heads / config.kv_heads) * config.dim;
+  }
+
+ private:
+  // Softmax is in powers of 2: one multiplication less per weight.
+  static void narrow(Half* out, F query) { store_narrow(out, mul(query, set1(LOG2_E))); }
+};
+
+void project_heads(Model& m, Model::Private& own, Rows rows, int count, const Heads& to) {
+  const Config& c = m.config;
+  const Block& b = to.block;
+  const int unit = b.qkv.unit, half = c.dim / 2;
+  auto biased = [&](F sum, int column) { return b.qkv.bias ? add(sum, load(b.qkv.bias + column)) : sum; };
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (; n > 0; n -= unit, jobs += unit, sums += unit * ROW_BLOCK) {
+      const int head = jobs->column / c.dim, at = jobs->column % c.dim;
+      const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : nullptr;
+      for (int r = 0; r < block; r++) {
+        if (unit == 2) {
+          to.put(first + r, head, at, biased(sums[r], jobs[0].column), biased(sums[ROW_BLOCK + r], jobs[1].column));
+          continue;
+        }
+        float* whole = own.row.get<float>(c.dim);
+        for (int i = 0; i < unit; i++) store(whole + PANEL * i, biased(sums[i * ROW_BLOCK + r], jobs[i].column));
+        if (norm) rms_norm(whole, norm, c.dim, c.eps, whole);
+        for (int d = 0; d < half; d += PANEL) to.put(first + r, head, d, load(whole + d), load(whole + half + d));
+      }
+    }
+  };
+  linear(m, own, b.qkv, rows, count, emit, [] {});
+}
+
+// Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.
+void store_entries(Model& m, Model::Private& own, const Heads& from, Layer kv) {
+  const Batch& batch = from.batch;
+  m.team->share_once(batch.num_rows, own.member, [&](int row) {
+    const uint16_t* k = from.entries + size_t(row) * 2 * kv.kv_heads * kv.dim;
+    for (int h = 0; h < kv.kv_heads; h++, k += kv.dim)
+      kv.store(batch.pages[row], h, int(batch.slots[row]), k, k + kv.kv_heads * kv.dim);
+  });
+}

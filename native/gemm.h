@@ -172,8 +172,7 @@ inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* o
 }
 
 constexpr int ROW_BLOCK = 60;       // rows whose activations stay in cache while panels go by
-constexpr int PANELS_TOGETHER = 2;  // that a member takes at a time, for many rows
-inline int panels_together(int share, int, int) { return std::min(share / 4, PANELS_TOGETHER); }
+inline int most_panels(int, int) { return 2; }  // for a member to take at a time, of many rows
 
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {

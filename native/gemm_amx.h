@@ -37,14 +37,12 @@ inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
 }
 
 constexpr int ROW_BLOCK = 512;       // rows that weights are unpacked for
-constexpr int PANELS_TOGETHER = 28;  // that a member takes at a time, at most
 
-// Panels for a member to take at a time, of many rows, if its share of a layer is this large. Rows that do not stay in
-// the second-level cache come from far for every part of them, so all its panels had better meet them there.
-inline int panels_together(int share, int count, int cols) {
+// Panels for a member to take at a time, at most, of many rows. Rows that do not stay in the second-level cache come from
+// far for every part of them, so all its panels had better meet them there.
+inline int most_panels(int count, int cols) {
   constexpr size_t STAYS = 1 << 20;
-  if (Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS) return std::min(share / 4, 8);
-  return even_part(share, PANELS_TOGETHER);
+  return Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS ? 8 : 28;
 }
 
 constexpr int MANY_GROUPS = 18;  // unpacked at a time, for many rows: three quarters of the first-level cache

@@ -61,21 +61,34 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
   });
 }
 
-void embed(Model& m, Model::Private& own, const Pass& pass) {
+void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
   float* out = pass.room.of(0).x;
   m.team->share(pass.batch.num_rows, own.member, [&](int row) {
     float *weights = own.row.get<float>(hidden), *x = out + size_t(row) * hidden;
     unpack_row(*m.embed, int(pass.batch.tokens[row]), weights);
-    for (int i = 0; i < hidden; i++) x[i] = weights[i] * m.config.embedding_scale;
+    const F scale = set1(m.config.embedding_scale);
+    for (int i = 0; i < hidden; i += GROUP) {
+      const F a = mul(load(weights + i), scale), b = mul(load(weights + i + 16), scale);
+      store(x + i, a), store(x + i + 16, b);
+      to.put(row, i, a, b);
+    }
   });
 }
 
-constexpr int BLOCK_PHASES = 12;  // at most
-
-void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
+// What a block's first product multiplies.
+Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
-  const Linear& following = m.blocks[(i + 1) % m.blocks.size()].qkv;
+  const Room::Places at = pass.room.of(i);
+  return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
+}
+
+constexpr int BLOCK_PHASES = 9;  // at most
+
+void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
+  const Block& b = m.blocks[i];
+  const bool last = i + 1 == m.blocks.size();
+  const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
   const Attention& plan = pass.attention(b.window);
   const Layer kv = pass.layer(i);
@@ -83,23 +96,23 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, int i) {
   const int n = batch.num_rows;
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
   // What a layer makes is added to what was there before, in the one step or, after a norm, in the other.
-  auto add_linear = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
-                        const Linear& next) {
-    store_linear(m, own, layer, rows, n, norm ? made : out, norm ? nullptr : before, fetching(next));
-    if (norm) post_norm_add(m, own, norm, n, made, before, out);
+  auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
+                    const Normed* to, const Linear& next) {
+    if (!norm) return add_linear(m, own, layer, rows, n, before, out, to, fetching(next));
+    store_linear(m, own, layer, rows, n, made, fetching(next));
+    post_norm_add(m, own, norm, n, made, before, out, to);
   };
-  Rows rows = prepare(m, own, b.qkv, at.x, n, at.inputs, b.attn_norm);
   const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
-  project_heads(m, own, rows, n, heads);
+  project_heads(m, own, inputs_of(m, pass, i), n, heads);
   store_entries(m, own, heads, kv);
-  rows = Rows::in(at.attended, n, b.o.cols);
-  attention(m, own, heads, plan, kv, at.partials, rows, fetching(b.o));
-  if (size_t(i) + 1 < m.blocks.size())
-    pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
-  add_linear(b.o, rows, b.attn_post_norm, at.attention_out, at.x, at.after, b.gate_up);
-  const float* dropout = batch.dropout ? batch.dropout + size_t(i) * n * m.config.hidden : nullptr;
-  rows = prepare(m, own, b.gate_up, at.after, n, at.mlp_inputs, b.mlp_norm, dropout);
-  rows = gated_linear(m, own, b.gate_up, rows, n, at.gated, b.down);
-  add_linear(b.down, rows, b.mlp_post_norm, at.mlp_out, at.after, pass.room.of(i + 1).x, following);
+  const Rows attended = Rows::in(at.attended, n, b.o.cols);
+  attention(m, own, heads, plan, kv, at.partials, attended, fetching(b.o));
+  if (!last) pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
+  const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
+  const Normed middle{Rows::in(at.mlp_inputs, n, b.gate_up.cols), b.gate_up.kinds, b.mlp_norm, dropout, at.mlp_squares};
+  add_on(b.o, attended, b.attn_post_norm, at.attention_out, at.x, at.after, &middle, b.gate_up);
+  const Rows gated = gated_linear(m, own, b.gate_up, middle, n, at.gated, b.down);
+  const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
+  add_on(b.down, gated, b.mlp_post_norm, at.mlp_out, at.after, pass.room.of(i + 1).x, last ? nullptr : &next, following);
 }

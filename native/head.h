@@ -13,7 +13,7 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
   m.team->share(chunks, own.member, [&](int chunk) {
     const int first = chunk * (CHUNK / PANEL), last = std::min(panels, first + CHUNK / PANEL);
     for (int i = first; i < last; i += some)
-      multiply_all(own, &layer.jobs[i], std::min(some, last - i), layer, rows, count, storing(layer, product.out, nullptr));
+      multiply_all(own, &layer.jobs[i], std::min(some, last - i), layer, rows, count, storing(layer, product.out));
     for (size_t r = 0; r < size_t(count); r++)
       product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, layer.width, chunk);
   });

@@ -1,13 +1,7 @@
 // The layers of a block but for attention, for the rows of a pass.
 #pragma once
 #include "model.h"
-
-void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
-  F squares = zero();
-  for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
-  const F scale = set1(1.0f / std::sqrt(sum(squares) / n + eps));
-  for (int i = 0; i < n; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
-}
+#include "norms.h"
 
 // One row in whatever its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
@@ -17,17 +11,15 @@ void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   for (int c = 0; c < layer.cols; c += GROUP, at += stride) put_group(layer.kinds, load(x + c), load(x + c + 16), rows, at);
 }
 
-// Rows ready to be multiplied, in `memory`, each first normed if a norm is given, and then scaled if factors are.
+// Rows ready to be multiplied, in `memory`, each first normed if a norm is given.
 Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
-             const float* norm, const float* factors = nullptr) {
+             const float* norm) {
   const int cols = layer.cols;
   auto row = [&](Rows rows, int i) {
     const float* source = x + size_t(i) * cols;
     if (norm) {
       float* normed = own.row.get<float>(cols);
       rms_norm(source, norm, cols, m.config.eps, normed);
-      for (int c = 0; factors && c < cols; c += 16)
-        store(normed + c, mul(load(normed + c), load(factors + size_t(i) * cols + c)));
       source = normed;
     }
     prepare_row(source, layer, rows, i);
@@ -40,6 +32,13 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
   const Rows rows = Rows::in(memory, count, cols);
   m.team->share(count, own.member, [&](int i) { row(rows, i); });
   return rows;
+}
+
+// What this member multiplies the products of normed rows with.
+const float* scales_of(const Model& m, Model::Private& own, const Normed& normed) {
+  float* scales = own.scales.get<float>(Normed::padded(normed.rows.count));
+  normed.scales(m.config.eps, scales);
+  return scales;
 }
 
 // Ask for what this member reads first of a layer, while there is nothing better to do.
@@ -87,33 +86,57 @@ void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int c
   }, finish);
 }
 
-// What was `before`, if anything, and the products to `out`.
-inline auto storing(const Linear& layer, float* out, const float* before) {
-  return [&layer, out, before](const Job* jobs, int n, int first, int block, const F* sums) {
+// The products to `out`.
+inline auto storing(const Linear& layer, float* out) {
+  return [&layer, out](const Job* jobs, int n, int first, int block, const F* sums) {
     for (int r = 0; r < block; r++)
       for (int i = 0; i < n; i++) {
         const size_t place = size_t(first + r) * layer.width + jobs[i].column;
         F sum = sums[i * ROW_BLOCK + r];
         if (layer.bias) sum = add(sum, load(layer.bias + jobs[i].column));
-        store(out + place, before ? add(sum, load(before + place)) : sum);
+        store(out + place, sum);
       }
   };
 }
 template <class Finish>
 void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, float* out,
-                  const float* before, const Finish& finish) {
-  linear(m, own, layer, rows, count, storing(layer, out, before), finish);
+                  const Finish& finish) {
+  linear(m, own, layer, rows, count, storing(layer, out), finish);
+}
+
+// Added to what was there `before`, to `out`, and handed on if there is anyone to take it.
+template <class Finish>
+void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
+                const Normed* to, const Finish& finish) {
+  auto add_and_store = [&](const Job& job, int row, F sum) {
+    const size_t place = size_t(row) * layer.width + job.column;
+    if (layer.bias) sum = add(sum, load(layer.bias + job.column));
+    sum = add(sum, load(before + place));
+    store(out + place, sum);
+    return sum;
+  };
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
+      for (int r = 0; r < block; r++) {
+        const F a = add_and_store(jobs[0], first + r, sums[r]), b = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
+        if (to) to->put(first + r, jobs->column, a, b);
+      }
+  };
+  linear(m, own, layer, rows, count, emit, finish);
 }
 
 // Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
-Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, uint8_t* memory,
+Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Normed& from, int count, uint8_t* memory,
                   const Linear& next) {
   const Rows out = Rows::in(memory, count, next.cols);
+  const float* scales = scales_of(m, own, from);
   auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
       for (int r = 0; r < block; r++) {
-        const F a = gated(sums[r], sums[ROW_BLOCK + r]), b = gated(sums[2 * ROW_BLOCK + r], sums[3 * ROW_BLOCK + r]);
+        const F scale = set1(scales[first + r]);
+        auto sum = [&](int i) { return mul(sums[i * ROW_BLOCK + r], scale); };
+        const F a = gated(sum(0), sum(1)), b = gated(sum(2), sum(3));
         size_t at;
         int stride;
         out.place(first + r, at, stride);
@@ -121,17 +144,22 @@ Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
         put_group(next.kinds, a, b, out, at);
       }
   };
-  linear(m, own, layer, rows, count, emit, [&] { fetch_start(m, own, next, count); });
+  linear(m, own, layer, from.rows, count, emit, [&] { fetch_start(m, own, next, count); });
   return out;
 }
 
-void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* more, const float* before,
-                   float* out) {
+// The same of what a layer made, after a norm of its own.
+void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* made, const float* before,
+                   float* out, const Normed* to) {
   const int n = m.config.hidden;
   m.team->share(count, own.member, [&](int row) {
     const size_t at = size_t(row) * n;
     float* normed = own.row.get<float>(n);
-    rms_norm(more + at, norm, n, m.config.eps, normed);
-    for (int i = 0; i < n; i += 16) store(out + at + i, add(load(before + at + i), load(normed + i)));
+    rms_norm(made + at, norm, n, m.config.eps, normed);
+    for (int i = 0; i < n; i += GROUP) {
+      const F a = add(load(before + at + i), load(normed + i)), b = add(load(before + at + i + 16), load(normed + i + 16));
+      store(out + at + i, a), store(out + at + i + 16, b);
+      if (to) to->put(row, i, a, b);
+    }
   });
 }

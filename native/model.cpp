@@ -76,7 +76,7 @@ void twostroke_multiply(void* model, void* matrix, const float* x, int count, fl
   const Linear layer{{(const Matrix*)matrix}};
   multiply_rows(m, layer, x, count, out, nullptr, 2, [&m, &layer, count](Model::Private& own, Product& product) {
     const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, nullptr);
-    store_linear(m, own, layer, rows, count, product.out, nullptr, [] {});
+    store_linear(m, own, layer, rows, count, product.out, [] {});
   });
   m.team->settle();
 }
@@ -119,7 +119,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
   Pass& pass = m.passes[run];
   pass.begin(m, *batch, kv, strides, m.team->size());
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
-    embed(m, own, pass);
+    embed(m, own, pass, inputs_of(m, pass, 0));
     pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));

@@ -35,7 +35,8 @@ struct Heads {
       float* out = handed_out + (size_t(places[row]) * c.heads + head) * c.dim + at;
       store(out, x), store(out + half, y);
     }
-    narrow(query(row, head / repeat) + head % repeat * c.dim + at, x), narrow(query(row, head / repeat) + head % repeat * c.dim + at + half, y);
+    Half* out = query(row, head / repeat) + head % repeat * c.dim + at;
+    narrow(out, x), narrow(out + half, y);
   }
   Half* query(int row, int kv_head) const {
     return queries + (size_t(kv_head) * batch.num_rows + row) * (config.heads / config.kv_heads) * config.dim;
@@ -46,28 +47,34 @@ struct Heads {
   static void narrow(Half* out, F query) { store_narrow(out, mul(query, set1(LOG2_E))); }
 };
 
-void project_heads(Model& m, Model::Private& own, Rows rows, int count, const Heads& to) {
+void project_heads(Model& m, Model::Private& own, const Normed& from, int count, const Heads& to) {
   const Config& c = m.config;
   const Block& b = to.block;
   const int unit = b.qkv.unit, half = c.dim / 2;
-  auto biased = [&](F sum, int column) { return b.qkv.bias ? add(sum, load(b.qkv.bias + column)) : sum; };
+  const bool whole_heads = b.q_norm || b.k_norm;
+  const float* scales = scales_of(m, own, from);
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= unit, jobs += unit, sums += unit * ROW_BLOCK) {
       const int head = jobs->column / c.dim, at = jobs->column % c.dim;
       const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : nullptr;
       for (int r = 0; r < block; r++) {
-        if (unit == 2) {
-          to.put(first + r, head, at, biased(sums[r], jobs[0].column), biased(sums[ROW_BLOCK + r], jobs[1].column));
+        const F scale = set1(scales[first + r]);
+        auto made = [&](int i) {
+          const F sum = mul(sums[i * ROW_BLOCK + r], scale);
+          return b.qkv.bias ? add(sum, load(b.qkv.bias + jobs[i].column)) : sum;
+        };
+        if (!whole_heads) {
+          to.put(first + r, head, at, made(0), made(1));
           continue;
         }
         float* whole = own.row.get<float>(c.dim);
-        for (int i = 0; i < unit; i++) store(whole + PANEL * i, biased(sums[i * ROW_BLOCK + r], jobs[i].column));
+        for (int i = 0; i < unit; i++) store(whole + PANEL * i, made(i));
         if (norm) rms_norm(whole, norm, c.dim, c.eps, whole);
         for (int d = 0; d < half; d += PANEL) to.put(first + r, head, d, load(whole + d), load(whole + half + d));
       }
     }
   };
-  linear(m, own, b.qkv, rows, count, emit, [] {});
+  linear(m, own, b.qkv, from.rows, count, emit, [] {});
 }
 
 // Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.

@@ -1,6 +1,7 @@
 // Where the numbers of a pass lie.
 #pragma once
 #include "batch.h"
+#include "norms.h"
 
 constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of their own
 
@@ -10,6 +11,7 @@ class Room {
  public:
   struct Places {
     float *x, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    float *squares, *mlp_squares;                           // of inputs: see norms.h
     Half* queries;
     uint16_t* entries;                                      // keys and values
     uint8_t *inputs, *attended, *mlp_inputs, *gated;                       // rows ready to be multiplied
@@ -56,8 +58,10 @@ class Room {
     take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
     take_or_share(to.mlp_out, norms_after_ ? rows_ * c.hidden : 0, to.attention_out);
     take(to.inputs, ready);
-    take_or_share(to.attended, ready, to.inputs);
     take_or_share(to.mlp_inputs, ready, to.inputs);
+    take(to.attended, ready);
+    take(to.squares, Normed::squares_of(rows_, c.hidden));
+    take_or_share(to.mlp_squares, Normed::squares_of(rows_, c.hidden), to.squares);
     take(to.gated, Rows::bytes(rows_, c.intermediate));
     return at;
   }

@@ -25,6 +25,7 @@ inline I both(__m256i x) { return {x, x}; }
 inline F zero() { return both(_mm256_setzero_ps()); }
 inline F set1(float x) { return both(_mm256_set1_ps(x)); }
 inline F inverse(F x) { return div(set1(1.0f), x); }  // of x >= 1
+inline F inverse_root(F x) { return div(set1(1.0f), {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}); }
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline F load(const uint16_t* half) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};

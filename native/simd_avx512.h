@@ -22,6 +22,7 @@ inline F inverse(F x) {
   const F r = _mm512_rcp14_ps(x);
   return mul(r, fnma(x, r, set1(2.0f)));
 }
+inline F inverse_root(F x) { return _mm512_div_ps(set1(1.0f), _mm512_sqrt_ps(x)); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }

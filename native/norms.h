@@ -1,0 +1,46 @@
+// RMS norms. Between the layers of a block a norm comes in two halves: who makes a part of a row multiplies it with the
+// norm's weights, hands it on ready to be multiplied, and notes its squares; who multiplies the row divides each product
+// by the root of their mean, which is the same for all of a row. So no member has to look at a whole row.
+#pragma once
+#include "decoder.h"
+
+inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  F squares = zero();
+  for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  const F scale = set1(1.0f / std::sqrt(sum(squares) / n + eps));
+  for (int i = 0; i < n; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+}
+
+// Rows that are handed on so.
+struct Normed {
+  Rows rows;
+  Kinds kinds;
+  const float *weights, *factors;  // [cols]; [rows, cols], or null for none
+  float* squares;                  // [cols / GROUP, padded(rows)]
+
+  static size_t padded(size_t rows) { return round_up(rows, 16); }
+  static size_t squares_of(size_t rows, int cols) { return cols / GROUP * padded(rows); }
+
+  // 32 columns of a row.
+  void put(int row, int column, F a, F b) const {
+    squares[column / GROUP * padded(rows.count) + row] = sum(fma(b, b, mul(a, a)));
+    a = mul(a, load(weights + column)), b = mul(b, load(weights + column + 16));
+    if (factors) {
+      const float* factor = factors + size_t(row) * rows.cols + column;
+      a = mul(a, load(factor)), b = mul(b, load(factor + 16));
+    }
+    size_t at;
+    int next;
+    rows.place(row, at, next);
+    put_group(kinds, a, b, rows, at + size_t(column / GROUP) * next);
+  }
+  // One over the root of each row's mean square, to out [padded(rows)].
+  void scales(float eps, float* out) const {
+    const size_t stride = padded(rows.count);
+    for (size_t row = 0; row < stride; row += 16) {
+      F sum = zero();
+      for (int g = 0; g < rows.groups(); g++) sum = add(sum, load(squares + g * stride + row));
+      store(out + row, inverse_root(fma(sum, set1(1.0f / rows.cols), set1(eps))));
+    }
+  }
+};

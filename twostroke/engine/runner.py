@@ -38,8 +38,7 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
     # In one array, since a step of a small model is not much longer than what a tensor costs.
     columns = np.empty((4, starts[-1]), np.int64)
     for entry, start, end in zip(entries, starts, starts[1:], strict=False):
-        places = entry.places
-        columns[:, start:end] = entry.tokens, places.positions, places.pages, places.slots
+        columns[0, start:end], columns[1:, start:end] = entry.tokens, entry.places.rows
     token_ids, positions, pages, slots = torch.from_numpy(columns).to(device).unbind()
     batch = RaggedBatch(
         token_ids=token_ids,

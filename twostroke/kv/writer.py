@@ -13,11 +13,21 @@ from twostroke.kv.provenance import extend
 
 @dataclass(frozen=True)
 class Places:
-    """Where newly entered tokens go, [n] each."""
+    """Where newly entered tokens go: `rows` are positions, pages and slots, [3, n] int64."""
 
-    pages: np.ndarray
-    slots: np.ndarray
-    positions: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def positions(self) -> np.ndarray:
+        return self.rows[0]
+
+    @property
+    def pages(self) -> np.ndarray:
+        return self.rows[1]
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self.rows[2]
 
 
 class Writer:
@@ -76,14 +86,16 @@ class Writer:
             pool.claim(page, stop, stop + in_place)
         if in_place:
             self._table[self._num_spans - 1] = page, start, stop + in_place, position
-        self._add_spans(pages, count - in_place, self.next_position + in_place)
+        first = self.next_position
+        self.next_position += count
+        self._tokens += tokens
+        if in_place == count == 1:  # as at every step of a decode: an array costs more than the rest of this
+            return Places(np.array([[first], [page], [stop]], np.int64))
+        self._add_spans(pages, count - in_place, first + in_place)
         # What does not begin behind the last entry begins a page.
         order = np.arange(count) + (stop if in_place else 0)
         where = np.array([page, *pages] if in_place else pages, np.int64)[order // size]
-        positions = np.arange(self.next_position, self.next_position + count)
-        self.next_position += count
-        self._tokens += tokens
-        return Places(where, order % size, positions)
+        return Places(np.stack([np.arange(first, first + count), where, order % size]))
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
         size = self.base.pool.page_size

@@ -53,6 +53,10 @@ inline __m256 select(uint32_t lanes, __m256 a, __m256 otherwise) {
 inline F select(uint32_t lanes, F x, F otherwise) {
   return {select(lanes & 255, x.a, otherwise.a), select(lanes >> 8 & 255, x.b, otherwise.b)};
 }
+inline uint32_t equal_lanes(F x, F y) {
+  auto equal = [](__m256 a, __m256 b) { return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ))); };
+  return equal(x.a, y.a) | equal(x.b, y.b) << 8;
+}
 
 inline float sum(F v) {
   const __m256 a = _mm256_add_ps(v.a, v.b);

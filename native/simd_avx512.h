@@ -29,6 +29,7 @@ inline F abs(F a) { return _mm512_abs_ps(a); }
 inline F round(F a) { return _mm512_roundscale_ps(a, 0); }
 inline F times_power(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
 inline F select(uint32_t lanes, F a, F otherwise) { return _mm512_mask_mov_ps(otherwise, (__mmask16)lanes, a); }
+inline uint32_t equal_lanes(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 
 inline float sum(F v) {
   const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));

@@ -24,9 +24,14 @@ class Ahead {
   }
   void end() { next_ = last_ = nullptr; }
 
-  // Asks for the next few lines, if it is time. To be called once for a group of weights.
+  // Whether to take steps beside the next so many groups of weights, one for each.
+  bool due(int groups) {
+    if (next_ == last_) return false;
+    return (wait_ -= groups) < 0;
+  }
+  // Asks for the next few lines, if any are left.
   void step() {
-    if (next_ == last_ || --wait_ >= 0) return;
+    if (next_ == last_) return;
     const uint8_t* from = base_ + *next_ + at_;
     for (int i = 0; i < LINES; i++) fetch(from + LINE * i);
     if ((at_ += LINES * LINE) >= bytes_) next_++, at_ = 0;

@@ -112,6 +112,7 @@ template <Format T, int M>
   F acc[M];
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
+  const bool asks = later.due(groups);
   const uint8_t *quants = p + matrix.scale_bytes(), *ahead = p + AHEAD;
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits), ahead += step) {
@@ -120,7 +121,7 @@ template <Format T, int M>
       load_group<L.bits>(quants, w);
       // The stream runs on into the next panel, so looking ahead is right at a panel's end as well.
       for (int line = 0; line < step; line += LINE) fetch(ahead + line);
-      later.step();
+      if (asks) later.step();
       F scale, second;
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
 #pragma GCC unroll 16

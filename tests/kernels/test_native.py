@@ -153,6 +153,7 @@ def test_summaries(kernels: native.NativeKernels, width: int) -> None:
     torch.testing.assert_close(got.entropy[:4], wanted.entropy[:4], rtol=1e-5, atol=1e-5)
     assert math.isnan(got.top[4])
     assert math.isnan(got.logsumexp[4])
+    assert 0 <= got.best[4] < width
     one = native.NativeKernels(1)
     for i in range(4):
         alone = one.summarize(logits[i : i + 1])

@@ -14,7 +14,7 @@ from tests.kv.values import GEOMETRY, prefill
 from twostroke.errors import OutOfPages
 from twostroke.kernels.interface import PAGE
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pool import PagePool, check_counts
+from twostroke.kv.pool import HUGE_PAGE, PagePool, check_counts
 
 NewPool = Callable[..., PagePool]
 
@@ -26,6 +26,11 @@ def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
         assert not pool.storage.any()
         assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
         assert pool.page_bytes * pool.num_pages == pool.storage.nbytes
+
+
+def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
+    """So no page of a head begins within a cache line, and few addresses have to be looked up."""
+    assert new_pool().storage.data_ptr() % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:

@@ -104,7 +104,8 @@ inline Attention plan_attention(const Config& c, const Batch& batch, int window,
 }
 
 // Where the pages are that a member reads first, so many bytes of them: in bytes from a layer's own.
-inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members, size_t bytes) {
+inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members,
+                                       size_t bytes) {
   const size_t units = plan.units.size(), wanted = bytes / kv.piece_bytes();
   std::vector<size_t> places;
   for (size_t u = units * member / members; u < units * (member + 1) / members && places.size() < wanted; u++) {

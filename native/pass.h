@@ -74,7 +74,8 @@ class Pass {
   const Attention& attention(int window) const { return find(window)->attention; }
   // Let a member ask for what it reads first of a block's keys and values, which are wanted when these matrices have been
   // multiplied.
-  void begin_reads(Ahead& ahead, const Block& b, size_t index, int member, std::initializer_list<const Linear*> before) const {
+  void begin_reads(Ahead& ahead, const Block& b, size_t index, int member,
+                   std::initializer_list<const Linear*> before) const {
     const auto& reads = find(b.window)->reads;
     if (reads.empty()) return;
     size_t groups = 0;

@@ -12,8 +12,8 @@ struct Heads {
   const Batch& batch;
   Half* queries;
   uint16_t* entries;
-  float* handed_out;           // [num_queries, heads * dim]
-  const int32_t* places;       // [rows], of a row in it or -1; null for none
+  float* handed_out;      // [num_queries, heads * dim]
+  const int32_t* places;  // [rows], of a row in it or -1; null for none
 
   // 16 columns of a row of a head from `at` on, and those half a head further on: the two are turned together.
   void put(int row, int head, int at, F x, F y) const {

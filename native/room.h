@@ -13,8 +13,8 @@ class Room {
     float *x, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
     float *squares, *mlp_squares;                           // of inputs: see norms.h
     Half* queries;
-    uint16_t* entries;                                      // keys and values
-    uint8_t *inputs, *attended, *mlp_inputs, *gated;                       // rows ready to be multiplied
+    uint16_t* entries;                                // keys and values
+    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied
   };
 
   Room() = default;

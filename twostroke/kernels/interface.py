@@ -33,7 +33,7 @@ class RaggedBatch:
         pages, slots: [N] int64, where each row's K and V go.
         row_starts: S + 1 ints.
         tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
-        query_rows: [R] int64, the rows whose queries are handed out; None for none.
+        query_rows: [R] int64, the distinct rows whose queries are handed out; None for none.
         queries: theirs, [layers, R, Hq, D] float32, which the pass fills: turned, and times the attention scale.
         dropout: [layers, N, hidden] float32, what the normed inputs of MLPs are multiplied by (`kernels.dropout`).
         scratch: room for what a backend derives once per step (RoPE tables, masks).

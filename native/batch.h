@@ -1,5 +1,6 @@
 // The rows of a step, and what of their attention is to be computed.
 #pragma once
+#include <span>
 #include <utility>
 
 #include "attention.h"
@@ -51,24 +52,28 @@ inline int entries_of(const Batch& batch, int s) {
   return entries;
 }
 
-// How much work a unit is that takes all splits of a piece, in rows times splits.
+// How much work a piece is for each head, in rows times splits.
 inline int length_of(const Piece& piece) { return piece.count * int(piece.splits.size()); }
+
+// The splits that a unit computes.
+inline std::span<const Split> splits_of(const Attention& plan, const Attention::Unit& unit) {
+  const std::span<const Split> all = plan.pieces[unit.piece].splits;
+  return unit.split < 0 ? all : all.subspan(unit.split, 1);
+}
 
 // Long units come first, and each member's range gets the same share of those of a length: so ranges are as long as each
 // other, and what is left to share at the end is short. Neighbours stay together: their keys lie side by side.
 inline void deal(Attention& plan, int members) {
   using Unit = Attention::Unit;
-  auto length = [&](const Unit& unit) {
-    const Piece& piece = plan.pieces[unit.piece];
-    return unit.split < 0 ? length_of(piece) : piece.count;
-  };
+  auto length = [&](const Unit& unit) { return plan.pieces[unit.piece].count * int(splits_of(plan, unit).size()); };
   std::vector<Unit>& units = plan.units;
   std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return length(a) > length(b); });
   std::vector<std::vector<Unit>> ranges(members);
   for (auto first = units.begin(), last = first; first != units.end(); first = last) {
     last = std::find_if(first, units.end(), [&](const Unit& unit) { return length(unit) < length(*first); });
+    const int count = int(last - first);
     for (int i = 0; i < members; i++)
-      ranges[i].insert(ranges[i].end(), first + (last - first) * i / members, first + (last - first) * (i + 1) / members);
+      ranges[i].insert(ranges[i].end(), first + begin_of(count, i, members), first + begin_of(count, i + 1, members));
   }
   units.clear();
   for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
@@ -77,14 +82,14 @@ inline void deal(Attention& plan, int members) {
 // What is to be computed, of a layer with this window, by so many members.
 inline Attention plan_attention(const Config& c, const Batch& batch, int window, int members) {
   Attention plan;
-  int all = 0;
+  int64_t all = 0;
   for (int s = 0; s < batch.num_sequences; s++) {
     const int entries = entries_of(batch, s), num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
     for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS) {
       Piece piece{s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row), {}};
       find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(batch, s, row, entries),
                   query_of(batch, s, row + piece.count - 1, entries), piece.splits);
-      all += c.kv_heads * length_of(piece);
+      all += int64_t(c.kv_heads) * length_of(piece);
       plan.pieces.push_back(std::move(piece));
     }
   }
@@ -92,7 +97,7 @@ inline Attention plan_attention(const Config& c, const Batch& batch, int window,
     const Piece& piece = plan.pieces[index];
     const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
     // A long unit is shared, where there is little else to do meanwhile.
-    const bool apart = piece.count <= FEW_ROWS && splits > 1 && length_of(piece) * members * EVEN > all;
+    const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * EVEN > all;
     for (int split = 0; split < (apart ? splits : 1); split++)
       for (int head = 0; head < c.kv_heads; head++)
         plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
@@ -103,22 +108,20 @@ inline Attention plan_attention(const Config& c, const Batch& batch, int window,
   return plan;
 }
 
-// Where the pages are that a member reads first, so many bytes of them: in bytes from a layer's own.
+// Where the pages are that a member reads first, so many bytes of them at most: in bytes from a layer's own.
 inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members,
                                        size_t bytes) {
-  const size_t units = plan.units.size(), wanted = bytes / kv.piece_bytes();
+  const int units = int(plan.units.size()), last = begin_of(units, member + 1, members);
+  const size_t wanted = bytes / kv.piece_bytes();
   std::vector<size_t> places;
-  for (size_t u = units * member / members; u < units * (member + 1) / members && places.size() < wanted; u++) {
-    const Attention::Unit& unit = plan.units[u];
-    const Piece& piece = plan.pieces[unit.piece];
-    for (int i = 0; i < int(piece.splits.size()); i++) {
-      if (unit.split >= 0 && unit.split != i) continue;
-      const Split& split = piece.splits[i];
-      const Span* spans = batch.spans + batch.span_starts[piece.sequence] + split.first;
+  for (int u = begin_of(units, member, members); u < last; u++)
+    for (const Split& split : splits_of(plan, plan.units[u])) {
+      const Span* spans = batch.spans + batch.span_starts[plan.pieces[plan.units[u].piece].sequence] + split.first;
       for (int side = 0; side < 2; side++)
-        for (int k = 0; k < split.count; k++)
-          places.push_back((uint8_t*)kv.page(side, spans[k].page, unit.head) - (uint8_t*)kv.data);
+        for (int k = 0; k < split.count; k++) {
+          if (places.size() == wanted) return places;
+          places.push_back((uint8_t*)kv.page(side, spans[k].page, plan.units[u].head) - (uint8_t*)kv.data);
+        }
     }
-  }
   return places;
 }

@@ -104,7 +104,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
-  project_heads(m, own, inputs_of(m, pass, i), n, heads);
+  project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
   const Rows attended = Rows::in(at.attended, n, b.o.cols);
   attention(m, own, heads, plan, kv, at.partials, attended, fetching(b.o));
@@ -112,7 +112,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
   const Normed middle{Rows::in(at.mlp_inputs, n, b.gate_up.cols), b.gate_up.kinds, b.mlp_norm, dropout, at.mlp_squares};
   add_on(b.o, attended, b.attn_post_norm, at.attention_out, at.x, at.after, &middle, b.gate_up);
-  const Rows gated = gated_linear(m, own, b.gate_up, middle, n, at.gated, b.down);
+  const Rows gated = gated_linear(m, own, b.gate_up, middle, at.gated, b.down);
   const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
   add_on(b.down, gated, b.mlp_post_norm, at.mlp_out, at.after, pass.room.of(i + 1).x, last ? nullptr : &next, following);
 }

@@ -11,6 +11,14 @@
 
 constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
 
+// 32 columns of a row that is to be multiplied.
+inline void put_columns(Kinds kinds, F a, F b, Rows rows, int row, int column) {
+  size_t at;
+  int next;
+  rows.place(row, at, next);
+  put_group(kinds, a, b, rows, at + size_t(column / GROUP) * next);
+}
+
 // Panels in the order in which they are computed.
 struct Linear {
   std::vector<Job> jobs;
@@ -44,6 +52,7 @@ struct Linear {
       jobs[i] = plain[head + place / 2 + place % 2 * half];
     }
   }
+  F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
   int units() const { return ceil_div(int(jobs.size()), unit); }
 };
 

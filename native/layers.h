@@ -92,9 +92,7 @@ inline auto storing(const Linear& layer, float* out) {
     for (int r = 0; r < block; r++)
       for (int i = 0; i < n; i++) {
         const size_t place = size_t(first + r) * layer.width + jobs[i].column;
-        F sum = sums[i * ROW_BLOCK + r];
-        if (layer.bias) sum = add(sum, load(layer.bias + jobs[i].column));
-        store(out + place, sum);
+        store(out + place, layer.biased(sums[i * ROW_BLOCK + r], jobs[i]));
       }
   };
 }
@@ -110,8 +108,7 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
                 const Normed* to, const Finish& finish) {
   auto add_and_store = [&](const Job& job, int row, F sum) {
     const size_t place = size_t(row) * layer.width + job.column;
-    if (layer.bias) sum = add(sum, load(layer.bias + job.column));
-    sum = add(sum, load(before + place));
+    sum = add(layer.biased(sum, job), load(before + place));
     store(out + place, sum);
     return sum;
   };
@@ -123,29 +120,6 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
       }
   };
   linear(m, own, layer, rows, count, emit, finish);
-}
-
-// Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
-Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Normed& from, int count, uint8_t* memory,
-                  const Linear& next) {
-  const Rows out = Rows::in(memory, count, next.cols);
-  const float* scales = scales_of(m, own, from);
-  auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
-  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
-    for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
-      for (int r = 0; r < block; r++) {
-        const F scale = set1(scales[first + r]);
-        auto sum = [&](int i) { return mul(sums[i * ROW_BLOCK + r], scale); };
-        const F a = gated(sum(0), sum(1)), b = gated(sum(2), sum(3));
-        size_t at;
-        int stride;
-        out.place(first + r, at, stride);
-        at += size_t(jobs->column / GROUP) * stride;
-        put_group(next.kinds, a, b, out, at);
-      }
-  };
-  linear(m, own, layer, from.rows, count, emit, [&] { fetch_start(m, own, next, count); });
-  return out;
 }
 
 // The same of what a layer made, after a norm of its own.
@@ -162,4 +136,24 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
       if (to) to->put(row, i, a, b);
     }
   });
+}
+
+// Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
+Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Normed& from, uint8_t* memory,
+                  const Linear& next) {
+  const int count = from.rows.count;
+  const Rows out = Rows::in(memory, count, next.cols);
+  const float* scales = scales_of(m, own, from);
+  auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
+      for (int r = 0; r < block; r++) {
+        const F scale = set1(scales[first + r]);
+        auto sum = [&](int i) { return mul(sums[i * ROW_BLOCK + r], scale); };
+        const F a = gated(sum(0), sum(1)), b = gated(sum(2), sum(3));
+        put_columns(next.kinds, a, b, out, first + r, jobs->column);
+      }
+  };
+  linear(m, own, layer, from.rows, count, emit, [&] { fetch_start(m, own, next, count); });
+  return out;
 }

@@ -29,10 +29,7 @@ struct Normed {
       const float* factor = factors + size_t(row) * rows.cols + column;
       a = mul(a, load(factor)), b = mul(b, load(factor + 16));
     }
-    size_t at;
-    int next;
-    rows.place(row, at, next);
-    put_group(kinds, a, b, rows, at + size_t(column / GROUP) * next);
+    put_columns(kinds, a, b, rows, row, column);
   }
   // One over the root of each row's mean square, to out [padded(rows)].
   void scales(float eps, float* out) const {

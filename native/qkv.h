@@ -47,7 +47,7 @@ struct Heads {
   static void narrow(Half* out, F query) { store_narrow(out, mul(query, set1(LOG2_E))); }
 };
 
-void project_heads(Model& m, Model::Private& own, const Normed& from, int count, const Heads& to) {
+void project_heads(Model& m, Model::Private& own, const Normed& from, const Heads& to) {
   const Config& c = m.config;
   const Block& b = to.block;
   const int unit = b.qkv.unit, half = c.dim / 2;
@@ -59,10 +59,7 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, int count,
       const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : nullptr;
       for (int r = 0; r < block; r++) {
         const F scale = set1(scales[first + r]);
-        auto made = [&](int i) {
-          const F sum = mul(sums[i * ROW_BLOCK + r], scale);
-          return b.qkv.bias ? add(sum, load(b.qkv.bias + jobs[i].column)) : sum;
-        };
+        auto made = [&](int i) { return b.qkv.biased(mul(sums[i * ROW_BLOCK + r], scale), jobs[i]); };
         if (!whole_heads) {
           to.put(first + r, head, at, made(0), made(1));
           continue;
@@ -74,7 +71,7 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, int count,
       }
     }
   };
-  linear(m, own, b.qkv, from.rows, count, emit, [] {});
+  linear(m, own, b.qkv, from.rows, from.rows.count, emit, [] {});
 }
 
 // Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.

@@ -14,7 +14,7 @@ struct Summary {
   float top, sum, weighted;  // that value, and the sums of exp(x - top) and of exp(x - top) (x - top)
 };
 
-// The first column that holds a number, the last if none does.
+// The first column that holds `wanted`, the last if none does.
 inline int find(const float* x, int count, float wanted) {
   int i = 0;
   for (; i + 16 <= count; i += 16)

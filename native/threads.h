@@ -23,6 +23,8 @@
 #include <immintrin.h>
 #include <time.h>
 
+#include "rounding.h"
+
 class Team {
  public:
   using Job = std::function<void(int member)>;
@@ -150,7 +152,7 @@ class Team {
     Run* run = nullptr;
   };
 
-  int begin(int count, int member) const { return int(int64_t(count) * member / size_); }
+  int begin(int count, int member) const { return begin_of(count, member, size_); }
 
   template <class Piece, class Finish>
   void share(bool pure, int count, int member, const Piece& piece, const Finish& finish) {

@@ -35,12 +35,14 @@ struct Linear {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
       width = parts[0]->rows, unit = PAIRS_UNIT;
+      link();
       return;
     }
     for (auto* part : parts) {
       for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
       width += part->rows;
     }
+    link();
   }
   // Panels half a head apart one after another, as they are turned together; or, with `whole`, units of whole heads.
   void by_heads(int dim, bool whole) {
@@ -51,9 +53,16 @@ struct Linear {
       const size_t head = i / (2 * half) * (2 * half), place = i % (2 * half);
       jobs[i] = plain[head + place / 2 + place % 2 * half];
     }
+    link();
   }
   F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
   int units() const { return ceil_div(int(jobs.size()), unit); }
+
+ private:
+  // Tells each job what comes after it; after the last, what lies there.
+  void link() {
+    for (size_t i = 0; i < jobs.size(); i++) jobs[i].next = i + 1 < jobs.size() ? jobs[i + 1].begin() : jobs[i].end();
+  }
 };
 
 struct Config {

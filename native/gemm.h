@@ -106,21 +106,21 @@ struct Workspace {
 
 // 16 sums of M rows, in one pass over a panel.
 template <Format T, int M>
-[[gnu::noinline]] void stream(const Matrix& matrix, const uint8_t* p, Rows rows, F* out, Ahead& later) {
+[[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
   F acc[M];
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
   const bool asks = later.due(groups);
-  const uint8_t *quants = p + matrix.scale_bytes(), *ahead = p + AHEAD;
+  const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
+  Lookahead ahead(job, p);
   for (int block = 0; block < groups / per_block; block++)
-    for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits), ahead += step) {
+    for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
       I w[8];
       load_group<L.bits>(quants, w);
-      // The stream runs on into the next panel, so looking ahead is right at a panel's end as well.
-      for (int line = 0; line < step; line += LINE) fetch(ahead + line);
+      ahead.step(step);
       if (asks) later.step();
       F scale, second;
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
@@ -136,13 +136,15 @@ template <Format T, int M>
 }
 
 template <int M>
-[[gnu::noinline]] void stream_bf16(const uint8_t* p, Rows rows, F* out) {
+[[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, F* out) {
+  const uint8_t* p = job.begin();
+  Lookahead ahead(job, p);
   F even[M], odd[M];
   for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
   for (int g = 0; g < rows.groups(); g++)
     for (int c = 0; c < GROUP; c += 4, p += 2 * LINE) {
       const I first = load_bytes(p), second = load_bytes(p + LINE);
-      fetch(p + AHEAD), fetch(p + AHEAD + LINE);
+      ahead.step(2 * LINE);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         const uint16_t* b = rows.b + (size_t(g) * M + m) * GROUP + c;
@@ -160,14 +162,13 @@ inline void in_tiles(int count, int row, const Step& step) {
 }
 
 // 16 outputs of each of `count` rows, of which the first begins a tile.
-inline void multiply(const Matrix& matrix, int panel, Rows rows, int count, F* out, Workspace& work) {
-  const uint8_t* p = matrix.panel(panel);
-  with_format(matrix.format, [&]<Format T>() {
+inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& work) {
+  with_format(job.matrix->format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
       if constexpr (T == BF16)
-        stream_bf16<M>(p, rows.at(row), out + row);
+        stream_bf16<M>(job, rows.at(row), out + row);
       else
-        stream<T, M>(matrix, p, rows.at(row), out + row, work.ahead);
+        stream<T, M>(job, rows.at(row), out + row, work.ahead);
     });
   });
 }
@@ -179,6 +180,5 @@ inline int most_panels(int, int) { return 2; }  // for a member to take at a tim
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   for (int row = 0; row < count; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
     for (int i = 0; i < n; i++)
-      multiply(*jobs[i].matrix, jobs[i].panel, rows.at(first + row), std::min(PASS_ROWS, count - row),
-               sums + i * ROW_BLOCK + row, work);
+      multiply(jobs[i], rows.at(first + row), std::min(PASS_ROWS, count - row), sums + i * ROW_BLOCK + row, work);
 }

@@ -49,7 +49,7 @@ void fetch_start(const Model& m, const Model::Private& own, const Linear& layer,
   for (size_t i = first, bytes = 0; i < layer.jobs.size() && bytes < BYTES; i++) {
     const Job& job = layer.jobs[i];
     const size_t more = std::min(job.matrix->panel_bytes(), BYTES - bytes);
-    fetch_bytes(job.matrix->panel(job.panel), more), bytes += more;
+    fetch_bytes(job.begin(), more), bytes += more;
   }
 }
 

@@ -4,6 +4,7 @@
 // bfloat16 has them. That leaves it 2^-112 times too small, which a sum is told at its end; activations are 2^64 times
 // too large meanwhile, so that nothing in between is below what AMX takes for 0.
 #pragma once
+#include <array>
 #include <bit>
 
 #include "tiles.h"
@@ -13,35 +14,41 @@ constexpr int LIFT = 64, FLOAT16_TOP = 15, BIAS_DIFFERENCE = 127 - 15;
 
 using Halves = __m512h;  // 32 float16
 
-// 16 float16, each for both columns of its row.
-inline Halves twice(const uint8_t* halves) {
-  const I order = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3,
-                                   2, 2, 1, 1, 0, 0);
-  return (Halves)_mm512_permutexvar_epi16(order, _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)halves)));
+// 16 of 32 float16, each for both columns of its row.
+template <bool UPPER>
+inline Halves twice(Halves both) {
+  alignas(LINE) static constexpr auto ORDER = [] {
+    std::array<int8_t, LINE> order{};
+    for (int i = 0; i < LINE; i++) order[i] = int8_t(32 * UPPER + i / 4 * 2 + i % 2);
+    return order;
+  }();
+  return (Halves)_mm512_permutexvar_epi8(_mm512_load_si512(ORDER.data()), (I)both);
 }
-// The same of 16 bytes, unsigned or signed.
-inline Halves twice_bytes(const uint8_t* bytes, bool is_signed) {
-  const __m256i wide = is_signed ? _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes))
-                                 : _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)bytes));
-  const __m256h halves = _mm256_cvtepi16_ph(wide);
-  return twice((const uint8_t*)&halves);
+// 16 bytes, unsigned or signed.
+inline __m256h from_bytes(const uint8_t* bytes, bool is_signed) {
+  const __m128i narrow = _mm_loadu_si128((const __m128i*)bytes);
+  return _mm256_cvtepi16_ph(is_signed ? _mm256_cvtepi8_epi16(narrow) : _mm256_cvtepu8_epi16(narrow));
+}
+// The same of 16 here and 16 there.
+inline Halves from_bytes(const uint8_t* low, const uint8_t* high, bool is_signed) {
+  const auto first = (__m256d)from_bytes(low, is_signed), second = (__m256d)from_bytes(high, is_signed);
+  return (Halves)_mm512_insertf64x4(_mm512_castpd256_pd512(first), second, 1);
 }
 
 // What load_scales gives, in float16 and times 2^lift.
 template <Format T>
 inline void load_halves(const uint8_t* block, int g, Halves lift, Halves& scale, Halves& second) {
-  const Halves d = _mm512_scalef_ph(twice(block), lift);
-  if constexpr (T == Q4_K || T == Q5_K) {
-    const Halves m = _mm512_scalef_ph(twice(block + 2 * PANEL), lift);
-    scale = _mm512_mul_ph(d, twice_bytes(block + 64 + PANEL * g, false));
-    second = _mm512_sub_ph(_mm512_setzero_ph(), _mm512_mul_ph(m, twice_bytes(block + 192 + PANEL * g, false)));
-  } else if constexpr (T == Q6_K) {
-    scale = _mm512_mul_ph(d, twice_bytes(block + 32 + PANEL * 2 * g, true));
-    second = _mm512_mul_ph(d, twice_bytes(block + 32 + PANEL * (2 * g + 1), true));
-  } else {
-    scale = d;
-    second = LAYOUTS[T].zero ? _mm512_setzero_ph() : _mm512_scalef_ph(twice(block + 2 * PANEL), lift);
-  }
+  constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
+  const Halves stored = HAS_MINIMUM ? (Halves)load_bytes(block)
+                                    : (Halves)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
+  Halves both = _mm512_scalef_ph(stored, lift);
+  if constexpr (T == Q4_K || T == Q5_K)
+    both = _mm512_mul_ph(both, from_bytes(block + 64 + PANEL * g, block + 192 + PANEL * g, false));
+  if constexpr (T == Q6_K)
+    both = _mm512_mul_ph(both, from_bytes(block + 32 + PANEL * 2 * g, block + 32 + PANEL * (2 * g + 1), true));
+  scale = twice<false>(both);
+  second = HAS_MINIMUM || T == Q6_K ? twice<true>(both) : _mm512_setzero_ph();
+  if constexpr (T == Q4_K || T == Q5_K) second = _mm512_sub_ph(_mm512_setzero_ph(), second);
 }
 
 // float16 to bfloat16 (rounded, half away from zero) without the difference of their biases.
@@ -49,8 +56,16 @@ inline I narrow(Halves w) {
   return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, _mm512_set1_epi16(1 << 12)), _mm512_set1_epi16(int16_t(0x8fff)));
 }
 
+// The higher bytes of -8 to 7 in float16; the lower ones are 0.
+constexpr uint8_t HIGHER_BYTES[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
+                                    0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
+
 // A group as the 16 rows of a tile: two for each chunk, its even columns and its odd ones. 2^lift times any weight is a
-// float16. Odd columns are read from one byte further on, which saves a shift.
+// float16.
+//
+// While tiles are multiplied, all else that multiplies has one port, and look-ups have the other: so small numbers come
+// from look-ups, and of bytes, as those of words keep both ports busy. The higher byte of a float16 is all that -8 to 7
+// need. It is looked up by the lowest bits of that byte, where even columns are if they are read from one byte before.
 template <Format T>
 inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quants, Halves lift, I* out) {
   constexpr Layout L = LAYOUTS[T];
@@ -65,35 +80,37 @@ inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quan
   }
   Halves scale, second;
   load_halves<T>(block, in_block, lift, scale, second);
-  auto put = [&](int chunk, int odd, Halves q) {
-    const Halves w = L.zero == 0 ? _mm512_fmadd_ph(q, scale, second)
-                                 : _mm512_mul_ph(q, T == Q6_K && chunk >= 4 ? second : scale);
-    out[2 * chunk + odd] = narrow(w);
-  };
   if constexpr (L.bits <= 5) {
-    // A look-up ignores what is above its five bits.
-    const I low = _mm512_set1_epi16(15);
-    const I count = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10,
-                                     9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const I values = _mm512_sub_epi16(L.bits == 4 ? _mm512_and_si512(count, low) : count, _mm512_set1_epi16(L.zero));
-    const I table = (I)_mm512_cvtepi16_ph(values);
+    // q - zero is q's four lower bits less 8, and a multiple of 8, which goes to the minimum.
+    auto minimum = [&](int number) {
+      return number == 0 ? second : _mm512_fmadd_ph(_mm512_set1_ph(_Float16(number)), scale, second);
+    };
+    const Halves without = minimum(8 - L.zero), with = minimum(24 - L.zero);  // the fifth bit
+    const I table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)HIGHER_BYTES));
+    constexpr __mmask64 HIGHER = 0xaaaaaaaaaaaaaaaa;
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; odd++) {
-      const I fifth = L.bits == 5 ? load_bytes(quants + 4 * LINE + odd) : int_zero();
-      auto look_up = [&](int chunk, I bits) {
+      const uint8_t* from = quants - 1 + odd;
+      const I fifth = L.bits == 5 ? load_bytes(from + 4 * LINE) : int_zero();
+      auto put = [&](int chunk, I bits) {
+        const Halves q = (Halves)_mm512_maskz_permutexvar_epi8(HIGHER, bits, table);
+        Halves least = without;
         if constexpr (L.bits == 5) {
-          const I high = chunk > 4 ? _mm512_srli_epi16(fifth, chunk - 4) : _mm512_slli_epi16(fifth, 4 - chunk);
-          bits = _mm512_ternarylogic_epi32(low, bits, high, 0xca);  // low ? bits : high
+          const I its_bit = _mm512_set1_epi16(int16_t(256 << chunk));
+          least = _mm512_mask_blend_ph(_mm512_test_epi16_mask(fifth, its_bit), without, with);
         }
-        put(chunk, odd, (Halves)_mm512_permutexvar_epi16(bits, table));
+        out[2 * chunk + odd] = narrow(_mm512_fmadd_ph(q, scale, least));
       };
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
-        const I x = load_bytes(quants + j * LINE + odd);
-        look_up(j, x), look_up(j + 4, _mm512_srli_epi16(x, 4));
+        const I x = load_bytes(from + j * LINE);
+        put(j, x), put(j + 4, _mm512_srli_epi16(x, 4));
       }
     }
   } else {
+    auto put = [&](int chunk, int odd, Halves q) {
+      out[2 * chunk + odd] = narrow(_mm512_mul_ph(q, T == Q6_K && chunk >= 4 ? second : scale));
+    };
     const Halves zero = (Halves)_mm512_cvtepi16_ph(_mm512_set1_epi16(1024 + L.zero));
     const I low = _mm512_set1_epi16(255), thousand = _mm512_set1_epi16(0x6400);  // 1024 and a byte: 1024 + the byte
     auto number = [&](int chunk, int odd, I word) {  // (word & low) | thousand
@@ -128,19 +145,20 @@ template <Format T>
 class Unpacker {
  public:
   Unpacker(const Job& job, int first)
-      : scales_(job.matrix->panel(job.panel)),
+      : scales_(job.begin()),
         quants_(scales_ + job.matrix->scale_bytes() + size_t(first) * group_bytes(LAYOUTS[T].bits)),
-        ahead_(scales_ + size_t(first) * STEP + AHEAD),
+        ahead_(job, scales_ + size_t(first) * STEP),
         lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))) {}
   void operator()(int g, I* out) {
-    for (int line = 0; line < STEP; line += LINE) fetch(ahead_ + line);
+    ahead_.step(STEP);
     unpack_group<T>(scales_ + g / PER_BLOCK * LAYOUTS[T].scale_bytes, g % PER_BLOCK, quants_, lift_, out);
-    quants_ += group_bytes(LAYOUTS[T].bits), ahead_ += STEP;
+    quants_ += group_bytes(LAYOUTS[T].bits);
   }
 
  private:
   static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
   static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes / PER_BLOCK;
-  const uint8_t *scales_, *quants_, *ahead_;
+  const uint8_t *scales_, *quants_;
+  Lookahead ahead_;
   Halves lift_;
 };

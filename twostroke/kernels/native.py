@@ -37,7 +37,7 @@ PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
 VARIANTS = {
-    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", *_AVX512),
+    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.peer.engines import ENGINES, OURS
-from benchmarks.peer.figures import Rates, medians, rates, ratio, turn_order
+from benchmarks.peer.figures import Rates, medians, rates, ratio, together, turn_order
 from benchmarks.peer.protocol import Answer, Job
 from benchmarks.peer.report import doubts, table
 from benchmarks.peer.turns import Entry, Turn, Workload
@@ -40,6 +40,16 @@ def test_each_figure_has_its_own_median() -> None:
     assert found == Rates(ttft_s=2, prefill=20, decode=2, total=7)
 
 
+def test_rounds_together_are_all_tokens_over_all_time() -> None:
+    times = [[[1.0, 2.0, 4.0]], [[4.0, 5.0, 10.0]]]
+    found = together([rates(100, one) for one in times])
+    assert found.ttft_s == 2.5
+    assert found.prefill == pytest.approx(200 / 5)
+    assert found.decode == pytest.approx(4 / 9)
+    assert found.total == pytest.approx(206 / 14)
+    assert together([rates(8, [[2.0]])]).decode is None
+
+
 def test_ratio_is_to_the_best_peer_and_never_to_ourselves() -> None:
     found = ratio({OURS: 30.0, "slow": 10.0, "fast": 20.0, "absent": None}, OURS)
     assert found is not None
@@ -67,6 +77,7 @@ def test_table_chooses_the_best_peer_for_each_column() -> None:
     assert lines[0] == "**smollm2-135m**, 1 x (512 + 64) tokens"
     assert f"| {OURS} 1.0 | GGUF Q4_1 | 200 | 40.0 | 300 |" in lines
     assert f"| {OURS} / best peer |  | 0.50 (openvino) | 0.50 (llama.cpp) |  |" in lines
+    assert "| the same, all rounds together |  | 0.41 (openvino) | 0.48 (llama.cpp) |  |" in lines
     assert "vllm: no wheel for this machine" in lines
     assert not any(line.startswith("| vllm") for line in lines)
     assert "total" not in lines[2]

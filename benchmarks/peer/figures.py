@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, harmonic_mean, median
 
 DEFINITIONS = {
     "ttft_s": "first token of the last sequence to get one - start; the engine is given token ids",
@@ -17,7 +17,9 @@ DEFINITIONS = {
     "decode": "tokens that came after start + ttft_s / (last token - start - ttft_s)",
     "total": "prompt and output tokens / (last token - start)",
     "peak_rss_bytes": "VmHWM of the worker and its children, added up; loading and files mapped in are part of it",
-    "ratio": "ours / the best peer's median, the best peer chosen for each column",
+    "together": "all tokens of all rounds / all their time: where rounds are quick or slow and nothing in between, medians "
+    "jump from the one to the other",
+    "ratio": "ours / the best peer's, of medians and of all rounds together, the best peer chosen for each column",
     "idle_cpu": "processor time / wall time of the worker while other workers had their turns",
     "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
 }
@@ -54,6 +56,17 @@ def medians(rounds: Sequence[Rates]) -> Rates:
         prefill=median(one.prefill for one in rounds),
         decode=median(decodes) if decodes else None,
         total=median(one.total for one in rounds),
+    )
+
+
+def together(rounds: Sequence[Rates]) -> Rates:
+    """All tokens of all rounds over all their time; every round has as many."""
+    decodes = [one.decode for one in rounds if one.decode is not None]
+    return Rates(
+        ttft_s=fmean(one.ttft_s for one in rounds),
+        prefill=harmonic_mean([one.prefill for one in rounds]),
+        decode=harmonic_mean(decodes) if decodes else None,
+        total=harmonic_mean([one.total for one in rounds]),
     )
 
 

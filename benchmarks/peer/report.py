@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.peer.engines import ENGINES, OURS
-from benchmarks.peer.figures import Rates, medians, ratio
+from benchmarks.peer.figures import Rates, medians, ratio, together
 from benchmarks.peer.turns import Entry, Workload
 from benchmarks.peer.weights import describe
 
@@ -25,7 +25,8 @@ COLUMNS: dict[str, Callable[[Rates], float | None]] = {
 def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
     """A row for each engine that was measured, one for the ratios, and a line for each that was not."""
     columns = [name for name in COLUMNS if name != "total tok/s" or workload.batch > 1]
-    measured = {one.engine: medians([turn.rates for turn in one.turns]) for one in entries if one.turns}
+    rounds = {one.engine: [turn.rates for turn in one.turns] for one in entries if one.turns}
+    measured = {engine: medians(turns) for engine, turns in rounds.items()}
     title = f"**{model}**, {workload.batch} x ({workload.prompt_tokens} + {workload.output_tokens}) tokens"
     lines = [
         title,
@@ -38,7 +39,9 @@ def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
             cells = [number(COLUMNS[name](measured[one.engine])) for name in columns]
             peak = f"{one.peak_rss_bytes / 2**20:.0f}"
             lines.append(row([f"{one.engine} {one.version}", describe(ENGINES[one.engine], model), *cells, peak]))
-    lines.append(row([f"{OURS} / best peer", "", *(ratio_cell(name, measured) for name in columns), ""]))
+    whole = {engine: together(turns) for engine, turns in rounds.items()}
+    for label, figures in ((f"{OURS} / best peer", measured), ("the same, all rounds together", whole)):
+        lines.append(row([label, "", *(ratio_cell(name, figures) for name in columns), ""]))
     lines += [f"\n{one.engine}: {one.failure}" for one in entries if one.failure]
     lines += [f"\n{doubt}" for doubt in doubts(entries)]
     return "\n".join(lines)
@@ -84,6 +87,7 @@ def record(model: str, workload: Workload, entries: Sequence[Entry]) -> dict[str
                 "version": one.version,
                 "weights": describe(ENGINES[one.engine], model),
                 "medians": asdict(medians([turn.rates for turn in one.turns])) if one.turns else None,
+                "together": asdict(together([turn.rates for turn in one.turns])) if one.turns else None,
                 "peak_rss_bytes": one.peak_rss_bytes,
                 "load_s": one.load_s,
                 "idle_cpu": one.idle_cpu,

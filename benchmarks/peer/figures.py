@@ -17,8 +17,7 @@ DEFINITIONS = {
     "decode": "tokens that came after start + ttft_s / (last token - start - ttft_s)",
     "total": "prompt and output tokens / (last token - start)",
     "peak_rss_bytes": "VmHWM of the worker and its children, added up; loading and files mapped in are part of it",
-    "together": "all tokens of all rounds / all their time: where rounds are quick or slow and nothing in between, medians "
-    "jump from the one to the other",
+    "together": "all tokens of all rounds / all their time; a median jumps where rounds are either quick or slow",
     "ratio": "ours / the best peer's, of medians and of all rounds together, the best peer chosen for each column",
     "idle_cpu": "processor time / wall time of the worker while other workers had their turns",
     "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",

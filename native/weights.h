@@ -69,10 +69,10 @@ struct Job {
 // then for the panel after it.
 class Lookahead {
  public:
-  Lookahead(const Job& job, const uint8_t* from) : at_(from + std::min<ptrdiff_t>(AHEAD, job.end() - job.begin())),
-                                                   end_(job.end()), next_(job.next) {}
+  Lookahead(const Job& job, const uint8_t* from)
+      : at_(from + std::min<ptrdiff_t>(AHEAD, job.end() - job.begin())), end_(job.end()), next_(job.next) {}
   void step(int bytes) {
-    if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;
+    if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
     for (int line = 0; line < bytes; line += LINE) fetch(at_ + line);
     at_ += bytes;
   }

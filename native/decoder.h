@@ -35,12 +35,11 @@ struct Linear {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
         for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
       width = parts[0]->rows, unit = PAIRS_UNIT;
-      link();
-      return;
-    }
-    for (auto* part : parts) {
-      for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
-      width += part->rows;
+    } else {
+      for (auto* part : parts) {
+        for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
+        width += part->rows;
+      }
     }
     link();
   }

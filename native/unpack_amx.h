@@ -108,20 +108,19 @@ inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quan
       }
     }
   } else {
-    auto put = [&](int chunk, int odd, Halves q) {
-      out[2 * chunk + odd] = narrow(_mm512_mul_ph(q, T == Q6_K && chunk >= 4 ? second : scale));
-    };
     const Halves zero = (Halves)_mm512_cvtepi16_ph(_mm512_set1_epi16(1024 + L.zero));
     const I low = _mm512_set1_epi16(255), thousand = _mm512_set1_epi16(0x6400);  // 1024 and a byte: 1024 + the byte
-    auto number = [&](int chunk, int odd, I word) {  // (word & low) | thousand
-      put(chunk, odd, _mm512_sub_ph((Halves)_mm512_ternarylogic_epi32(word, low, thousand, 0xea), zero));
+    auto put = [&](int chunk, int odd, I word) {
+      const Halves number = (Halves)_mm512_ternarylogic_epi32(word, low, thousand, 0xea);  // (word & low) | thousand
+      const Halves q = _mm512_sub_ph(number, zero);
+      out[2 * chunk + odd] = narrow(_mm512_mul_ph(q, T == Q6_K && chunk >= 4 ? second : scale));
     };
     I w[8];
     if constexpr (L.bits != 8) load_group<L.bits>(quants, w);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
-      number(j, 0, L.bits == 8 ? load_bytes(quants + j * LINE) : w[j]);
-      number(j, 1, L.bits == 8 ? load_bytes(quants + j * LINE + 1) : _mm512_srli_epi16(w[j], 8));
+      put(j, 0, L.bits == 8 ? load_bytes(quants + j * LINE) : w[j]);
+      put(j, 1, L.bits == 8 ? load_bytes(quants + j * LINE + 1) : _mm512_srli_epi16(w[j], 8));
     }
   }
 }

@@ -7,7 +7,7 @@ others, and neither way may lend one stroke's time to the other. What that gains
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, harmonic_mean, median
 
@@ -49,23 +49,24 @@ def rates(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Rates:
 
 def medians(rounds: Sequence[Rates]) -> Rates:
     """Each figure's own median."""
-    decodes = [one.decode for one in rounds if one.decode is not None]
-    return Rates(
-        ttft_s=median(one.ttft_s for one in rounds),
-        prefill=median(one.prefill for one in rounds),
-        decode=median(decodes) if decodes else None,
-        total=median(one.total for one in rounds),
-    )
+    return _averages(rounds, median, median)
 
 
 def together(rounds: Sequence[Rates]) -> Rates:
     """All tokens of all rounds over all their time; every round has as many."""
+    return _averages(rounds, fmean, harmonic_mean)
+
+
+Average = Callable[[Sequence[float]], float]
+
+
+def _averages(rounds: Sequence[Rates], of_times: Average, of_rates: Average) -> Rates:
     decodes = [one.decode for one in rounds if one.decode is not None]
     return Rates(
-        ttft_s=fmean(one.ttft_s for one in rounds),
-        prefill=harmonic_mean([one.prefill for one in rounds]),
-        decode=harmonic_mean(decodes) if decodes else None,
-        total=harmonic_mean([one.total for one in rounds]),
+        ttft_s=of_times([one.ttft_s for one in rounds]),
+        prefill=of_rates([one.prefill for one in rounds]),
+        decode=of_rates(decodes) if decodes else None,
+        total=of_rates([one.total for one in rounds]),
     )
 
 

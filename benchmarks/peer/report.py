@@ -23,10 +23,9 @@ COLUMNS: dict[str, Callable[[Rates], float | None]] = {
 
 
 def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
-    """A row for each engine that was measured, one for the ratios, and a line for each that was not."""
+    """A row for each engine that was measured, two for the ratios, and a line for each that was not."""
     columns = [name for name in COLUMNS if name != "total tok/s" or workload.batch > 1]
-    rounds = {one.engine: [turn.rates for turn in one.turns] for one in entries if one.turns}
-    measured = {engine: medians(turns) for engine, turns in rounds.items()}
+    measured = {one.engine: medians(one.rounds) for one in entries if one.turns}
     title = f"**{model}**, {workload.batch} x ({workload.prompt_tokens} + {workload.output_tokens}) tokens"
     lines = [
         title,
@@ -39,7 +38,7 @@ def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
             cells = [number(COLUMNS[name](measured[one.engine])) for name in columns]
             peak = f"{one.peak_rss_bytes / 2**20:.0f}"
             lines.append(row([f"{one.engine} {one.version}", describe(ENGINES[one.engine], model), *cells, peak]))
-    whole = {engine: together(turns) for engine, turns in rounds.items()}
+    whole = {one.engine: together(one.rounds) for one in entries if one.turns}
     for label, figures in ((f"{OURS} / best peer", measured), ("the same, all rounds together", whole)):
         lines.append(row([label, "", *(ratio_cell(name, figures) for name in columns), ""]))
     lines += [f"\n{one.engine}: {one.failure}" for one in entries if one.failure]
@@ -86,8 +85,8 @@ def record(model: str, workload: Workload, entries: Sequence[Entry]) -> dict[str
                 "engine": one.engine,
                 "version": one.version,
                 "weights": describe(ENGINES[one.engine], model),
-                "medians": asdict(medians([turn.rates for turn in one.turns])) if one.turns else None,
-                "together": asdict(together([turn.rates for turn in one.turns])) if one.turns else None,
+                "medians": asdict(medians(one.rounds)) if one.turns else None,
+                "together": asdict(together(one.rounds)) if one.turns else None,
                 "peak_rss_bytes": one.peak_rss_bytes,
                 "load_s": one.load_s,
                 "idle_cpu": one.idle_cpu,

@@ -59,6 +59,10 @@ class Entry:
     failure: str | None = None
 
     @property
+    def rounds(self) -> list[Rates]:
+        return [turn.rates for turn in self.turns]
+
+    @property
     def idle_cpu(self) -> float:
         return self.idle_cpu_s / self.waited_s if self.waited_s else 0.0
 

@@ -9,7 +9,7 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, m.head_norm);
   const int chunks = chunks_of(layer.width), panels = int(layer.jobs.size());
-  const int some = panels_at_once(layer, CHUNK / PANEL, 1, count);
+  const int some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;
   m.team->share(chunks, own.member, [&](int chunk) {
     const int first = chunk * (CHUNK / PANEL), last = std::min(panels, first + CHUNK / PANEL);
     for (int i = first; i < last; i += some)

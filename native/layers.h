@@ -64,25 +64,19 @@ void multiply_all(Model::Private& own, const Job* jobs, int n, const Linear& lay
   }
 }
 
-// Panels to take at a time, whole units: of many rows as many as the rows like, but so that no member has more to do than
-// another.
-inline int panels_at_once(const Linear& layer, int panels, int members, int count) {
-  const int unit = layer.unit, most = count > ROW_BLOCK / 8 ? most_panels(count, layer.cols) : 1;
-  int best = unit;
-  auto longest = [&](int some) { return ceil_div(ceil_div(panels, some), members) * some; };
-  for (int some = unit; some <= most; some += unit)
-    if (longest(some) <= longest(best)) best = some;
-  return best;
+// Units of panels to take at a time, at most: of many rows as many as the rows like.
+inline int units_at_once(const Linear& layer, int count) {
+  return count > ROW_BLOCK / 8 ? std::max(1, most_panels(count, layer.cols) / layer.unit) : 1;
 }
 
 // Every panel times every row, in whole units; finish() is called when a member has nothing left to do.
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
-  const int panels = int(layer.jobs.size()), some = panels_at_once(layer, panels, m.team->size(), count);
-  m.team->share(ceil_div(panels, some), own.member, [&](int piece) {
-    const int first = piece * some, n = std::min(some, panels - first);
-    multiply_all(own, &layer.jobs[first], n, layer, rows, count, emit);
+  const int panels = int(layer.jobs.size());
+  m.team->share_parts(layer.units(), units_at_once(layer, count), own.member, [&](int unit, int n) {
+    const int first = unit * layer.unit, last = std::min(first + n * layer.unit, panels);
+    multiply_all(own, &layer.jobs[first], last - first, layer, rows, count, emit);
   }, finish);
 }
 

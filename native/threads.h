@@ -1,9 +1,10 @@
 // A team of threads that runs one function at a time on all its members (SPMD), phase after phase.
 //
-// The work of a phase comes in small pieces. Each member begins with a range of its own, the same one every time, so
-// it can ask for the memory of its next pieces ahead of time; who is done takes pieces of the others. A phase is over
-// when all its pieces are done: nobody waits for a member, so one whose core was given to another process holds up
-// nothing but the piece that it is in.
+// The work of a phase comes in small pieces. Each member begins with a range of its own, so it can ask for the memory of
+// its next pieces ahead of time; who is done takes pieces of the others. A phase is over when all its pieces are done:
+// nobody waits for a member, so one whose core was given to another process holds up nothing but the piece that it is
+// in. Where pieces are taken many at a time, ranges are as long as their members were quick in the phases before: who
+// shares a core with somebody else is slow for a while, and a part that is taken can't be taken away.
 //
 // In a pure run not even that. Its pieces write final numbers only, to places where nothing else is written as long as
 // the run or a member in it lasts. So two members may compute the same piece: who waits for one does it again, and a
@@ -12,22 +13,17 @@
 // Threads share cores evenly with those of other processes. So beside a busy one a team that gets less time than it
 // has members wakes a reserve, which sleeps otherwise.
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <memory>
+#include <cmath>
 #include <thread>
-#include <vector>
 
 #include <immintrin.h>
 #include <time.h>
 
-#include "rounding.h"
+#include "run.h"
 
 class Team {
  public:
-  using Job = std::function<void(int member)>;
+  using Job = Run::Job;
 
   explicit Team(int size)
       : size_(size), all_(size > 1 ? size * (1 + RESERVES) : 1), seats_(new Seat[all_]), runs_(all_ + 1) {
@@ -85,92 +81,64 @@ class Team {
   // Runs piece(i) for every i below count, then finish(), and waits until the phase is over.
   template <class Piece, class Finish>
   void share(int count, int member, const Piece& piece, const Finish& finish) {
-    share(seats_[member].run->pure, count, member, piece, finish);
+    share(seats_[member].run->pure, count, 1, member, [&](int i, int) { piece(i); }, finish);
   }
   template <class Piece>
   void share(int count, int member, const Piece& piece) {
     share(count, member, piece, [] {});
   }
+  // Runs parts(first, n) of up to `most` pieces each, if the run isn't pure, and of one piece if it is.
+  template <class Parts, class Finish>
+  void share_parts(int count, int most, int member, const Parts& parts, const Finish& finish) {
+    const bool pure = seats_[member].run->pure;
+    share(pure, count, pure ? 1 : most, member, parts, finish);
+  }
   // The same for pieces that are not pure, in a run that may be.
   template <class Piece>
   void share_once(int count, int member, const Piece& piece) {
-    share(false, count, member, piece, [] {});
+    share(false, count, 1, member, [&](int i, int) { piece(i); }, [] {});
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  using Time = std::chrono::nanoseconds;
-  static constexpr int RESERVES = 1;         // for each member
   static constexpr Time PATIENCE{20'000};    // some small pieces
   static constexpr Time BETWEEN{1'000'000};  // two steps
   static constexpr Time WINDOW{20'000'000};  // to see how much processor time there is
   static constexpr int ALONE = 85;           // percent of it that are as good as all
 
-  struct alignas(64) Tally {                   // of a member in a phase
-    std::atomic<int> taken{0};                 // of its range, by anyone
-    std::atomic<int> done[1 + RESERVES] = {};  // by it, and by its reserve
-  };
-  struct alignas(64) Place {
-    std::atomic<int> phase{0};  // the member's next one
-  };
-  struct Run {
-    Job job;
-    std::atomic<bool> pure{false};
-    uint32_t id = 0;
-    int room = 0;                              // phases
-    std::unique_ptr<Tally[]> tallies;          // [phase, member]
-    std::unique_ptr<std::atomic<int>[]> over;  // [phase], to sleep on
-    std::unique_ptr<Place[]> places;           // [member]
-    alignas(64) std::atomic<int> users{0};     // members in it, but for the first
-
-    void open(int phases, int size, int all, bool is_pure, Job its_job, uint32_t its_id) {
-      if (phases > room) {
-        room = phases;
-        tallies.reset(new Tally[size_t(phases) * size]);
-        over.reset(new std::atomic<int>[phases]());
-        places.reset(new Place[all]);
-      }
-      const int used = places[0].phase;  // since it was last open: the first member goes through all phases
-      for (int i = 0; i < used * size; i++) {
-        tallies[i].taken.store(0, std::memory_order_relaxed);
-        for (auto& done : tallies[i].done) done.store(0, std::memory_order_relaxed);
-      }
-      for (int i = 0; i < used; i++) over[i].store(0, std::memory_order_relaxed);
-      for (int i = 0; i < all; i++) places[i].phase.store(0, std::memory_order_relaxed);
-      job = std::move(its_job), pure = is_pure, id = its_id;
-    }
-    // A name that no other piece of any run has for a long time.
-    static constexpr int PIECE_BITS = 26, PHASE_BITS = 14;
-    uint64_t name(int phase, int piece) const {
-      return (uint64_t(id) << PHASE_BITS | uint64_t(phase)) << PIECE_BITS | uint64_t(piece);
-    }
-    static int piece_of(uint64_t name) { return int(name & ((1 << PIECE_BITS) - 1)); }
-    static bool same_phase(uint64_t a, uint64_t b) { return a >> PIECE_BITS == b >> PIECE_BITS; }
-  };
   struct alignas(64) Seat {
     std::atomic<uint64_t> holds{0};  // the name of a piece
     Run* run = nullptr;
+    std::vector<double> cuts;        // where ranges begin in a phase, of 1: [members + 1]
   };
 
   int begin(int count, int member) const { return begin_of(count, member, size_); }
 
-  template <class Piece, class Finish>
-  void share(bool pure, int count, int member, const Piece& piece, const Finish& finish) {
+  template <class Parts, class Finish>
+  void share(bool pure, int count, int most, int member, const Parts& parts, const Finish& finish) {
     Run& run = *seats_[member].run;
     const int phase = run.places[member].phase.load(std::memory_order_relaxed);
     run.places[member].phase.store(phase + 1, std::memory_order_release);
-    Tally* tallies = &run.tallies[size_t(phase) * size_];
-    auto over = [&] { return done(tallies) == count; };
+    Tally* tallies = run.phase(phase);
+    auto over = [&] { return run.done(phase) == count; };
     if (over()) return;
     const auto began = Clock::now();
-    std::atomic<int>& own = tallies[member % size_].done[member / size_];
+    Tally& tally = tallies[member % size_];
+    std::atomic<int>& own = tally.done[member / size_];
+    std::vector<double>& cuts = seats_[member].cuts;
+    const bool by_speed = most > 1 && run.weigh(phase, cuts);
+    auto begin_range = [&](int whose) { return by_speed ? int(std::lround(count * cuts[whose])) : begin(count, whose); };
     for (int k = 0; k < size_; k++) {
-      const int whose = (member + k) % size_, first = begin(count, whose), last = begin(count, whose + 1);
-      for (int i; (i = first + tallies[whose].taken.fetch_add(1, std::memory_order_relaxed)) < last;) {
+      const int whose = (member + k) % size_, first = begin_range(whose), last = begin_range(whose + 1);
+      if (first == last) continue;
+      const int part = most > 1 ? even_part(last - first, most) : 1;
+      for (int i; (i = first + part * tallies[whose].taken.fetch_add(1, std::memory_order_relaxed)) < last;) {
         const uint64_t name = run.name(phase, i);
+        const int n = std::min(part, last - i);
         seats_[member].holds.store(name, std::memory_order_release);
-        piece(i);
-        count_once(seats_[member], name, own);
+        const auto start = most > 1 ? Clock::now() : began;
+        parts(i, n);
+        if (most > 1) tally.busy.fetch_add(Time(Clock::now() - start).count(), std::memory_order_relaxed);
+        count_once(seats_[member], name, own, n);
       }
     }
     finish();
@@ -187,22 +155,15 @@ class Team {
       for (int i = 0; i < all_; i++) {
         const uint64_t name = seats_[i].holds.load(std::memory_order_acquire);
         if (!Run::same_phase(name, run.name(phase, 0))) continue;
-        piece(Run::piece_of(name));
-        count_once(seats_[i], name, own);
+        parts(Run::piece_of(name), 1);
+        count_once(seats_[i], name, own, 1);
       }
   }
 
-  int done(const Tally* tallies) const {
-    int sum = 0;
-    for (int i = 0; i < size_; i++)
-      for (auto& done : tallies[i].done) sum += done.load(std::memory_order_acquire);
-    return sum;
-  }
-
-  // Counts a piece once, however many have computed it.
-  static void count_once(Seat& holder, uint64_t name, std::atomic<int>& own) {
+  // Counts n pieces once, however many have computed them.
+  static void count_once(Seat& holder, uint64_t name, std::atomic<int>& own, int n) {
     if (holder.holds.compare_exchange_strong(name, 0, std::memory_order_acq_rel))
-      own.store(own.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      own.store(own.load(std::memory_order_relaxed) + n, std::memory_order_release);
   }
 
   template <class Done>

@@ -1,12 +1,14 @@
 """The figures of `benchmarks/peer`: rates, medians, ratios, and the table made of them."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.figures import Rates, medians, rates, ratio, together, turn_order
 from benchmarks.peer.protocol import Answer, Job
 from benchmarks.peer.report import doubts, table
-from benchmarks.peer.turns import Entry, Turn, Workload
+from benchmarks.peer.turns import Entry, Turn, Workload, load
 from benchmarks.peer.weights import describe
 from benchmarks.peer.worker import check
 
@@ -122,3 +124,11 @@ def test_a_worker_refuses_what_was_not_asked(tokens: list[list[int]], times: lis
 )
 def test_weights_are_named(engine: str, model: str, weights: str) -> None:
     assert describe(ENGINES[engine], model) == weights
+
+
+def test_engines_do_without_amx_or_say_that_they_cant(tmp_path: Path) -> None:
+    assert ENGINES["vllm"].variables(1, "", amx=False)["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert "ONEDNN_MAX_CPU_ISA" not in ENGINES["vllm"].variables(1, "")
+    refused = Entry("llama.cpp")
+    assert load(refused, "smollm2-135m", 8, 1, 1, tmp_path, lambda _: None, amx=False) is None
+    assert "without AMX" in str(refused.failure)

@@ -81,6 +81,7 @@ def run(
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once, of the workload `single`.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Measured ones; medians are reported.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = 2,
+    amx: Annotated[bool, typer.Option(help="Whether engines may use the processor's tiles, if it has any.")] = True,
     work: Work = WORK,
     output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
 ) -> None:
@@ -90,13 +91,13 @@ def run(
     todo = [(model, known[name]) for model in names(models, CATALOG) for name in names(workloads, known)]
     read = memory_read(threads)
     machine = describe_machine()
-    facts = machine | {"memory_read": read, "threads": threads, "rounds": rounds}
+    facts = machine | {"memory_read": read, "threads": threads, "rounds": rounds, "amx": amx}
     facts |= {"definitions": DEFINITIONS, "prompts": "random ordinary tokens, fresh every round, the same for all"}
     results: list[dict[str, Any]] = []
     path = free_name(output, f"peers-{datetime.now(UTC):%Y-%m-%d}")
     for model, workload in todo:
         try:
-            entries = compare(model, workload, chosen, rounds, threads, work, say)
+            entries = compare(model, workload, chosen, rounds, threads, work, say, amx=amx)
         except TwostrokeError as error:
             say(f"{model}: {error}")
             continue
@@ -104,7 +105,7 @@ def run(
         results.append(record(model, workload, entries))
         output.mkdir(parents=True, exist_ok=True)  # after each: what is measured is kept if the next is interrupted
         path.write_text(json.dumps(facts | {"results": results}))
-    where = f"{machine['machine']['cpu']}, {threads} threads, medians of {rounds}"
+    where = f"{machine['machine']['cpu']}{'' if amx else ' without AMX'}, {threads} threads, medians of {rounds}"
     typer.echo(f"{where}; memory read {read['bytes_per_second'] / 1e9:.0f} GB/s ({read['what']})")
 
 

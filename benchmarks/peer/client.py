@@ -35,7 +35,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment(engine.variables(options.threads, str(work))),
+                env=environment(engine.variables(options.threads, str(work), amx=options.amx)),
                 cwd=work,
             )
         try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from benchmarks.peer.protocol import PROPERTIES
 
 OURS = "twostroke"
 TORCH = "torch<2.14"  # the processor's build; an open range pulls gigabytes of CUDA
 FOLDER = Path(__file__).parent
+ONEDNN_WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Engine:
         build: environment variables while it is installed.
         unwanted: packages to remove again.
         environment: variables it runs with; "{cores}" becomes its processor cores, "{work}" the work directory.
+        without_amx: those that let it do without AMX; None for an engine that can't.
+        home: the engine whose environment it runs in; none: its own.
     """
 
     name: str
@@ -36,20 +42,41 @@ class Engine:
     build: Mapping[str, str] = field(default_factory=dict[str, str])
     unwanted: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    without_amx: Mapping[str, str] | None = None
+    home: str = ""
 
-    def variables(self, threads: int, work: str) -> dict[str, str]:
+    def variables(self, threads: int, work: str, *, amx: bool = True) -> dict[str, str]:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
-        return {name: value.format(cores=cores, work=work) for name, value in self.environment.items()}
+        wanted = self.environment if amx else {**self.environment, **(self.without_amx or {})}
+        return {name: text.replace("{cores}", cores).replace("{work}", work) for name, text in wanted.items()}
 
 
 # torchvision, torchaudio and torchcodec are dependencies that text models never use, and their builds for CUDA fail
 # beside the processor's PyTorch.
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 
+OPENVINO = Engine(
+    "openvino",
+    adapter="openvino_pipeline",
+    form="openvino",
+    weights="int4",
+    requirements=("openvino-genai", "optimum-intel[openvino]", "nncf", TORCH),  # all but the first: to convert
+    unwanted=MEDIA,
+    without_amx=ONEDNN_WITHOUT_AMX,
+)
+# By itself it computes in bfloat16 where it can. Told not to, it quantizes activations, which is often quicker.
+OPENVINO_INT8 = replace(
+    OPENVINO,
+    name="openvino-int8",
+    weights="int4, activations int8",
+    environment={PROPERTIES: json.dumps({"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"})},
+    home="openvino",
+)
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine(OURS, adapter="twostroke_native", form="catalog", weights="GGUF {quantization}"),
+        Engine(OURS, adapter="twostroke_native", form="catalog", weights="GGUF {quantization}", without_amx={}),
         Engine(
             "llama.cpp",
             adapter="llama_cpp_api",
@@ -61,14 +88,8 @@ ENGINES: dict[str, Engine] = {
             pip=("--no-cache-dir", "--no-binary", "llama-cpp-python"),
             build={"CMAKE_ARGS": f"-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-include {FOLDER / 'gcc12_tiles.h'}'"},
         ),
-        Engine(
-            "openvino",
-            adapter="openvino_pipeline",
-            form="openvino",
-            weights="int4",
-            requirements=("openvino-genai", "optimum-intel[openvino]", "nncf", TORCH),  # all but the first: to convert
-            unwanted=MEDIA,
-        ),
+        OPENVINO,
+        OPENVINO_INT8,
         Engine(
             "vllm",
             adapter="vllm_engine",
@@ -82,6 +103,7 @@ ENGINES: dict[str, Engine] = {
                 "VLLM_CACHE_ROOT": "{work}/vllm-cache",  # what it compiles
                 "VLLM_NO_USAGE_STATS": "1",
             },
+            without_amx=ONEDNN_WITHOUT_AMX,
         ),
         Engine(
             "transformers",
@@ -89,6 +111,7 @@ ENGINES: dict[str, Engine] = {
             form="safetensors",
             weights="bfloat16",
             requirements=("transformers==5.23.*", "accelerate", "gguf", "sentencepiece", "protobuf", TORCH),
+            without_amx=ONEDNN_WITHOUT_AMX,
         ),
     )
 }

@@ -18,16 +18,23 @@ class CannotSetUp(Exception):
     """An engine or a model is not to be had; the message is one line."""
 
 
+def folder(engine: Engine, work: Path) -> Path:
+    return work / (engine.home or engine.name)
+
+
 def python(engine: Engine, work: Path) -> Path:
     """The interpreter that runs the engine's workers."""
-    return work / engine.name / "bin" / "python" if engine.requirements else Path(sys.executable)
+    return folder(engine, work) / "bin" / "python" if engine.requirements else Path(sys.executable)
 
 
 def ensure_environment(engine: Engine, work: Path) -> None:
     """Make the environment unless it is there, with these very requirements. Raises CannotSetUp."""
     if not engine.requirements:
         return
-    directory, recipe = work / engine.name, repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted))
+    directory, recipe = (
+        folder(engine, work),
+        repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted)),
+    )
     installed = directory / "installed"  # written last: an environment without it is half made
     if installed.is_file() and installed.read_text() == recipe:
         return

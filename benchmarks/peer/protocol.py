@@ -13,6 +13,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+PROPERTIES = "ENGINE_PROPERTIES"  # environment variable: JSON of what an adapter passes on to its engine
+
 
 @dataclass(frozen=True)
 class Job:
@@ -51,12 +53,14 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker opens its model: `context` is the most entries of a sequence, `sequences` the most at once."""
+    """How a worker opens its model: `context` is the most entries of a sequence, `sequences` the most at once. Without
+    `amx` it does without the processor's tiles."""
 
     model: str
     threads: int
     context: int
     sequences: int
+    amx: bool = True
 
 
 def to_line(message: Job | Answer | Ready | Options) -> str:

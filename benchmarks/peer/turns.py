@@ -87,7 +87,15 @@ class Prompts:
 
 
 def compare(
-    model: str, workload: Workload, engines: Sequence[str], rounds: int, threads: int, work: Path, say: Say
+    model: str,
+    workload: Workload,
+    engines: Sequence[str],
+    rounds: int,
+    threads: int,
+    work: Path,
+    say: Say,
+    *,
+    amx: bool = True,
 ) -> list[Entry]:
     """An entry for each engine, in the order given. The workers live no longer than this call.
 
@@ -101,7 +109,7 @@ def compare(
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for entry in entries.values():
-            if (worker := load(entry, model, context, workload.batch, threads, work, say)) is not None:
+            if (worker := load(entry, model, context, workload.batch, threads, work, say, amx=amx)) is not None:
                 workers[entry.engine] = stack.enter_context(worker)
         # Round 0 warms up. All run in it before any is measured: what an engine does first, it does unmeasured.
         for round_number in range(rounds + 1):
@@ -122,13 +130,25 @@ def compare(
     return list(entries.values())
 
 
-def load(entry: Entry, model: str, context: int, sequences: int, threads: int, work: Path, say: Say) -> Worker | None:
+def load(
+    entry: Entry,
+    model: str,
+    context: int,
+    sequences: int,
+    threads: int,
+    work: Path,
+    say: Say,
+    *,
+    amx: bool = True,
+) -> Worker | None:
     """A worker that is ready, set up first where need be; None, and the reason in its entry, where there is none."""
     engine = ENGINES[entry.engine]
     try:
+        if not amx and engine.without_amx is None:
+            raise CannotSetUp("is built for this very processor and can't be told to do without AMX")
         say(f"{model}: loading {engine.name}")
         ensure_environment(engine, work)
-        options = Options(ensure_weights(engine, model, work), threads, context, sequences)
+        options = Options(ensure_weights(engine, model, work), threads, context, sequences, amx)
         worker = Worker(engine, options, work)
     except (CannotSetUp, WorkerFailed) as failure:
         entry.failure = str(failure)

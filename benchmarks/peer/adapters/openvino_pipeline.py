@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import openvino  # pyright: ignore[reportMissingImports]
 import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peer.protocol import Answer, Job, Options
+from benchmarks.peer.protocol import PROPERTIES, Answer, Job, Options
 
 
 class OpenVino:
@@ -21,8 +23,9 @@ class OpenVino:
         schedule = genai.SchedulerConfig()
         schedule.enable_prefix_caching = False
         schedule.max_num_batched_tokens = options.context * options.sequences
+        properties: dict[str, str] = json.loads(os.environ.get(PROPERTIES, "{}"))
         self._pipeline: Any = genai.LLMPipeline(
-            options.model, "CPU", scheduler_config=schedule, INFERENCE_NUM_THREADS=options.threads
+            options.model, "CPU", scheduler_config=schedule, INFERENCE_NUM_THREADS=options.threads, **properties
         )
 
     def answer(self, job: Job) -> Answer:

@@ -12,7 +12,8 @@ from twostroke import LLM, SamplingParams
 class Twostroke:
     def __init__(self, options: Options) -> None:
         self.version = version("twostroke")
-        self._llm = LLM(options.model, backend="native", threads=options.threads, prefix_index="off")
+        backend = "native" if options.amx else "native-avx512"
+        self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
 
     def answer(self, job: Job) -> Answer:
         params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise

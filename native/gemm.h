@@ -76,26 +76,28 @@ inline void put_group(Kinds kinds, F a, F b, Rows rows, size_t at) {
   if (kinds.bf16) round_group(a, b, rows, at);
 }
 
-// One group's share of a row's 16 sums. `lo` and `hi` are products with the first and the last 16 columns.
-template <Format T>
-inline F add_group(F acc, I lo, I hi, F scale, F second, float a, float weighted) {
-  acc = fma(to_float(lo), mul(scale, set1(a)), acc);
-  if constexpr (T == Q6_K) acc = fma(to_float(hi), mul(second, set1(a)), acc);
-  if constexpr (LAYOUTS[T].zero == 0) acc = fma(second, set1(weighted), acc);
-  return acc;
-}
-
-// Products of a group's 32 weights and activations, less what the weights' zero adds to them (an exact integer).
-template <Format T>
-inline void products(const I* w, Rows rows, size_t at, I& lo, I& hi) {
+// A group's share of the sums of M rows, which lie from `at` on. Products begin with what the weights' zero takes off them
+// (an exact integer); of Q6_K the first and the last 16 columns have a scale each. Rows take turns, as a row's next product
+// waits for its last one.
+template <Format T, int M>
+inline void add_group(F* acc, const I* w, F scale, F second, Rows rows, size_t at) {
   constexpr int bits = LAYOUTS[T].bits, zero = LAYOUTS[T].zero;
-  const int8_t* q = rows.q + at * GROUP;
-  const int32_t* zeros = rows.zeros + ZEROS * at + zero_at(zero);
-  lo = zero ? int_set1(*zeros) : int_zero();
-  for (int j = 0; j < 4; j++) lo = dot4<bits>(lo, w[j], q + 4 * j);
-  hi = T == Q6_K ? int_set1(zeros[1]) : lo;
-  for (int j = 4; j < 8; j++) hi = dot4<bits>(hi, w[j], q + 4 * j);
-  if constexpr (T != Q6_K) lo = hi;
+  I sums[M];
+  auto begin = [&](int half) {
+    for (int m = 0; m < M; m++) sums[m] = zero ? int_set1(rows.zeros[ZEROS * (at + m) + zero_at(zero) + half]) : int_zero();
+  };
+  auto dot = [&](int from) {
+    for (int j = from; j < from + 4; j++)
+      for (int m = 0; m < M; m++) sums[m] = dot4<bits>(sums[m], w[j], rows.q + (at + m) * GROUP + 4 * j);
+  };
+  auto add = [&](F by) {
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(by, set1(rows.scale[at + m])), acc[m]);
+  };
+  begin(0), dot(0);
+  if constexpr (T == Q6_K) add(scale), begin(1);
+  dot(4), add(T == Q6_K ? second : scale);
+  if constexpr (zero == 0)
+    for (int m = 0; m < M; m++) acc[m] = fma(second, set1(rows.weighted[at + m]), acc[m]);
 }
 
 // What a member of the team needs for its multiplications, until the end of a pass.
@@ -124,13 +126,7 @@ template <Format T, int M>
       if (asks) later.step();
       F scale, second;
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++) {
-        const size_t at = size_t(g) * M + m;
-        I lo, hi;
-        products<T>(w, rows, at, lo, hi);
-        acc[m] = add_group<T>(acc[m], lo, hi, scale, second, rows.scale[at], rows.weighted[at]);
-      }
+      add_group<T, M>(acc, w, scale, second, rows, size_t(g) * M);
     }
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }

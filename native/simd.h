@@ -1,5 +1,5 @@
 // Sixteen lanes, on whichever instructions this file is compiled for. Every reduction has one fixed order, so results
-// never depend on who computes what. The AVX2 and the AVX-512 build differ in bits where one multiplies bfloat16.
+// never depend on who computes what. Builds differ in bits where one multiplies bfloat16.
 #pragma once
 #include <immintrin.h>
 
@@ -12,6 +12,8 @@
 #else
 #include "simd_avx2.h"
 #endif
+
+#include "pairs.h"
 
 constexpr float LOG2_E = 1.44269504f;
 

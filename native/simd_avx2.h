@@ -134,15 +134,10 @@ inline I dot4(I acc, I weights, const int8_t* q) {
   return {dot4<BITS>(acc.a, weights.a, four), dot4<BITS>(acc.b, weights.b, four)};
 }
 
-inline __m256 dot2(__m256 acc, __m256i weights, __m256i two) {
-  auto even = [](__m256i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); };
-  auto odd = [](__m256i v) { return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff0000))); };
-  return _mm256_fmadd_ps(even(weights), even(two), _mm256_fmadd_ps(odd(weights), odd(two), acc));
-}
-inline F dot2(F acc, I weights, const uint16_t* x) {
-  int32_t two;
-  std::memcpy(&two, x, 4);
-  return {dot2(acc.a, weights.a, _mm256_set1_epi32(two)), dot2(acc.b, weights.b, _mm256_set1_epi32(two))};
+inline F firsts(I v) { return {(__m256)_mm256_slli_epi32(v.a, 16), (__m256)_mm256_slli_epi32(v.b, 16)}; }
+inline F seconds(I v) {
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  return {(__m256)_mm256_and_si256(v.a, high), (__m256)_mm256_and_si256(v.b, high)};
 }
 inline void store_bf16(uint16_t* p, F v) {
   alignas(32) uint32_t bits[16];
@@ -150,21 +145,7 @@ inline void store_bf16(uint16_t* p, F v) {
   for (int i = 0; i < 16; i++) p[i] = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
 }
 
-using Half = float;  // what attention multiplies, in pairs: no instruction here multiplies anything narrower
-inline void store_narrow(Half* p, F v) { store(p, v); }
-struct Pairs {
-  F first, second;
-};
-inline Pairs load_pairs(const uint16_t* bf16) {
-  const __m256i a = _mm256_loadu_si256((const __m256i*)bf16), b = _mm256_loadu_si256((const __m256i*)(bf16 + 16));
-  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
-  return {{(__m256)_mm256_slli_epi32(a, 16), (__m256)_mm256_slli_epi32(b, 16)},
-          {(__m256)_mm256_and_si256(a, high), (__m256)_mm256_and_si256(b, high)}};
-}
 // The first or the second of each of 16 pairs.
 inline void store_in_pairs(uint16_t* pairs, int which, const uint16_t* halves) {
   for (int i = 0; i < 16; i++) pairs[2 * i + which] = halves[i];
-}
-inline F dot_pairs(F acc, Pairs pairs, const Half* two) {
-  return fma(set1(two[0]), pairs.first, fma(set1(two[1]), pairs.second, acc));
 }

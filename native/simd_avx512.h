@@ -1,4 +1,4 @@
-// The lanes of simd.h as AVX-512 registers, with VNNI and BF16.
+// The lanes of simd.h as AVX-512 registers, with VNNI.
 #pragma once
 
 using F = __m512;   // 16 floats
@@ -69,22 +69,19 @@ inline I dot4(I acc, I weights, const int8_t* q) {
   return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(four));
 }
 
-// Each lane: two bfloat16 weights times the same two bfloat16 activations, added to acc.
-inline F dot2(F acc, I weights, const uint16_t* x) {
-  int32_t two;
-  std::memcpy(&two, x, 4);
-  return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(two));
-}
+#ifdef __AVX512BF16__
 inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
-
-using Half = uint16_t;  // what attention multiplies: bfloat16, in pairs
-inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
-using Pairs = I;        // 16 pairs
-inline Pairs load_pairs(const uint16_t* bf16) { return _mm512_loadu_si512(bf16); }
+#else
+inline void store_bf16(uint16_t* p, F v) {
+  const I bits = (I)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), int_set1(1));
+  const I rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, int_set1(0x7fff)));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+#endif
+inline F firsts(I v) { return (F)_mm512_slli_epi32(v, 16); }
+inline F seconds(I v) { return (F)_mm512_and_si512(v, int_set1(int(0xffff0000))); }
 // The first or the second of each of 16 pairs.
 inline void store_in_pairs(uint16_t* pairs, int which, const uint16_t* halves) {
   const I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)halves));
   _mm512_mask_storeu_epi16(pairs, which ? 0xaaaaaaaa : 0x55555555, which ? _mm512_slli_epi32(wide, 16) : wide);
 }
-// Each lane: its pair times the same pair.
-inline F dot_pairs(F acc, Pairs pairs, const Half* two) { return dot2(acc, pairs, two); }

@@ -68,7 +68,7 @@ class LLM:
 
         Args:
             model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or what `open_checkpoint` opened.
-            backend: "native" (CPU, quantized or bfloat16 weights; "native-amx", "native-avx512" and "native-avx2" are
+            backend: "native" (CPU, quantized or bfloat16 weights; "native-amx", "native-avx512" and so on are
                 its variants), "reference" (PyTorch), or "auto" (native if it can).
             device: any torch device.
             dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".

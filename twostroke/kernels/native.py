@@ -35,9 +35,10 @@ PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 # What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
 # multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16")
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS = {
-    "amx": ("amx_tile", "amx_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
+    "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
+    "avx512bf16": ("avx512_bf16", *_AVX512),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
@@ -86,8 +87,11 @@ class _Batch(ctypes.Structure):
 @cache
 def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
-    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    processor = Path("/proc/cpuinfo").read_text()
+    flags = processor.partition("flags")[2].partition("\n")[0].split()
     compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
+    if "GenuineIntel" in processor:  # whose products of bfloat16 are slower than of float32
+        compiled.sort(key=["amx", "avx512", "avx512bf16", "avx2"].index)
     usable = tuple(name for name in compiled if _library(name).twostroke_usable())
     for name in compiled:
         if name not in usable:

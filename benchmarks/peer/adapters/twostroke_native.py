@@ -7,13 +7,14 @@ from importlib.metadata import version
 
 from benchmarks.peer.protocol import Answer, Job, Options
 from twostroke import LLM, SamplingParams
+from twostroke.kernels.native import variants
 
 
 class Twostroke:
     def __init__(self, options: Options) -> None:
         self.version = version("twostroke")
-        backend = "native" if options.amx else "native-avx512"
-        self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
+        variant = next(name for name in variants() if options.amx or name != "amx")
+        self._llm = LLM(options.model, backend=f"native-{variant}", threads=options.threads, prefix_index="off")
 
     def answer(self, job: Job) -> Answer:
         params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise

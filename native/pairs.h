@@ -1,0 +1,41 @@
+// Products of pairs of bfloat16: by the instruction that there is for them, or as float32. Intel's takes as long as four
+// multiplications and additions of float32, AMD's as long as one.
+#pragma once
+
+inline I both_of(const uint16_t* pair) {
+  int32_t two;
+  std::memcpy(&two, pair, 4);
+  return int_set1(two);
+}
+
+#ifdef __AVX512BF16__
+// Each lane: two bfloat16 weights times the same two bfloat16 activations, added to acc.
+inline F dot2(F acc, I weights, const uint16_t* x) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)both_of(x));
+}
+
+using Half = uint16_t;  // what attention multiplies
+using Pairs = I;        // 16 pairs
+inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
+inline Pairs load_pairs(const uint16_t* bf16) { return load_bytes((const uint8_t*)bf16); }
+// Each lane: its pair times the same pair.
+inline F dot_pairs(F acc, Pairs pairs, const Half* two) { return dot2(acc, pairs, two); }
+#else
+inline F dot2(F acc, I weights, const uint16_t* x) {
+  const I two = both_of(x);
+  return fma(firsts(weights), firsts(two), fma(seconds(weights), seconds(two), acc));
+}
+
+using Half = float;
+struct Pairs {
+  F first, second;
+};
+inline void store_narrow(Half* p, F v) { store(p, v); }
+inline Pairs load_pairs(const uint16_t* bf16) {
+  const I pairs = load_bytes((const uint8_t*)bf16);
+  return {firsts(pairs), seconds(pairs)};
+}
+inline F dot_pairs(F acc, Pairs pairs, const Half* two) {
+  return fma(set1(two[0]), pairs.first, fma(set1(two[1]), pairs.second, acc));
+}
+#endif

@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
-# One library for each; twostroke.kernels.native takes the first that the processor can run.
+# One library for each; twostroke.kernels.library takes the first that the processor can run.
 AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16"]
 VARIANTS = {
@@ -26,7 +26,7 @@ def native(variant: str) -> Extension:
         extra_compile_args=FLAGS + VARIANTS[variant],
         extra_link_args=["-pthread"],
         language="c++",
-        optional=True,  # a failed build is a warning; twostroke.kernels.native says why the backend is missing
+        optional=True,  # a failed build is a warning; twostroke.kernels.library says why the backend is missing
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks import hit_rate, itl, speculation
 from benchmarks.speculation_workloads import WORKLOADS
 from twostroke.benchmark.latency import Prompts
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.methods import Plain, method
 
@@ -68,7 +68,7 @@ def test_a_load_that_does_not_fit(tiny_llm: Callable[..., LLM]) -> None:
         itl.measure(tiny_llm(), itl.policies(load, [], []), load, 1, quiet)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_hit_rates_are_those_asked_for() -> None:
     options: Any = {"backend": "native", "kv_bytes": 64 << 20}
     llms = {index: LLM("smollm2-135m", prefix_index=index, **options) for index in hit_rate.INDEXES}
@@ -102,7 +102,7 @@ def test_an_answer_that_differs_ends_the_run(tiny_llm: Callable[..., LLM]) -> No
         hit_rate.measure(llms, hit_rate.cases(64, 32, 8), 1, 3, quiet)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_speculation_takes_turns_and_counts_what_stood() -> None:
     llm = LLM("smollm2-135m", backend="native", student="int2", prefix_index="off", kv_bytes=64 << 20)
     chosen = speculation.contenders([3], "student int2", None)

@@ -13,7 +13,7 @@ from twostroke.engine.runner import Entry
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import LEAST_CHUNK, Plan, SchedulerConfig, largest
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.models.cost import Correction, Predictor, Rows, Work
 
@@ -116,7 +116,7 @@ def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
     assert both == pytest.approx(Correction().factor * (first.seconds([Rows(2)]) + second.seconds([Rows(3)])))
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 @settings(max_examples=6, deadline=None)
 @given(
     requests=st.lists(st.tuples(schedules.LENGTHS, st.sampled_from(sorted(schedules.METHODS))), min_size=2, max_size=4),

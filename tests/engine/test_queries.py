@@ -13,7 +13,7 @@ from tests.tiny import write_model
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Run
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.kv.attention import Queries, attention_mass, attention_weights
 from twostroke.llm import LLM
 
@@ -196,7 +196,7 @@ def test_the_two_backends_agree(native_directory: Path) -> None:
     assert 0 < difference < 0.05
 
 
-@pytest.mark.skipif("avx512" not in native.variants(), reason="no AVX-512 here to compare with")
+@pytest.mark.skipif("avx512" not in library.variants(), reason="no AVX-512 here to compare with")
 def test_variants_agree(native_llm: TinyLLM) -> None:
     """But for attention in bfloat16, below the first layer."""
     found: list[Queries] = []

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.track import Token
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 from twostroke.methods import method
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 3
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True)

@@ -20,7 +20,7 @@ from twostroke.evals.measures import Divergence
 from twostroke.evals.measures.answers import Watch
 from twostroke.evals.task import Item
 from twostroke.evals.tasks import LongForm
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.methods import BestOf, Drop, Method, Plain, Prompt, Repeat, Snap
 
@@ -159,7 +159,7 @@ def real() -> LLM:
     return LLM("smollm2-135m", backend="native", kv_bytes=64 << 20)
 
 
-@pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_no_divergence_from_oneself() -> None:
     """Exactly none, on the backend of exact bits: of the baseline, of another spelling of it, of what keeps all."""
     names = [contender("plain"), contender("repeat", times=1), contender("ptdo", times=1), contender("ptdo")]

@@ -12,18 +12,18 @@ from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import native
+from twostroke.kernels import library, native
 from twostroke.kernels.formats import FORMATS, RawTensor
 from twostroke.kernels.summary import summarize
 from twostroke.llm import LLM
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 
-@pytest.fixture(scope="module", params=[(variant, threads) for variant in native.VARIANTS for threads in (1, 3)])
+@pytest.fixture(scope="module", params=[(variant, threads) for variant in library.VARIANTS for threads in (1, 3)])
 def kernels(request: pytest.FixtureRequest) -> native.NativeKernels:
     variant, threads = request.param
-    if variant not in native.variants():
+    if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")
     return native.NativeKernels(threads, variant)
 
@@ -85,7 +85,7 @@ def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKerne
         assert (matrix.multiply(x[start:stop]) == together[start:stop]).all()
 
 
-@pytest.mark.skipif(len(native.variants()) < 2, reason="no second variant here to compare with")
+@pytest.mark.skipif(len(library.variants()) < 2, reason="no second variant here to compare with")
 def test_variants_agree() -> None:
     """They differ in what they round to bfloat16, and in nothing else that shows."""
 
@@ -93,7 +93,7 @@ def test_variants_agree() -> None:
         llm = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 28, prefix_index="off")
         return all_logits(llm, list(range(500, 640)))
 
-    first, *others = (logits(variant).log_softmax(-1) for variant in native.variants())
+    first, *others = (logits(variant).log_softmax(-1) for variant in library.variants())
     for other in others:
         assert float((first.exp() * (first - other)).sum(-1).mean()) < 0.02
 
@@ -110,9 +110,9 @@ def test_close_to_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160])
-@pytest.mark.parametrize("variant", native.VARIANTS)
+@pytest.mark.parametrize("variant", library.VARIANTS)
 def test_head_sizes(head_dim: int, variant: str, tmp_path: Path) -> None:
-    if variant not in native.variants():
+    if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")
     path = str(write_model("llama", tmp_path, head_dim=head_dim, num_attention_heads=2))
     ids = [3 + i * 7 % 90 for i in range(150)]  # more keys than one split has
@@ -160,7 +160,7 @@ def test_summaries(kernels: native.NativeKernels, width: int) -> None:
         assert (alone.logsumexp[0], alone.entropy[0]) == (got.logsumexp[i], got.entropy[i])
 
 
-@pytest.mark.parametrize("variant", native.variants())
+@pytest.mark.parametrize("variant", library.variants())
 def test_summaries_that_a_pass_made(variant: str) -> None:
     """Those of its logits, to the bit, whatever their number; once, for later the logits may have been changed."""
     decoder = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").decoder
@@ -177,12 +177,12 @@ def test_summaries_that_a_pass_made(variant: str) -> None:
 
 def test_a_variant_by_name() -> None:
     options = {"kv_bytes": 1 << 26, "prefix_index": "off"}
-    for variant in native.variants():
+    for variant in library.variants():
         assert LLM("smollm2-135m", backend=f"native-{variant}", **options).decoder.kernels.label == f"native-{variant}"
 
 
 def test_a_variant_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "variants", lambda: ("avx2",))
+    monkeypatch.setattr(library, "variants", lambda: ("avx2",))
     reasons = "the processor has no amx_tile|it was not compiled"  # the latter by a compiler without AMX
     with pytest.raises(InvalidRequest, match=f"native-amx backend cannot run this: ({reasons})"):
         LLM("smollm2-135m", backend="native-amx", kv_bytes=1 << 26)

@@ -9,19 +9,19 @@ import pytest
 
 from tests.tiny import write_model
 from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.llm import LLM
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native backend: {native.unavailable()}")
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 PROMPTS = [[3 + (i * 7 + n) % 90 for i in range(n)] for n in (1, 30, 140)]  # the last has more keys than one split
 SAMPLING = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
 
 
-@pytest.mark.parametrize("variant", native.VARIANTS)
+@pytest.mark.parametrize("variant", library.VARIANTS)
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])  # biases; norms of heads and after layers, windows
 def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) -> None:
-    if variant not in native.variants():
+    if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")
     path = str(write_model(family, tmp_path, head_dim=32))
     options = {"backend": f"native-{variant}", "weights": "int8", "prefix_index": "off", "page_size": 16}

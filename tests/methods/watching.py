@@ -7,11 +7,11 @@ import pytest
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Prefilled, Program, Run
-from twostroke.kernels import native
+from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.methods import Method, Prompt
 
-needs_native = pytest.mark.skipif(native.unavailable() is not None, reason=f"no native: {native.unavailable()}")
+needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native: {library.unavailable()}")
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
 
 

@@ -37,7 +37,7 @@ def generate(
     method_options: MethodOptions,
 ) -> None:
     """Answer one prompt; the text goes to stdout as it is made, facts about it to stderr."""
-    from twostroke.kernels.native import unavailable
+    from twostroke.kernels.library import unavailable
 
     text = read_prompt(prompt, prompt_file)
     if system is not None and chat is False:

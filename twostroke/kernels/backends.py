@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import native
+from twostroke.kernels import library, native
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels
 from twostroke.kernels.reference import ReferenceKernels
 
 log = logging.getLogger(__name__)
 
-NATIVE = ("native", *(f"native-{variant}" for variant in native.VARIANTS))  # the quickest here, or the one named
+NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the quickest here, or the one named
 BACKENDS = ("auto", *NATIVE, "reference")
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -50,7 +50,7 @@ def create_kernels(
         torch.set_num_threads(threads)
     if backend != "reference":
         variant = backend.partition("-")[2] or None
-        reason = native.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
+        reason = library.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
         if place.type != "cpu" or dtype == "bfloat16":
             reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
         if reason is None and (backend in NATIVE or dtype == "auto"):

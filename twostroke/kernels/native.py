@@ -8,18 +8,16 @@ A row's result is the same bit for bit in any batch, chunk and thread count (`ex
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from twostroke.kernels import library
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.rope import Rope, frequencies
@@ -28,40 +26,11 @@ from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summa
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
-log = logging.getLogger(__name__)
-
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
-# What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
-# multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
-VARIANTS = {
-    "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
-    "avx512bf16": ("avx512_bf16", *_AVX512),
-    "avx512": _AVX512,
-    "avx2": ("avx2", "fma", "f16c"),
-}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "usable": (_INT, ()),
-    "team": (_POINTER, (_INT,)),
-    "team_free": (None, (_POINTER,)),
-    "settle": (None, (_POINTER,)),
-    "matrix": (_POINTER, (_INT, _INT, _INT)),
-    "pack": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_int64)),
-    "matrix_free": (None, (_POINTER,)),
-    "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
-    "unpack": (None, (_POINTER, _INT, _POINTER)),
-    "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "model_free": (None, (_POINTER,)),
-    "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
-    "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
-    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
-    "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
-}
 
 
 class _Config(ctypes.Structure):
@@ -82,38 +51,6 @@ class _Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("query_rows", "queries")),
         ("dropout", _POINTER),
     ]
-
-
-@cache
-def variants() -> tuple[str, ...]:
-    """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
-    processor = Path("/proc/cpuinfo").read_text()
-    flags = processor.partition("flags")[2].partition("\n")[0].split()
-    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
-    if "GenuineIntel" in processor:  # whose products of bfloat16 are slower than of float32
-        compiled.sort(key=["amx", "avx512", "avx512bf16", "avx2"].index)
-    usable = tuple(name for name in compiled if _library(name).twostroke_usable())
-    for name in compiled:
-        if name not in usable:
-            log.warning(
-                "the processor could run the %s kernels, but the operating system does not let this process", name
-            )
-    return usable
-
-
-def unavailable(variant: str | None = None) -> str | None:
-    """Why the native backend, or one variant of it, cannot run here; None where it can."""
-    try:
-        runnable = variants()
-    except OSError:
-        return "the processor's features cannot be read (/proc/cpuinfo)"
-    wanted = [variant] if variant else list(VARIANTS)
-    if any(name in runnable for name in wanted):
-        return None
-    if not any(_library_path(name) for name in wanted):
-        return "it was not compiled: install a C++ compiler, then the package again"
-    others = f"; of its variants this one can run {', '.join(runnable)}" if runnable else ""
-    return f"the processor has no {', '.join(VARIANTS[wanted[-1]])}, or does not let it be used{others}"
 
 
 def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int) -> str | None:
@@ -146,10 +83,10 @@ class NativeKernels:
     kv_in_pairs = True
 
     def __init__(self, threads: int, variant: str | None = None) -> None:
-        """`variant` is one of `variants()`, the quickest unless said."""
+        """`variant` is one of `library.variants()`, the quickest unless said."""
         self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.bfloat16
-        self.variant, self.threads = variant or variants()[0], threads
-        self.label, self.library = f"native-{self.variant}", _library(self.variant)
+        self.variant, self.threads = variant or library.variants()[0], threads
+        self.label, self.library = f"native-{self.variant}", library.load(self.variant)
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
         self.latest = MadeSummaries(torch.empty(0, 1), new_summaries(0))
@@ -304,17 +241,3 @@ def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKerne
     """Frees what a team may read, when none of its members is late with a pass."""
     kernels.library.twostroke_settle(kernels.team)
     free(handle)
-
-
-def _library_path(variant: str) -> Path | None:
-    found = sorted(Path(__file__).parent.glob(f"_native_{variant}*.so"))
-    return found[0] if found else None
-
-
-@cache
-def _library(variant: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_library_path(variant)))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"twostroke_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from benchmarks.peer.protocol import Answer, Job, Options
 from twostroke import LLM, SamplingParams
-from twostroke.kernels.native import variants
+from twostroke.kernels.library import variants
 
 
 class Twostroke:

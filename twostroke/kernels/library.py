@@ -1,0 +1,88 @@
+"""The compiled libraries of the native backend: which variants there are, and which this processor can run."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+# What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
+# multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+VARIANTS = {
+    "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
+    "avx512bf16": ("avx512_bf16", *_AVX512),
+    "avx512": _AVX512,
+    "avx2": ("avx2", "fma", "f16c"),
+}
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "usable": (_INT, ()),
+    "team": (_POINTER, (_INT,)),
+    "team_free": (None, (_POINTER,)),
+    "settle": (None, (_POINTER,)),
+    "matrix": (_POINTER, (_INT, _INT, _INT)),
+    "pack": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, ctypes.c_int64)),
+    "matrix_free": (None, (_POINTER,)),
+    "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
+    "unpack": (None, (_POINTER, _INT, _POINTER)),
+    "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "model_free": (None, (_POINTER,)),
+    "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
+    "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
+    "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
+}
+
+
+@cache
+def variants() -> tuple[str, ...]:
+    """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
+    processor = Path("/proc/cpuinfo").read_text()
+    flags = processor.partition("flags")[2].partition("\n")[0].split()
+    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
+    if "GenuineIntel" in processor:  # whose products of bfloat16 are slower than of float32
+        compiled.sort(key=["amx", "avx512", "avx512bf16", "avx2"].index)
+    usable = tuple(name for name in compiled if load(name).twostroke_usable())
+    for name in compiled:
+        if name not in usable:
+            log.warning(
+                "the processor could run the %s kernels, but the operating system does not let this process", name
+            )
+    return usable
+
+
+def unavailable(variant: str | None = None) -> str | None:
+    """Why the native backend, or one variant of it, cannot run here; None where it can."""
+    try:
+        runnable = variants()
+    except OSError:
+        return "the processor's features cannot be read (/proc/cpuinfo)"
+    wanted = [variant] if variant else list(VARIANTS)
+    if any(name in runnable for name in wanted):
+        return None
+    if not any(_library_path(name) for name in wanted):
+        return "it was not compiled: install a C++ compiler, then the package again"
+    others = f"; of its variants this one can run {', '.join(runnable)}" if runnable else ""
+    return f"the processor has no {', '.join(VARIANTS[wanted[-1]])}, or does not let it be used{others}"
+
+
+def _library_path(variant: str) -> Path | None:
+    found = sorted(Path(__file__).parent.glob(f"_native_{variant}.*so"))
+    return found[0] if found else None
+
+
+@cache
+def load(variant: str) -> ctypes.CDLL:
+    """A compiled variant, its functions declared."""
+    library = ctypes.CDLL(str(_library_path(variant)))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"twostroke_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -33,3 +33,19 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
         for _ in range(5):
             assert [done.tokens for done in crowded.generate(PROMPTS, params=SAMPLING)] == expected
             assert [crowded.generate([one], params=SAMPLING)[0].tokens for one in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("variant", library.variants())
+def test_uneven_shares_change_nothing(variant: str) -> None:
+    """Of a prompt's many rows a member gets as much as it was quick before, and five on two cores never are alike."""
+    options = {"backend": f"native-{variant}", "prefix_index": "off", "kv_bytes": 32 << 20}
+    alone, crowded = (LLM("smollm2-135m", threads=threads, **options) for threads in (1, 5))
+    prompt = [1000 + 13 * i for i in range(400)]
+
+    def answer(model: LLM) -> list[tuple[int, float | None]]:
+        (done,) = model.generate([prompt], max_tokens=4, logprobs=1, ignore_eos=True)
+        return [(token.id, token.logprob) for token in done.tokens]
+
+    expected = answer(alone)
+    for _ in range(5):
+        assert answer(crowded) == expected

@@ -1,5 +1,5 @@
 // Attention over pages, in splits of SPLIT pages of a sequence's table (FlashDecoding): each split has a softmax of its
-// own, and splits are merged in order. Products are of pairs: bfloat16 where the processor multiplies them (queries,
+// own, and splits are merged in order. Products are of pairs: bfloat16 where the build multiplies them (queries,
 // keys, softmax weights and values rounded, sums in float32), else float32.
 //
 // What a row computes depends on its own entries alone: splits begin at fixed places of the table, a key that a row may

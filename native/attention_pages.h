@@ -1,4 +1,4 @@
-// Pages of keys and values, in pairs: products are of pairs, bfloat16 where the processor multiplies them, else float32.
+// Pages of keys and values, in pairs: products are of pairs, bfloat16 where the build multiplies them, else float32.
 #pragma once
 #include "memory.h"
 #include "simd.h"

@@ -7,6 +7,12 @@
 #include <cstdint>
 #include <cstring>
 
+inline int32_t word_at(const void* p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
+}
+
 #ifdef __AVX512F__
 #include "simd_avx512.h"
 #else

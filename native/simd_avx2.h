@@ -128,12 +128,11 @@ inline __m256i dot4(__m256i acc, __m256i weights, __m256i four) {
 }
 template <int BITS>
 inline I dot4(I acc, I weights, const int8_t* q) {
-  int32_t word;
-  std::memcpy(&word, q, 4);
-  const __m256i four = _mm256_set1_epi32(word);
+  const __m256i four = _mm256_set1_epi32(word_at(q));
   return {dot4<BITS>(acc.a, weights.a, four), dot4<BITS>(acc.b, weights.b, four)};
 }
 
+// The first and the second bfloat16 of each pair.
 inline F firsts(I v) { return {(__m256)_mm256_slli_epi32(v.a, 16), (__m256)_mm256_slli_epi32(v.b, 16)}; }
 inline F seconds(I v) {
   const __m256i high = _mm256_set1_epi32(int(0xffff0000));

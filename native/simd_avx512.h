@@ -64,9 +64,7 @@ inline I add_planes(I w, I v) {
 // Each lane: four unsigned BITS-bit weights times the same four int8 activations, added to acc.
 template <int BITS>
 inline I dot4(I acc, I weights, const int8_t* q) {
-  int32_t four;
-  std::memcpy(&four, q, 4);
-  return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(four));
+  return _mm512_dpbusd_epi32(acc, weights, int_set1(word_at(q)));
 }
 
 #ifdef __AVX512BF16__
@@ -78,6 +76,7 @@ inline void store_bf16(uint16_t* p, F v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
+// The first and the second bfloat16 of each pair.
 inline F firsts(I v) { return (F)_mm512_slli_epi32(v, 16); }
 inline F seconds(I v) { return (F)_mm512_and_si512(v, int_set1(int(0xffff0000))); }
 // The first or the second of each of 16 pairs.

@@ -31,10 +31,8 @@ def ensure_environment(engine: Engine, work: Path) -> None:
     """Make the environment unless it is there, with these very requirements. Raises CannotSetUp."""
     if not engine.requirements:
         return
-    directory, recipe = (
-        folder(engine, work),
-        repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted)),
-    )
+    directory = folder(engine, work)
+    recipe = repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted))
     installed = directory / "installed"  # written last: an environment without it is half made
     if installed.is_file() and installed.read_text() == recipe:
         return

@@ -10,8 +10,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# What the processor must have for each compiled variant, the quickest at prefill first. They differ in bits where one
-# multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
+# What the processor must have for each compiled variant, the quickest at prefill first (on AMD's processors). They
+# differ in bits where one multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS = {
     "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", *_AVX512),
@@ -47,8 +47,9 @@ def variants() -> tuple[str, ...]:
     processor = Path("/proc/cpuinfo").read_text()
     flags = processor.partition("flags")[2].partition("\n")[0].split()
     compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
-    if "GenuineIntel" in processor:  # whose products of bfloat16 are slower than of float32
-        compiled.sort(key=["amx", "avx512", "avx512bf16", "avx2"].index)
+    if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is the slower one there
+        compiled.remove("avx512bf16")
+        compiled.insert(compiled.index("avx512") + 1, "avx512bf16")
     usable = tuple(name for name in compiled if load(name).twostroke_usable())
     for name in compiled:
         if name not in usable:

@@ -30,7 +30,7 @@ FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_POINTER = ctypes.c_void_p
 
 
 class _Config(ctypes.Structure):

@@ -13,8 +13,9 @@ from twostroke.kernels.library import variants
 class Twostroke:
     def __init__(self, options: Options) -> None:
         self.version = version("twostroke")
-        variant = next(name for name in variants() if options.amx or name != "amx")
-        self._llm = LLM(options.model, backend=f"native-{variant}", threads=options.threads, prefix_index="off")
+        other = next((name for name in variants() if name != "amx"), "avx2")  # which then says what is missing
+        backend = "native" if options.amx else f"native-{other}"
+        self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
 
     def answer(self, job: Job) -> Answer:
         params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise

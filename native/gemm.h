@@ -54,16 +54,14 @@ struct Kinds {
 };
 
 inline void quantize_group(F a, F b, Rows rows, size_t at) {
-  const float highest = top(max(abs(a), abs(b)));
-  const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
-  const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
+  I qa, qb;
+  const float scale = to_int8(a, b, qa, qb);
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
   const int32_t first = sum(qa), second = sum(qb);
   int32_t* zeros = rows.zeros + ZEROS * at;
   for (int zero : {8, 16, 128}) zeros[zero_at(zero)] = -zero * (first + second);
   zeros[zero_at(32)] = -32 * first, zeros[zero_at(32) + 1] = -32 * second;
-  rows.scale[at] = highest / 127.0f;
-  rows.weighted[at] = rows.scale[at] * float(first + second);
+  rows.scale[at] = scale, rows.weighted[at] = scale * float(first + second);
 }
 
 inline void round_group(F a, F b, Rows rows, size_t at) {
@@ -74,6 +72,37 @@ inline void round_group(F a, F b, Rows rows, size_t at) {
 inline void put_group(Kinds kinds, F a, F b, Rows rows, size_t at) {
   if (kinds.ints) quantize_group(a, b, rows, at);
   if (kinds.bf16) round_group(a, b, rows, at);
+}
+
+// What products take for those 32 columns.
+inline void read_group(Kinds kinds, Rows rows, size_t at, float* out) {
+  for (int i = 0; i < GROUP; i++)
+    out[i] = kinds.ints ? rows.scale[at] * float(rows.q[at * GROUP + i]) : from_bf16(rows.b[at * GROUP + i]);
+}
+// A panel's 16 weights of each column, as products take them.
+inline void read_panel(const Matrix& matrix, int panel, F* out) {
+  const uint8_t *p = matrix.panel(panel), *quants = p + matrix.scale_bytes();
+  with_format(matrix.format, [&]<Format T>() {
+    constexpr Layout L = LAYOUTS[T];
+    for (int g = 0; g < matrix.groups(); g++, quants += group_bytes(L.bits), out += GROUP) {
+      if constexpr (T == BF16) {
+        for (int c = 0; c < GROUP; c += 2) {
+          const I pairs = load_bytes(quants + c / 2 * LINE);
+          out[c] = firsts(pairs), out[c + 1] = seconds(pairs);
+        }
+      } else {
+        I w[8];
+        F scale, second;
+        load_group<L.bits>(quants, w);
+        load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), scale, second);
+        for (int j = 0; j < 8; j++) {
+          const F by = T == Q6_K && j >= 4 ? second : scale, plus = T == Q6_K ? zero() : second;
+          const F q[] = {byte_of<0>(w[j]), byte_of<1>(w[j]), byte_of<2>(w[j]), byte_of<3>(w[j])};
+          for (int c = 0; c < 4; c++) out[4 * j + c] = fma(sub(q[c], set1(L.zero)), by, plus);
+        }
+      }
+    }
+  });
 }
 
 // A group's share of the sums of M rows, which lie from `at` on. Products begin with what the weights' zero takes off them

@@ -36,6 +36,28 @@ inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
 }
 
+// What products take for those 32 columns.
+inline void read_group(Kinds, Rows rows, size_t at, float* out) {
+  constexpr int ORDER[] = {0, 2, 1, 3};
+  for (int i = 0; i < GROUP; i++)
+    out[i / 4 * 4 + ORDER[i % 4]] = std::ldexp(from_bf16(rows.b[at * GROUP + i]), -LIFT);
+}
+// A panel's 16 weights of each column, as products take them.
+inline void read_panel(const Matrix& matrix, int panel, F* out) {
+  const F factor = mul(factor_of(matrix), power_of_two(LIFT));
+  with_format(matrix.format, [&]<Format T>() {
+    Unpacker<T> unpack({&matrix, panel, 0, matrix.panel(panel)}, 0);
+    I w[TILE];
+    for (int g = 0; g < matrix.groups(); g++) {
+      unpack(g, w);
+      for (int i = 0; i < TILE; i++) {
+        F* pair = out + g * GROUP + i / 2 * 4 + i % 2;
+        pair[0] = mul(firsts(w[i]), factor), pair[2] = mul(seconds(w[i]), factor);
+      }
+    }
+  });
+}
+
 constexpr int ROW_BLOCK = 512;       // rows that weights are unpacked for
 
 // Panels for a member to take at a time, at most, of many rows. Rows that do not stay in the second-level cache come from

@@ -11,26 +11,31 @@ void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   for (int c = 0; c < layer.cols; c += GROUP, at += stride) put_group(layer.kinds, load(x + c), load(x + c + 16), rows, at);
 }
 
-// Rows ready to be multiplied, in `memory`, each first normed if a norm is given.
+// The same of row `row` of x, first normed if a norm is given.
+void prepare_row(Model& m, Model::Private& own, const float* x, const float* norm, const Linear& layer, Rows rows, int row) {
+  const float* source = x + size_t(row) * layer.cols;
+  if (norm) {
+    float* normed = own.row.get<float>(layer.cols);
+    rms_norm(source, norm, layer.cols, m.config.eps, normed);
+    source = normed;
+  }
+  prepare_row(source, layer, rows, row);
+}
+
+// Rows ready to be multiplied, in `memory`, for all members.
+Rows prepare_together(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
+                      const float* norm) {
+  const Rows rows = Rows::in(memory, count, layer.cols);
+  m.team->share(count, own.member, [&](int i) { prepare_row(m, own, x, norm, layer, rows, i); });
+  return rows;
+}
+
+// The same for the next phase alone: few rows by every member for itself.
 Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
              const float* norm) {
-  const int cols = layer.cols;
-  auto row = [&](Rows rows, int i) {
-    const float* source = x + size_t(i) * cols;
-    if (norm) {
-      float* normed = own.row.get<float>(cols);
-      rms_norm(source, norm, cols, m.config.eps, normed);
-      source = normed;
-    }
-    prepare_row(source, layer, rows, i);
-  };
-  if (count <= FEW_ROWS) {
-    Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, cols)), count, cols);
-    for (int i = 0; i < count && !m.team->late(own.member); i++) row(rows, i);
-    return rows;
-  }
-  const Rows rows = Rows::in(memory, count, cols);
-  m.team->share(count, own.member, [&](int i) { row(rows, i); });
+  if (count > FEW_ROWS) return prepare_together(m, own, layer, x, count, memory, norm);
+  const Rows rows = Rows::in(own.prepared.get<uint8_t>(Rows::bytes(count, layer.cols)), count, layer.cols);
+  for (int i = 0; i < count && !m.team->late(own.member); i++) prepare_row(m, own, x, norm, layer, rows, i);
   return rows;
 }
 

@@ -88,6 +88,31 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
   multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
 }
 
+// Makes what twostroke_likeliest needs: its bytes; 0 if that would be of no use, -1 without memory for it.
+int64_t twostroke_sketch(void* model) {
+  Model& m = *(Model*)model;
+  const Matrix& head = *m.head->jobs[0].matrix;
+  if (head.layout().bits <= SKETCH_BITS) return 0;
+  try {
+    m.sketch = Sketch::of(head, *m.team);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+  return m.sketch ? int64_t(m.sketch->bytes()) : 0;
+}
+
+// The likeliest tokens of up to SKETCH_ROWS rows [count, hidden] of a pass; -1 where the largest logit is not finite. And
+// [count, panels] that no logit of a panel is above, if that is not null.
+void twostroke_likeliest(void* model, const float* x, int count, int32_t* tokens, float* highest) {
+  Model& m = *(Model*)model;
+  const int run = m.team->vacant();
+  Search& search = m.searches[run];
+  search.begin(*m.head, x, count);
+  m.team->run(run, SEARCH_PHASES, true, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
+  end_search(search, count, chunks_of(m.head->width), tokens);
+  if (highest) std::copy_n(search.highest, count * m.head->jobs.size(), highest);
+}
+
 // [rows, count] logits to a summary each; `chunks` has room for all their chunks.
 void twostroke_summarize(void* team_, const float* logits, int rows, int count, Summary* chunks, Summary* out) {
   Team& team = *(Team*)team_;

@@ -1,24 +1,28 @@
 // A decoder, the team that runs it, and the memory that either needs.
 #pragma once
 #include "pass.h"
-#include "threads.h"
+#include "sketch.h"
 
 struct Model : Decoder {
   Team* team;
   struct Private {  // of a member
     int member;
-    Buffer row, prepared, sums, scales;
+    Buffer row, prepared, sums, scales, sketched;
     Workspace work;
     Scratch scratch;
     std::vector<Query> queries;
     std::vector<Partial> outs;
+    std::vector<Job> candidates;
   };
   std::vector<Private> own;
   std::vector<Pass> passes;  // by the team's runs
   std::vector<Product> products;
+  std::vector<Search> searches;
+  std::unique_ptr<Sketch> sketch;  // of the head
 
   Model(const Config& config, const Matrix* embed, Team* team)
-      : Decoder{config, embed, {}, {}, {}}, team(team), own(team->all()), passes(team->runs()), products(team->runs()) {
+      : Decoder{config, embed, {}, {}, {}}, team(team), own(team->all()), passes(team->runs()), products(team->runs()),
+        searches(team->runs()) {
     for (int i = 0; i < team->all(); i++) own[i].member = i;
   }
 

@@ -29,6 +29,33 @@ struct Product {
   Buffer memory_;
 };
 
+// A search for the largest product of each row, in memory of its own, so that its pieces are pure.
+struct Search {
+  struct Best {
+    float value = -INFINITY;
+    int32_t column = 0;
+    bool operator<(Best other) const { return value < other.value; }  // equal ones in order
+  };
+  const float* x;
+  uint8_t* inputs;   // ready to be multiplied
+  float *likely, *highest;  // [rows, panels]: what a panel's largest product may be, and what none is above
+  float* floors;            // [rows]: what some product is
+  Best* found;       // [rows, chunks]
+
+  void begin(const Linear& layer, const float* lent, int count) {
+    const size_t values = size_t(count) * layer.cols, panels = layer.jobs.size(), floats = values + count * (2 * panels + 1);
+    const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE);
+    inputs = memory_.get<uint8_t>(ready + sizeof(float) * floats + sizeof(Best) * count * chunks_of(layer.width));
+    float* at = (float*)(inputs + ready);
+    x = at, likely = at + values, highest = likely + count * panels, floors = highest + count * panels;
+    found = (Best*)(floors + count);
+    std::copy_n(lent, values, at);
+  }
+
+ private:
+  Buffer memory_;
+};
+
 constexpr int DECODE_ROWS = 32;  // more take so long to multiply that what was asked for meanwhile is gone again
 
 class Pass {

@@ -13,6 +13,13 @@ inline int32_t word_at(const void* p) {
   return word;
 }
 
+inline float from_bf16(uint16_t half) {
+  const uint32_t bits = uint32_t(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
 #ifdef __AVX512F__
 #include "simd_avx512.h"
 #else
@@ -43,6 +50,14 @@ inline F silu16(F x) { return mul(x, sigmoid16(x)); }
 inline F gelu16(F x) {
   const F u = fma(mul(mul(x, x), x), set1(0.044715f), x);
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
+}
+
+// 32 numbers as int8. Returns what these are to be multiplied with.
+inline float to_int8(F a, F b, I& qa, I& qb) {
+  const float highest = top(max(abs(a), abs(b)));
+  const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
+  qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
+  return highest / 127.0f;
 }
 
 // Into the second-level cache: the first has room for few lines under way, 24 on Zen 4.

@@ -25,7 +25,8 @@ inline I both(__m256i x) { return {x, x}; }
 inline F zero() { return both(_mm256_setzero_ps()); }
 inline F set1(float x) { return both(_mm256_set1_ps(x)); }
 inline F inverse(F x) { return div(set1(1.0f), x); }  // of x >= 1
-inline F inverse_root(F x) { return div(set1(1.0f), {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}); }
+inline F root(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+inline F inverse_root(F x) { return div(set1(1.0f), root(x)); }
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline F load(const uint16_t* half) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};
@@ -95,6 +96,11 @@ inline F load_i8(const uint8_t* p) {
                     _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))});
 }
 
+template <int B>
+inline F byte_of(I v) {
+  const __m256i low = _mm256_set1_epi32(255);
+  return to_float(I{_mm256_and_si256(_mm256_srli_epi32(v.a, 8 * B), low), _mm256_and_si256(_mm256_srli_epi32(v.b, 8 * B), low)});
+}
 inline I load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }

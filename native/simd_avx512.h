@@ -12,6 +12,8 @@ inline F set1(float x) { return _mm512_set1_ps(x); }
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline F load(const uint16_t* half) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)half)); }
 inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F root(F a) { return _mm512_sqrt_ps(a); }
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -22,7 +24,7 @@ inline F inverse(F x) {
   const F r = _mm512_rcp14_ps(x);
   return mul(r, fnma(x, r, set1(2.0f)));
 }
-inline F inverse_root(F x) { return _mm512_div_ps(set1(1.0f), _mm512_sqrt_ps(x)); }
+inline F inverse_root(F x) { return div(set1(1.0f), root(x)); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
@@ -49,6 +51,11 @@ inline void store_int8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cv
 inline F load_u8(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 inline F load_i8(const uint8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 
+// Byte B of each lane.
+template <int B>
+inline F byte_of(I v) {
+  return to_float(_mm512_and_si512(_mm512_srli_epi32(v, 8 * B), int_set1(255)));
+}
 inline I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }

@@ -261,8 +261,7 @@ inline void unpack_row(const Matrix& matrix, int row, float* out) {
         for (int c = 0; c < GROUP; c++) {
           uint16_t b;
           std::memcpy(&b, quants + c / 2 * LINE + 4 * r + c % 2 * 2, 2);
-          const uint32_t bits = uint32_t(b) << 16;
-          std::memcpy(out + c, &bits, 4);
+          out[c] = from_bf16(b);
         }
       } else {
         alignas(LINE) uint8_t bytes[8][LINE];

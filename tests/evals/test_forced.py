@@ -38,7 +38,7 @@ SETTINGS = [
 
 
 def result(llm: LLM, make: Callable[[], Program], max_tokens: int | None = None) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=0)
     request = llm.engine.submit(Request(make, params, llm.tokenizer))
     llm.engine.finish([request])
     return request
@@ -51,7 +51,7 @@ def lead(llm: LLM, make: Callable[[], Program], tokens: list[int]) -> Forced:
 @pytest.mark.parametrize("method", SETTINGS)
 def test_what_it_would_have_decoded(method: Method, tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
-    made = llm.generate([PROMPT], method=method, max_tokens=12, ignore_eos=True)[0].tokens
+    made = llm.generate([PROMPT], method=method, max_tokens=12, ignore_eos=True, logprobs=0)[0].tokens
     ids = [token.id for token in made]
     found = lead(llm, lambda: method.program(Prompt(PROMPT, llm.tokenizer)), ids)
     assert found.logits.argmax(-1).tolist() == ids
@@ -101,7 +101,7 @@ def test_conditions_are_asked_as_in_a_decode(tiny_llm: TinyLLM) -> None:
     assert found.logits.argmax(-1).tolist() == ids
     assert found.logprobs(ids) == pytest.approx([token.logprob for token in tokens], abs=1e-4)
     assert heard == decoded[:2]  # the third is not needed to its end
-    plain = llm.generate([PROMPT], max_tokens=8, ignore_eos=True)[0].tokens
+    plain = llm.generate([PROMPT], max_tokens=8, ignore_eos=True, logprobs=0)[0].tokens
     assert [token.logprob for token in plain] != pytest.approx([token.logprob for token in tokens], abs=1e-4)
 
 

@@ -20,14 +20,6 @@ from twostroke.llm import LLM
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 
-@pytest.fixture(scope="module", params=[(variant, threads) for variant in library.VARIANTS for threads in (1, 3)])
-def kernels(request: pytest.FixtureRequest) -> native.NativeKernels:
-    variant, threads = request.param
-    if variant not in library.variants():
-        pytest.skip(f"the {variant} kernels cannot run here")
-    return native.NativeKernels(threads, variant)
-
-
 def raw_tensor(name: str, rows: int, cols: int, seed: int = 0, size: float = 0.01) -> RawTensor:
     """Any bytes are valid blocks, but for their float16 scales, which are made finite and of a size."""
     generator, kind = np.random.default_rng(seed), FORMATS[name]

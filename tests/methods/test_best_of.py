@@ -14,7 +14,7 @@ def test_the_likeliest_candidate(tiny_llm: Callable[..., LLM]) -> None:
 
     def candidates() -> Program:
         kv = yield Prefill([5, 6, 7])
-        return (yield [Decode(kv, emit=False, stream=i) for i in range(5)])
+        return (yield [Decode(kv, emit=False, stream=i, stats=True) for i in range(5)])
 
     request = Request(candidates, params, llm.tokenizer)
     llm.engine.finish([llm.engine.submit(request)])

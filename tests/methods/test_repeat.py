@@ -29,7 +29,7 @@ def test_s1_the_slice_is_the_second_copy(tiny_llm: TinyLLM) -> None:
 def test_s2_the_first_token_is_full_repetitions(sinks: int, tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     full, kept = (
-        llm.generate([PROMPT], method=chosen, max_tokens=8, ignore_eos=True)[0].tokens
+        llm.generate([PROMPT], method=chosen, max_tokens=8, ignore_eos=True, logprobs=0)[0].tokens
         for chosen in (Repeat(keep="all"), Repeat(sinks=sinks))
     )
     assert kept[0].id == full[0].id
@@ -51,7 +51,7 @@ def test_decode_sees_exactly_what_is_kept(
 ) -> None:
     """transformers over the whole text, with a mask that hides the dropped entries from the generated rows."""
     llm = tiny_llm(family)
-    made = llm.generate([PROMPT], method=Repeat(times, sinks), max_tokens=12, ignore_eos=True)[0].tokens
+    made = llm.generate([PROMPT], method=Repeat(times, sinks), max_tokens=12, ignore_eos=True, logprobs=0)[0].tokens
     whole = PROMPT * times + [token.id for token in made[:-1]]
     prompt_end, copy_start = len(PROMPT) * times, len(PROMPT) * (times - 1)
     sees = torch.ones(len(whole), len(whole), dtype=torch.bool).tril()

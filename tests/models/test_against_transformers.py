@@ -55,7 +55,7 @@ def test_greedy_decode(family: str, tiny_llm: Callable[..., LLM], tiny_directory
     reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_directory(family), dtype=torch.float32)
     llm = tiny_llm(family)
     ids = tokens(20, llm.config.vocab_size, seed=3)
-    made = list(llm.decode(llm.prefill(ids), max_tokens=40, ignore_eos=True))
+    made = list(llm.decode(llm.prefill(ids), max_tokens=40, ignore_eos=True, logprobs=0))
     whole = ids + [token.id for token in made]
     with torch.no_grad():
         logits = reference(torch.tensor([whole[:-1]])).logits[0, len(ids) - 1 :]

@@ -203,8 +203,11 @@ class Engine:
         """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
         drawn: dict[Model, list[tuple[DecodeLane, Draw]]] = {}
         for lane in ready:
-            request = lane.choice.request
-            self._guarded({request}, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
+            request = {lane.choice.request}
+            if isinstance(lane.answer, int):
+                self._guarded(request, self._take, lane, Sampled(lane.answer))
+            else:
+                self._guarded(request, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
         for pairs in drawn.values():
             # Without those that a sibling's failure has ended since.
             live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]
@@ -212,16 +215,16 @@ class Engine:
                 self._guarded({lane.choice.request for lane, _ in live}, self._sample_rows, live)
 
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
-        rows = [lane.logits for lane, _ in pairs if lane.logits is not None]
+        rows = [lane.answer for lane, _ in pairs if isinstance(lane.answer, torch.Tensor)]
         logits = _together(rows)
         summarize = pairs[0][0].model.decoder.kernels.summarize
         for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], summarize), strict=True):
-            if not lane.choice.done:
-                self._guarded({lane.choice.request}, self._take, lane, sampled)
+            self._guarded({lane.choice.request}, self._take, lane, sampled)
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
-        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
-        lane.sampled(sampled)
+        if not lane.choice.done:  # ended by a sibling's failure
+            self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+            lane.sampled(sampled)
 
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
         """Run something on behalf of requests; what it raises ends them and nobody else."""

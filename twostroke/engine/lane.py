@@ -1,4 +1,4 @@
-"""A stroke in flight: which tokens it still has to enter, and what becomes of its logits."""
+"""A stroke in flight: which tokens it still has to enter, and what becomes of what the head says of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
+Answer = torch.Tensor | int  # a row's logits, or its likeliest token where no more is wanted
 
 
 class Lane(Generic[StrokeKind]):
@@ -38,7 +39,10 @@ class Lane(Generic[StrokeKind]):
         result: the stroke's result once it is done; kv: the value in it.
         cached_tokens: how many tokens came from the prefix index.
         dropout: what its rows are computed under.
+        wants_logits: whether the likeliest token of a row is not enough.
     """
+
+    wants_logits = True
 
     def __init__(
         self,
@@ -79,8 +83,8 @@ class Lane(Generic[StrokeKind]):
         self.started = True
         return tokens, places
 
-    def computed(self, logits: torch.Tensor | None) -> None:
-        """The tokens entered last have been computed; `logits` are those asked for."""
+    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+        """The tokens entered last have been computed; `answers` are the rows asked for: logits, if they are wanted."""
         raise NotImplementedError
 
     def waiters(self) -> list[Choice]:
@@ -137,11 +141,12 @@ class PrefillLane(Lane[Prefill]):
             return count
         return int(self.stroke.logits == "last" and count == len(self.todo))
 
-    def computed(self, logits: torch.Tensor | None) -> None:
-        if self.stroke.logits == "all" and logits is not None:
-            self._scores.append(logits)
+    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+        assert not isinstance(answers, list)
+        if self.stroke.logits == "all" and answers is not None:
+            self._scores.append(answers)
         if not self.todo:
-            self._finish(None if logits is None else Tail(self.model.id, logits[-1].clone()))
+            self._finish(None if answers is None else Tail(self.model.id, answers[-1].clone()))
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
@@ -166,28 +171,29 @@ class DecodeLane(Lane[Decode]):
         if not len(base):
             raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
         todo: list[int] = []
-        self.logits: torch.Tensor | None = None
+        self.answer: Answer | None = None
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
         elif tail is not None and tail.logits is not None and not stroke.recompute:
-            self.logits = tail.logits
+            self.answer = tail.logits
         else:
             base, todo = _reopened(base)
         self._start = base.next_position + len(todo)  # where the first token sampled will go
         self.guesses = [] if record.sampled else _possible(stroke.guesses, model, self._start)
-        self._rows: list[torch.Tensor] = []
+        self._rows: list[Answer] = []
         known = [s.id for s in record.sampled]
         if known:
-            todo, self.logits = todo + known[: -1 if record.complete else None], None
+            todo, self.answer = todo + known[: -1 if record.complete else None], None
         elif self.guesses:
             todo = todo + self.guesses
-            self._rows, self.logits = [] if self.logits is None else [self.logits[None]], None
+            self._rows, self.answer = [] if self.answer is None else [self.answer], None
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.decoder.config.windows, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
+        self.wants_logits = not track.params.greedy or stroke.wants_logits
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
         if record.complete and not self.todo:
@@ -199,23 +205,21 @@ class DecodeLane(Lane[Decode]):
 
     @property
     def ready(self) -> bool:
-        """Has logits to sample from."""
-        return self.logits is not None and self.result is None
+        """Has a row to sample from."""
+        return self.answer is not None and self.result is None
 
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
-    def computed(self, logits: torch.Tensor | None) -> None:
-        if self.guesses and logits is not None:
-            self._rows.append(logits)
+    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+        if self.guesses and answers is not None:
+            self._rows += answers
         if not self.todo:
             if self.record.complete:
                 self._finish()
             else:
-                assert logits is not None
-                if self.guesses:
-                    self._rows = list(torch.cat(self._rows))
-                self.logits = self._rows[0] if self.guesses else logits[-1]
+                assert answers is not None
+                self.answer = self._rows[0] if self.guesses else answers[-1]
 
     def draw(self) -> Draw:
         """How to sample the next token."""
@@ -239,7 +243,7 @@ class DecodeLane(Lane[Decode]):
 
     def sampled(self, token: Sampled) -> None:
         """Take a sampled token, which the track holds already; it is entered in the next step, or stays pending."""
-        self.logits = None
+        self.answer = None
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
         if (
@@ -251,7 +255,7 @@ class DecodeLane(Lane[Decode]):
         elif not self.guesses:
             self.todo.append(token.id)
         elif self.guesses[: len(sampled)][len(sampled) - 1 :] == [token.id]:
-            self.logits = self._rows[len(sampled)]
+            self.answer = self._rows[len(sampled)]
         else:
             self._complete()
 

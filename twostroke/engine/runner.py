@@ -1,4 +1,4 @@
-"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits."""
+"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits or likeliest tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,12 +55,16 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
     wanted = sum(entry.logit_rows for entry in entries)
     if 0 < wanted < starts[-1]:
         hidden = hidden[last([entry.logit_rows for entry in entries])]
-    logits = model.decoder.logits(hidden) if wanted else None
+    answers = None
+    if wanted:
+        # All logits for everybody if anybody wants them: what is read for one row is read for all.
+        whole = any(entry.logit_rows and entry.lane.wants_logits for entry in entries)
+        answers = model.decoder.logits(hidden) if whole else model.decoder.likeliest(hidden)
     taken = handed_out = 0
     for entry in entries:
         mine = None
-        if logits is not None and entry.logit_rows:
-            mine = logits[taken : taken + entry.logit_rows]
+        if answers is not None and entry.logit_rows:
+            mine = answers[taken : taken + entry.logit_rows]
             taken += entry.logit_rows
         if batch.queries is not None and entry.query_rows:
             entry.lane.queries.add(batch.queries[:, handed_out : handed_out + entry.query_rows])

@@ -25,7 +25,7 @@ class Draw:
         prompt, output: int token ids so far, for penalties.
         banned: ids that may not be sampled (ending tokens before min_tokens).
         allowed: bool [n], the only ids that may be; None for all.
-        stats: whether entropy and top probability are wanted.
+        stats: whether log-probability, entropy and top probability are wanted.
         keep_logits: whether the row's logits are wanted.
         keep_proposal: whether the distribution that is drawn from is wanted.
         guess: a token and the distribution it was drawn from, [vocab], to be accepted or replaced.
@@ -49,6 +49,7 @@ class Sampled:
     """A sampled token. Log-probabilities are the model's own, before temperature and penalties.
 
     Attributes:
+        logprob: None unless alternatives or stats were asked for, as the likeliest token is found without it.
         entropy: of the model's distribution, in bits; None unless asked for.
         top_probability: of its most likely token.
         top: the most likely ids with their log-probabilities.
@@ -57,7 +58,7 @@ class Sampled:
     """
 
     id: int
-    logprob: float
+    logprob: float | None = None
     entropy: float | None = None
     top_probability: float | None = None
     top: tuple[tuple[int, float], ...] | None = None
@@ -200,12 +201,13 @@ def _report(
     def logprob(logit: float) -> float:
         return logit - summary.logsumexp[place]
 
-    entropy = top_probability = top = None
+    own = entropy = top_probability = top = None
+    if draw.stats or draw.params.logprobs is not None:
+        own = logprob(summary.top[place] if token == summary.best[place] else logits[token].item())
     if draw.stats:
         entropy = max(0.0, summary.entropy[place] / math.log(2))
         top_probability = math.exp(logprob(summary.top[place]))
     if (count := draw.params.logprobs) is not None:
         ids = _likeliest(logits, max(1, count))[:count]
         top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
-    own = logprob(summary.top[place] if token == summary.best[place] else logits[token].item())
     return Sampled(token, own, entropy, top_probability, top, logits.clone() if draw.keep_logits else None, proposal)

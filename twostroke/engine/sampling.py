@@ -98,6 +98,11 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
     @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token, by the model's own logits, is all that is asked for."""
+        return self.temperature == 0 and self.logprobs is None and not self.shapes_logits
+
+    @property
     def shapes_logits(self) -> bool:
         """Whether anything but the model's own logits decides."""
         return bool(

@@ -55,7 +55,7 @@ class Decode:
         emit: whether tokens go to the caller at once; a draft or a candidate does not.
         stream: tells the random streams of candidates apart.
         recompute: compute the last entry again with `model` even if another model's logits are at hand.
-        stats: whether `Sampled` carries entropy and top probability.
+        stats: whether `Sampled` carries log-probability, entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
         keep_proposals: whether `Sampled` carries the distribution that it was drawn from.
         queries: of so many of the last tokens entered the run has the queries.
@@ -78,6 +78,11 @@ class Decode:
     queries: int = 0
     guesses: Sequence[int] = ()
     proposals: Sequence[torch.Tensor] = ()
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether a sampled token is not all that it asks for."""
+        return self.stats or self.until is not None or self.keep_logits or self.keep_proposals or bool(self.proposals)
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,11 @@ class Run:
 
     @property
     def mean_logprob(self) -> float:
-        return sum(s.logprob for s in self.sampled) / max(1, len(self.sampled))
+        """Of a stroke with `stats`. Raises ValueError without them."""
+        known = [s.logprob for s in self.sampled if s.logprob is not None]
+        if len(known) < len(self.sampled):
+            raise ValueError("log-probabilities are not known: decode with stats=True")
+        return sum(known) / max(1, len(known))
 
 
 Stroke = Prefill | Decode | Emit

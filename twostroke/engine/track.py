@@ -19,8 +19,8 @@ class Token:
         id: its id.
         text: the text that became certain with it (a character may span tokens; the texts of all tokens
             concatenated are the whole text). An ending token has none of its own.
-        logprob: its log-probability under the model, before temperature and penalties.
-        top_logprobs: the most likely alternatives as (id, logprob), if asked for.
+        logprob: its log-probability under the model, before temperature and penalties, and
+        top_logprobs: the most likely alternatives as (id, logprob), if asked for by `logprobs`.
         index: its place among the choice's tokens.
         choice: which of n choices.
         finish_reason: "stop" or "length" on the last token.
@@ -28,7 +28,7 @@ class Token:
 
     id: int
     text: str
-    logprob: float
+    logprob: float | None
     top_logprobs: tuple[tuple[int, float], ...] | None
     index: int
     choice: int

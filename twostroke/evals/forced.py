@@ -129,7 +129,8 @@ def _until(stroke: Decode, logits: torch.Tensor, tokens: Sequence[int]) -> list[
         entropy = -torch.special.xlogy(row.exp(), row.exp()).sum().item() / math.log(2) if stats else None
         top = row.max().exp().item() if stats else None
         kept = raw.clone() if stroke.keep_logits else None
-        sampled.append(Sampled(token, row[token].item(), entropy, top, logits=kept))
+        logprob = row[token].item() if stats else None
+        sampled.append(Sampled(token, logprob, entropy, top, logits=kept))
         if stroke.until is not None and stroke.until(sampled):
             break
     return sampled

@@ -56,11 +56,13 @@ class RaggedBatch:
 
 
 class Pass(Protocol):
-    """A decoder's forward pass as one call; what `Decoder.forward` and `Decoder.logits` do otherwise."""
+    """A decoder's forward pass as one call, and its head; what `Decoder`'s methods of these names do otherwise."""
 
     def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def likeliest(self, hidden: torch.Tensor) -> list[int]: ...
 
 
 class Kernels(Protocol):

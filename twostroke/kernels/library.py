@@ -36,6 +36,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
+    "sketch": (ctypes.c_int64, (_POINTER,)),
+    "likeliest": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
 }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
+SKETCH_ROWS = 8  # that the likeliest tokens are searched for at once: of more rows all logits are made
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
 _POINTER = ctypes.c_void_p
@@ -191,6 +192,11 @@ class NativePass:
                 layer.window or 0,
             )
 
+        # Of no use where the head has no more bits itself, or weights that are not finite.
+        self.sketch_bytes = self.library.twostroke_sketch(self.handle)
+        if self.sketch_bytes < 0:
+            raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
+
     def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
         """[N, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
@@ -235,6 +241,26 @@ class NativePass:
         self.library.twostroke_logits(self.handle, hidden.data_ptr(), count, out.data_ptr(), summaries.ctypes.data)
         self.kernels.latest = MadeSummaries(out, summaries)
         return out
+
+    def likeliest(self, hidden: torch.Tensor) -> list[int]:
+        """[R, hidden] -> R ids."""
+        if self.sketch_bytes and len(hidden) <= SKETCH_ROWS:
+            ids = self._search(hidden, None)
+            if min(ids) >= 0:
+                return ids
+        return self.kernels.summarize(self.logits(hidden)).best
+
+    def bounds(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab / PANEL], which the logits of a panel are not above. For tests."""
+        highest = torch.empty(len(hidden), self.head.shape[0] // PANEL)
+        self._search(hidden, highest)
+        return highest
+
+    def _search(self, hidden: torch.Tensor, highest: torch.Tensor | None) -> list[int]:
+        hidden, ids = hidden.contiguous(), np.empty(len(hidden), np.int32)
+        place = None if highest is None else highest.data_ptr()
+        self.library.twostroke_likeliest(self.handle, hidden.data_ptr(), len(ids), ids.ctypes.data, place)
+        return ids.tolist()
 
 
 def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKernels, *_kept: list[torch.Tensor]) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels, Operations, RaggedBatch
+from twostroke.kernels.summary import argmax
 from twostroke.models.config import ModelConfig
 
 
@@ -87,3 +88,7 @@ class Decoder:
             return self._pass.logits(hidden)
         operations = cast(Operations, self.kernels)
         return operations.head(operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
+
+    def likeliest(self, hidden: torch.Tensor) -> list[int]:
+        """[R, hidden] -> the id of each row's largest logit, the lowest of several: often sooner than by all logits."""
+        return argmax(self.logits(hidden)) if self._pass is None else self._pass.likeliest(hidden)

@@ -94,6 +94,7 @@ def _ms(start: float | None, stop: float | None) -> float | None:
     return None if start is None or stop is None else round((stop - start) * 1e3, 3)
 
 
-def logprob(value: float) -> float:
-    """As JSON can hold it."""
+def logprob(value: float | None) -> float:
+    """As JSON can hold it; of a request that asked for it."""
+    assert value is not None
     return max(value, LEAST_LOGPROB)

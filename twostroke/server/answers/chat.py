@@ -94,7 +94,7 @@ class ChatAnswer(Answer):
         top = [self._probability(id, value) for id, value in token.top_logprobs or ()]
         return {**self._probability(token.id, token.logprob), "top_logprobs": top}
 
-    def _probability(self, id: int, value: float) -> dict[str, Any]:
+    def _probability(self, id: int, value: float | None) -> dict[str, Any]:
         data = list(self._tokenizer.token_bytes(id, skip_special=False))
         return {"token": self._tokenizer.token_text(id), "logprob": logprob(value), "bytes": data}
 

@@ -1,0 +1,256 @@
+// A sketch of a head: 4 bits of each weight, from which one sees which tokens may be the likeliest. A step that wants no
+// more than that multiplies those panels alone, and reads a half or a quarter of the head instead of all of it.
+//
+// Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, is the same for all of them.
+// So is the largest weights' place: WIDE columns, which meet large activations too, have 8 bits. By Cauchy and Schwarz a
+// row's product is at most |rest_r| |x| from that of its mean and sketch. x is what the head's own kernel multiplies, and
+// rest_r what is left of the weights as it has them; how they are rounded matters no more than that.
+//
+// A panel is the SketchPanel of its 16 rows and then the quants of one group after another, as in weights.h.
+#pragma once
+#include "decoder.h"
+#include "threads.h"
+
+constexpr int WIDE = 16, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
+constexpr float WIDE_PART = 1.0f / 128;  // of `size`: the wide columns' rest is smaller
+
+struct alignas(LINE) SketchPanel {
+  float scale[PANEL], wide_scale[PANEL];
+  float rest[PANEL], size[PANEL];  // norms: of the rest outside of the wide columns, and of the sketch
+  uint8_t wide[WIDE / 4][LINE];    // quants + 128
+};
+
+// Rows to be multiplied with a sketch, by group and side by side, and what their products may be off by.
+struct SketchRows {
+  int count;
+  int8_t *q, *wide;     // [groups, count, GROUP], [count, WIDE]
+  float* scale;         // [groups, count]
+  int32_t* zero;        // [groups, count]: what the quants' zero adds
+  struct Row {
+    float mean, slack;  // the product of the head's mean; how far rounding of sums may lead
+    float rest, size;   // what the panel's norms are multiplied with
+    float wide_scale;
+    int32_t wide_zero;
+  } row[SKETCH_ROWS];
+};
+
+class Sketch {
+ public:
+  // Null if a weight is not finite. Throws std::bad_alloc without memory for it.
+  static std::unique_ptr<Sketch> of(const Matrix& head, Team& team);
+
+  size_t panel_bytes() const { return sizeof(SketchPanel) + size_t(groups()) * group_bytes(SKETCH_BITS); }
+  size_t bytes() const { return panel_bytes() * panels(); }
+  int panels() const { return head_.rows / PANEL; }
+
+  // `rows` of the head, as they are ready to be multiplied, in `memory`.
+  SketchRows prepare(Kinds kinds, Rows rows, Buffer& memory) const;
+  // Of a panel and each of rows.count: what its largest product is likely to be, and what none is above.
+  void bounds(int panel, const SketchRows& rows, float* likely, float* highest) const {
+    with_count(rows.count, [&]<int M>() { multiply<M>(panel, rows, likely, highest); });
+  }
+
+ private:
+  explicit Sketch(const Matrix& head) : head_(head), mean_(head.cols) {}
+  int groups() const { return head_.cols / GROUP; }
+  SketchPanel& panel(int p) const { return *(SketchPanel*)(data_ + panel_bytes() * p); }
+  void look(Team& team);
+  bool draw(int panel, F* weights, uint8_t* quants) const;
+  template <int M>
+  void multiply(int panel, const SketchRows& rows, float* likely, float* highest) const;
+  template <int M = SKETCH_ROWS, class Action>
+  static void with_count(int count, const Action& action) {
+    if (count == M) return action.template operator()<M>();
+    if constexpr (M > 1) with_count<M - 1>(count, action);
+  }
+
+  const Matrix& head_;
+  std::vector<float> mean_;  // [cols]
+  float mean_size_ = 0;
+  int wide_[WIDE];
+  std::shared_ptr<uint8_t> memory_;
+  uint8_t* data_ = nullptr;
+};
+
+inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, Team& team) {
+  std::unique_ptr<Sketch> sketch(new Sketch(head));
+  sketch->memory_ = take_memory(sketch->bytes());
+  if (!(sketch->data_ = sketch->memory_.get())) throw std::bad_alloc();
+  sketch->look(team);
+  std::atomic<bool> finite{true};
+  std::vector<Buffer> buffers(team.all());
+  team.run(1, [&](int member) {
+    F* weights = buffers[member].get<F>(head.cols + head.cols * PANEL / sizeof(F));
+    team.share_once(sketch->panels(), member, [&](int p) {
+      read_panel(head, p, weights);
+      if (!sketch->draw(p, weights, (uint8_t*)(weights + head.cols))) finite = false;
+    });
+  });
+  return finite ? std::move(sketch) : nullptr;
+}
+
+// The mean of a column and how large it is, from some of the panels: any mean would do.
+inline void Sketch::look(Team& team) {
+  constexpr int SOME = 256;
+  const int count = std::min(panels(), SOME), cols = head_.cols;
+  std::vector<float> sums(size_t(count) * cols), squares(sums.size());
+  std::vector<Buffer> buffers(team.all());
+  team.run(1, [&](int member) {
+    F* weights = buffers[member].get<F>(cols);
+    team.share_once(count, member, [&](int i) {
+      read_panel(head_, begin_of(panels(), i, count), weights);
+      for (int c = 0; c < cols; c++) {
+        sums[size_t(i) * cols + c] = sum(weights[c]);
+        squares[size_t(i) * cols + c] = sum(mul(weights[c], weights[c]));
+      }
+    });
+  });
+  std::vector<double> size(cols);
+  double all = 0;
+  for (int c = 0; c < cols; c++) {
+    double total = 0;
+    for (int i = 0; i < count; i++) total += sums[size_t(i) * cols + c], size[c] += squares[size_t(i) * cols + c];
+    mean_[c] = float(total / (count * PANEL));
+    all += double(mean_[c]) * mean_[c];
+  }
+  mean_size_ = float(std::sqrt(all));
+  std::vector<int> order(cols);
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + WIDE, order.end(), [&](int a, int b) { return size[a] > size[b]; });
+  std::copy_n(order.begin(), WIDE, wide_);
+}
+
+// 16 bytes each of four columns, as a chunk: see weights.h.
+inline void interleave(const uint8_t* columns, uint8_t* chunk) {
+  auto column = [&](int i) { return _mm_loadu_si128((const __m128i*)(columns + PANEL * i)); };
+  const __m128i low[] = {_mm_unpacklo_epi8(column(0), column(1)), _mm_unpackhi_epi8(column(0), column(1))};
+  const __m128i high[] = {_mm_unpacklo_epi8(column(2), column(3)), _mm_unpackhi_epi8(column(2), column(3))};
+  for (int i = 0; i < 2; i++) {
+    _mm_storeu_si128((__m128i*)chunk + 2 * i, _mm_unpacklo_epi16(low[i], high[i]));
+    _mm_storeu_si128((__m128i*)chunk + 2 * i + 1, _mm_unpackhi_epi16(low[i], high[i]));
+  }
+}
+
+// One panel, from its weights, which are changed; `quants` has room for a byte of each. False if any is not finite.
+inline bool Sketch::draw(int p, F* w, uint8_t* quants) const {
+  constexpr float STEP = 0.37f;   // of the root of the mean square: what suits normally distributed weights best
+  constexpr float ROUNDED_UP = 1.001f;
+  SketchPanel& out = panel(p);
+  const int cols = head_.cols;
+  for (int c = 0; c < cols; c++) w[c] = sub(w[c], set1(mean_[c]));
+
+  F highest = zero(), wide_size = zero(), wide_rest = zero();
+  for (int c : wide_) highest = max(highest, abs(w[c]));
+  const F wide_scale = max(mul(highest, set1(1.0f / 127)), set1(1e-30f));
+  for (int i = 0; i < WIDE; i++) {
+    F& v = w[wide_[i]];
+    const F q = round(div(v, wide_scale)), made = mul(q, wide_scale), rest = sub(v, made);
+    wide_size = fma(made, made, wide_size), wide_rest = fma(rest, rest, wide_rest);
+    store_int8((int8_t*)quants + PANEL * i, to_int(q));
+    v = zero();
+  }
+  for (int i = 0; i < WIDE * PANEL; i++) quants[i] ^= 128;
+  for (int j = 0; j < WIDE / 4; j++) interleave(quants + 4 * PANEL * j, out.wide[j]);
+
+  F squares = zero(), product = zero(), power = zero(), rest = zero();
+  for (int c = 0; c < cols; c++) squares = fma(w[c], w[c], squares);
+  const F step = max(mul(root(mul(squares, set1(1.0f / (cols - WIDE)))), set1(STEP)), set1(1e-30f));
+  const F inverse = div(set1(1.0f), step);
+  auto quant = [&](F v) { return max(min(round(mul(v, inverse)), set1(7)), set1(-8)); };
+  for (int c = 0; c < cols; c++) {
+    const F q = quant(w[c]);
+    product = fma(q, w[c], product), power = fma(q, q, power);
+    store_int8((int8_t*)quants + PANEL * c, to_int(add(q, set1(8))));
+  }
+  const F scale = div(product, max(power, set1(1)));  // the least squares' own
+  for (int c = 0; c < cols; c++) {
+    const F left = fnma(quant(w[c]), scale, w[c]);
+    rest = fma(left, left, rest);
+  }
+  uint8_t* lines = (uint8_t*)(&out + 1);
+  for (int g = 0; g < groups(); g++, lines += group_bytes(SKETCH_BITS), quants += GROUP * PANEL)
+    for (int j = 0; j < 4; j++) {
+      uint8_t low[LINE], high[LINE];
+      interleave(quants + 4 * PANEL * j, low), interleave(quants + 4 * PANEL * (j + 4), high);
+      for (int i = 0; i < LINE; i++) lines[LINE * j + i] = uint8_t(low[i] | high[i] << 4);
+    }
+
+  const F sketched = root(fma(mul(scale, scale), power, wide_size)), wide_left = root(wide_rest);
+  const F size = max(sketched, mul(wide_left, set1(1 / WIDE_PART)));
+  store(out.scale, scale), store(out.wide_scale, wide_scale);
+  store(out.rest, mul(root(rest), set1(ROUNDED_UP))), store(out.size, mul(size, set1(ROUNDED_UP)));
+  return std::isfinite(sum(mul(add(load(out.rest), load(out.size)), zero())));
+}
+
+inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, Buffer& memory) const {
+  const int count = rows.count, cols = head_.cols, n = groups();
+  SketchRows out{count, nullptr, nullptr, nullptr, nullptr, {}};
+  float* x = memory.get<float>(size_t(cols) + size_t(count) * (2 * n + (cols + WIDE) / 4));
+  out.scale = x + cols, out.zero = (int32_t*)(out.scale + count * n);
+  out.q = (int8_t*)(out.zero + count * n), out.wide = out.q + size_t(count) * cols;
+  for (int r = 0; r < count; r++) {
+    size_t at;
+    int stride;
+    rows.place(r, at, stride);
+    double mean = 0, squares = 0, wide = 0, lost = 0;
+    for (int g = 0; g < n; g++) read_group(kinds, rows, at + size_t(g) * stride, x + g * GROUP);
+    for (int c = 0; c < cols; c++) mean += double(x[c]) * mean_[c];
+    // Two halves of 16 as int8; returns what its quants add up to.
+    auto quantize = [&](F a, F b, int8_t* q, float& scale) {
+      I qa, qb;
+      scale = to_int8(a, b, qa, qb);
+      store_int8(q, qa), store_int8(q + 16, qb);
+      const F left_a = fnma(to_float(qa), set1(scale), a), left_b = fnma(to_float(qb), set1(scale), b);
+      lost += sum(fma(left_a, left_a, mul(left_b, left_b)));
+      return sum(qa) + sum(qb);
+    };
+    SketchRows::Row& row = out.row[r];
+    alignas(LINE) float few[WIDE];
+    int8_t few_quants[GROUP];
+    for (int i = 0; i < WIDE; i++) few[i] = std::exchange(x[wide_[i]], 0.0f);
+    wide = sum(mul(load(few), load(few)));
+    row.wide_zero = -128 * quantize(load(few), zero(), few_quants, row.wide_scale);
+    std::copy_n(few_quants, WIDE, out.wide + r * WIDE);
+    for (int g = 0; g < n; g++) {
+      const int i = g * count + r;
+      const F a = load(x + g * GROUP), b = load(x + g * GROUP + 16);
+      squares += sum(fma(a, a, mul(b, b)));
+      out.zero[i] = -8 * quantize(a, b, out.q + size_t(i) * GROUP, out.scale[i]);
+    }
+    constexpr double ROUNDED_UP = 1.001;
+    // Of sums in float32: of so many terms, which are some times larger than what they add up to.
+    const double rounding = (2 * n + GROUP) * 0x1p-19, norm = std::sqrt(squares + wide);
+    row.mean = float(mean), row.slack = float(rounding * norm * mean_size_ * ROUNDED_UP);
+    row.rest = float((std::sqrt(squares) + rounding * norm) * ROUNDED_UP);
+    row.size = float((std::sqrt(lost) + std::sqrt(wide) * WIDE_PART + rounding * norm) * ROUNDED_UP);
+  }
+  return out;
+}
+
+template <int M>
+[[gnu::noinline]] void Sketch::multiply(int p, const SketchRows& rows, float* likely, float* highest) const {
+  const SketchPanel& from = panel(p);
+  const uint8_t* quants = (const uint8_t*)(&from + 1);
+  F acc[M];
+  I sums[M];
+  for (int m = 0; m < M; m++) acc[m] = zero();
+  for (int g = 0; g < groups(); g++, quants += group_bytes(SKETCH_BITS)) {
+    I w[8];
+    load_group<SKETCH_BITS>(quants, w);
+    for (int line = 0; line < group_bytes(SKETCH_BITS); line += LINE) fetch(quants + AHEAD + line);
+    const int at = g * M;
+    for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);
+    for (int j = 0; j < 8; j++)
+      for (int m = 0; m < M; m++) sums[m] = dot4<SKETCH_BITS>(sums[m], w[j], rows.q + size_t(at + m) * GROUP + 4 * j);
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), set1(rows.scale[at + m]), acc[m]);
+  }
+  for (int m = 0; m < M; m++) {
+    const SketchRows::Row& row = rows.row[m];
+    I wide = int_set1(row.wide_zero);
+    for (int j = 0; j < WIDE / 4; j++) wide = dot4<8>(wide, load_bytes(from.wide[j]), rows.wide + m * WIDE + 4 * j);
+    F product = fma(acc[m], load(from.scale), set1(row.mean + row.slack));
+    product = fma(mul(to_float(wide), set1(row.wide_scale)), load(from.wide_scale), product);
+    const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
+    likely[m] = top(product), highest[m] = top(add(product, off));
+  }
+}

@@ -1,0 +1,170 @@
+"""The likeliest token by way of the head's sketch is that of all logits: a sketch may only rule out what loses."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.test_native import raw_tensor
+from twostroke.engine.sampling import SamplingParams
+from twostroke.kernels import library, native
+from twostroke.kernels.encode import Encoder
+from twostroke.kernels.formats import RawTensor
+from twostroke.llm import LLM
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+
+COLUMNS = 256
+
+
+def head_of(kernels: native.NativeKernels, raw: RawTensor) -> native.NativePass:
+    """A decoder of no blocks."""
+    fields = "intermediate_size num_heads num_kv_heads head_dim attention_scale embedding_scale"
+    config = SimpleNamespace(
+        **dict.fromkeys(fields.split(), 1), ropes=[], hidden_size=raw.shape[1], activation="silu", norm_eps=1e-6
+    )
+    weight, norm = kernels.pack([raw]), native.NativeWeight((), torch.ones(raw.shape[1]), None)
+    decoder: Any = SimpleNamespace(config=config, embed=weight, head=weight, norm=norm, layers=[])
+    return native.NativePass(kernels, decoder)
+
+
+def by_all_logits(head: native.NativePass, x: torch.Tensor) -> list[int]:
+    return head.kernels.summarize(head.logits(x)).best
+
+
+def slack(head: native.NativePass, x: torch.Tensor) -> torch.Tensor:
+    """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
+    return head.bounds(x) - head.logits(x).view(len(x), -1, native.PANEL).amax(-1)
+
+
+def stored(values: torch.Tensor, name: str) -> RawTensor:
+    return Encoder(name)(RawTensor("w", "F32", tuple(values.shape), values.numpy().view(np.uint8), "test"))
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", native.FORMATS)
+def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
+    """Any number of rows, more than a search takes too, and panels that do not fill the last chunk."""
+    head = head_of(kernels, raw_tensor(name, 2 * native.SUMMARY_CHUNK + 48, COLUMNS))
+    assert (head.sketch_bytes > 0) == (not name.startswith("Q4"))
+    for count in range(1, native.SKETCH_ROWS + 2):
+        x = noise(count, COLUMNS, seed=count)
+        assert head.likeliest(x) == by_all_logits(head, x)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "BF16"])
+def test_bounds_that_rule_most_out(name: str, kernels: native.NativeKernels) -> None:
+    head, x = head_of(kernels, stored(noise(2048, COLUMNS), name)), noise(4, COLUMNS, seed=1)
+    assert 0 < slack(head, x).min() <= slack(head, x).max() < 0.2 * COLUMNS  # of |weights| |x|
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "BF16"])
+def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeKernels) -> None:
+    """Logits so close to each other that only the exact ones tell which is the largest: one in each panel.
+
+    The fewer columns, the nearer a rest comes to what is the most that it can be.
+    """
+    for seed in range(60):
+        rows = noise(1, 32, seed=seed) + 0.05 * noise(2048, 32, seed=100 + seed)
+        rows[torch.arange(2048) % native.PANEL != seed % native.PANEL] *= -1
+        x = torch.cat([noise(1, 32, seed=seed), noise(5, 32, seed=200 + seed)])
+        head = head_of(kernels, stored(rows, name))
+        assert head.likeliest(x) == by_all_logits(head, x)
+        assert slack(head, x).min() >= 0
+
+
+def test_activations_are_rounded_too(kernels: native.NativeKernels) -> None:
+    """Weights of one size are exact in the sketch but for their mean: what it is wrong about most is x."""
+    for seed in range(60):
+        x = noise(1, 32, seed=seed)
+        small = torch.where(noise(1024, 32, seed=100 + seed) > 0.5 * x.abs(), -1.0, 1.0)
+        rows = x.sign() * torch.where(x.abs() < 0.3, small, torch.ones(()))
+        one_in_each_panel = torch.arange(2048)[:, None] % native.PANEL == seed % native.PANEL
+        rows = torch.where(one_in_each_panel, rows.repeat(2, 1), -rows.repeat(2, 1))
+        head = head_of(kernels, stored(rows, "BF16"))
+        assert head.likeliest(x) == by_all_logits(head, x)
+        assert slack(head, x).min() >= 0
+
+
+def test_the_first_of_equals(kernels: native.NativeKernels) -> None:
+    raw = raw_tensor("Q8_0", 2048, COLUMNS)
+    x = noise(2, COLUMNS)
+    best = by_all_logits(head_of(kernels, raw), x)[0]
+    for copies in ([17, 900, 2047], [1000, 1040]):  # within a chunk and across
+        data = raw.data.copy()
+        data[copies] = data[best]
+        head = head_of(kernels, replace(raw, data=data))
+        assert head.likeliest(x)[0] == min(best, *copies) == by_all_logits(head, x)[0]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+def test_rows_that_are_not_finite(bad: float, kernels: native.NativeKernels) -> None:
+    head = head_of(kernels, raw_tensor("Q8_0", 2048, COLUMNS))
+    x = noise(4, COLUMNS)
+    x[2, 5] = bad
+    assert head.likeliest(x) == by_all_logits(head, x)
+
+
+def test_weights_that_are_not_finite_have_no_sketch(kernels: native.NativeKernels) -> None:
+    raw = raw_tensor("BF16", 2048, COLUMNS)
+    data = raw.data.copy()
+    data.view(np.uint16)[1234, 7] = 0x7FC0
+    head, x = head_of(kernels, replace(raw, data=data)), noise(2, COLUMNS)
+    assert head.sketch_bytes == 0
+    assert head.likeliest(x) == by_all_logits(head, x)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.floats(0, 30), st.floats(0, 3), st.floats(0, 60), st.sampled_from(["Q8_0", "BF16"])
+)
+@settings(deadline=None, max_examples=60)
+def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: float, name: str) -> None:
+    """Rows that have much in common, columns of very different sizes, single large weights, rows of zeros."""
+    generator = np.random.default_rng(seed)
+    rows = generator.standard_normal((512, 64)) * np.exp(spread * generator.standard_normal(64))
+    rows += common * generator.standard_normal(64)
+    rows[generator.integers(0, 512, 8), generator.integers(0, 64, 8)] *= outlier
+    rows[generator.integers(0, 512, 4)] = 0
+    raw = stored(torch.from_numpy(rows).float().clamp(-6e4, 6e4), name)
+    x = torch.from_numpy(generator.standard_normal((5, 64)) * np.exp(spread * generator.standard_normal(64))).float()
+    for variant in library.variants():
+        head = head_of(native.NativeKernels(2, variant), raw)
+        assert head.likeliest(x) == by_all_logits(head, x)
+        assert slack(head, x).min() >= 0
+
+
+@pytest.mark.parametrize("variant", library.variants())
+def test_late_members_change_nothing(variant: str) -> None:
+    """More threads than cores: pieces are computed twice, and members come when a search is over."""
+    head = head_of(native.NativeKernels(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
+    xs = [noise(1 + i % native.SKETCH_ROWS, COLUMNS, seed=i) for i in range(24)]
+    expected = [by_all_logits(head, x) for x in xs]
+    for _ in range(30):
+        assert [head.likeliest(x) for x in xs] == expected
+
+
+@pytest.mark.parametrize("variant", library.variants())
+def test_a_greedy_answer_is_the_same_in_any_company(variant: str) -> None:
+    """Whoever asks for log-probabilities, or samples beside, makes the step compute all logits."""
+    llm = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 28)
+    prompts = [f"The history of {name} begins" for name in ("Rome", "bread", "the bicycle")]
+
+    def tokens(which: list[str], **options: Any) -> list[list[int]]:
+        made = llm.generate(which, max_tokens=24, ignore_eos=True, **options)
+        return [[token.id for token in one.tokens] for one in made]
+
+    expected = tokens(prompts, logprobs=0)
+    assert tokens(prompts) == [tokens([prompt])[0] for prompt in prompts] == expected
+    beside = llm.engine.submit(
+        llm.request(prompts[0], SamplingParams(max_tokens=100, temperature=1.0, seed=1, ignore_eos=True))
+    )
+    assert tokens(prompts) == expected
+    llm.engine.finish([beside])

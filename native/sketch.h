@@ -6,17 +6,19 @@
 // row's product is at most |rest_r| |x| from that of its mean and sketch. x is what the head's own kernel multiplies, and
 // rest_r what is left of the weights as it has them; how they are rounded matters no more than that.
 //
-// A panel is the SketchPanel of its 16 rows and then the quants of one group after another, as in weights.h.
+// A panel is the SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs
+// of bfloat16 for its first two groups and its last two, and the quants as in weights.h.
 #pragma once
 #include "decoder.h"
 #include "threads.h"
 
-constexpr int WIDE = 16, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
-constexpr float WIDE_PART = 1.0f / 128;  // of `size`: the wide columns' rest is smaller
+constexpr int WIDE = 32, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
+constexpr int STRETCH = 4;               // groups
+constexpr float WIDE_PART = 1.0f / 512;  // of `size`: the wide columns' rest is smaller
 
 struct alignas(LINE) SketchPanel {
-  float scale[PANEL], wide_scale[PANEL];
   float rest[PANEL], size[PANEL];  // norms: of the rest outside of the wide columns, and of the sketch
+  float wide_scale[PANEL];
   uint8_t wide[WIDE / 4][LINE];    // quants + 128
 };
 
@@ -39,7 +41,9 @@ class Sketch {
   // Null if a weight is not finite. Throws std::bad_alloc without memory for it.
   static std::unique_ptr<Sketch> of(const Matrix& head, Team& team);
 
-  size_t panel_bytes() const { return sizeof(SketchPanel) + size_t(groups()) * group_bytes(SKETCH_BITS); }
+  size_t panel_bytes() const {
+    return sizeof(SketchPanel) + size_t(ceil_div(groups(), STRETCH)) * LINE + size_t(groups()) * group_bytes(SKETCH_BITS);
+  }
   size_t bytes() const { return panel_bytes() * panels(); }
   int panels() const { return head_.rows / PANEL; }
 
@@ -55,7 +59,7 @@ class Sketch {
   int groups() const { return head_.cols / GROUP; }
   SketchPanel& panel(int p) const { return *(SketchPanel*)(data_ + panel_bytes() * p); }
   void look(Team& team);
-  bool draw(int panel, F* weights, uint8_t* quants) const;
+  bool draw(int panel, F* weights) const;
   template <int M>
   void multiply(int panel, const SketchRows& rows, float* likely, float* highest) const;
   template <int M = SKETCH_ROWS, class Action>
@@ -80,10 +84,10 @@ inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, Team& team) {
   std::atomic<bool> finite{true};
   std::vector<Buffer> buffers(team.all());
   team.run(1, [&](int member) {
-    F* weights = buffers[member].get<F>(head.cols + head.cols * PANEL / sizeof(F));
+    F* weights = buffers[member].get<F>(head.cols);
     team.share_once(sketch->panels(), member, [&](int p) {
       read_panel(head, p, weights);
-      if (!sketch->draw(p, weights, (uint8_t*)(weights + head.cols))) finite = false;
+      if (!sketch->draw(p, weights)) finite = false;
     });
   });
   return finite ? std::move(sketch) : nullptr;
@@ -131,17 +135,49 @@ inline void interleave(const uint8_t* columns, uint8_t* chunk) {
   }
 }
 
-// One panel, from its weights, which are changed; `quants` has room for a byte of each. False if any is not finite.
-inline bool Sketch::draw(int p, F* w, uint8_t* quants) const {
-  constexpr float STEP = 0.37f;   // of the root of the mean square: what suits normally distributed weights best
+// The least squares' scales of some groups, and their quants to `lines`. Adds the squares of what these make and leave.
+inline void draw_groups(const F* w, int count, uint16_t* scales, uint8_t* lines, F& made, F& left) {
+  constexpr float STEP = 0.37f;  // of the root of the mean square: what leaves least of most rows
+  const int columns = count * GROUP;
+  F squares = zero(), product = zero(), power = zero();
+  for (int c = 0; c < columns; c++) squares = fma(w[c], w[c], squares);
+  const F step = max(mul(root(mul(squares, set1(1.0f / columns))), set1(STEP)), set1(1e-30f));
+  const F inverse = div(set1(1.0f), step);
+  auto quant = [&](F v) { return max(min(round(mul(v, inverse)), set1(7)), set1(-8)); };
+  uint8_t quants[STRETCH / 2 * GROUP * PANEL];
+  for (int c = 0; c < columns; c++) {
+    const F q = quant(w[c]);
+    product = fma(q, w[c], product), power = fma(q, q, power);
+    store_int8((int8_t*)quants + PANEL * c, to_int(add(q, set1(8))));
+  }
+  store_bf16(scales, div(product, max(power, set1(1))));
+  alignas(LINE) float as_stored[PANEL];
+  for (int r = 0; r < PANEL; r++) as_stored[r] = from_bf16(scales[r]);
+  const F scale = load(as_stored);
+  for (int c = 0; c < columns; c++) {
+    const F rest = fnma(quant(w[c]), scale, w[c]);
+    left = fma(rest, rest, left);
+  }
+  made = fma(mul(scale, scale), power, made);
+  for (int g = 0; g < count; g++, lines += group_bytes(SKETCH_BITS))
+    for (int j = 0; j < 4; j++) {
+      uint8_t low[LINE], high[LINE];
+      const uint8_t* columns = quants + PANEL * (g * GROUP + 4 * j);
+      interleave(columns, low), interleave(columns + PANEL * GROUP / 2, high);
+      for (int i = 0; i < LINE; i++) lines[LINE * j + i] = uint8_t(low[i] | high[i] << 4);
+    }
+}
+
+// One panel, from its weights, which are changed. False if any is not finite.
+inline bool Sketch::draw(int p, F* w) const {
   constexpr float ROUNDED_UP = 1.001f;
   SketchPanel& out = panel(p);
-  const int cols = head_.cols;
-  for (int c = 0; c < cols; c++) w[c] = sub(w[c], set1(mean_[c]));
+  for (int c = 0; c < head_.cols; c++) w[c] = sub(w[c], set1(mean_[c]));
 
   F highest = zero(), wide_size = zero(), wide_rest = zero();
   for (int c : wide_) highest = max(highest, abs(w[c]));
   const F wide_scale = max(mul(highest, set1(1.0f / 127)), set1(1e-30f));
+  uint8_t quants[WIDE * PANEL];
   for (int i = 0; i < WIDE; i++) {
     F& v = w[wide_[i]];
     const F q = round(div(v, wide_scale)), made = mul(q, wide_scale), rest = sub(v, made);
@@ -149,35 +185,23 @@ inline bool Sketch::draw(int p, F* w, uint8_t* quants) const {
     store_int8((int8_t*)quants + PANEL * i, to_int(q));
     v = zero();
   }
+  store(out.wide_scale, wide_scale);
   for (int i = 0; i < WIDE * PANEL; i++) quants[i] ^= 128;
   for (int j = 0; j < WIDE / 4; j++) interleave(quants + 4 * PANEL * j, out.wide[j]);
 
-  F squares = zero(), product = zero(), power = zero(), rest = zero();
-  for (int c = 0; c < cols; c++) squares = fma(w[c], w[c], squares);
-  const F step = max(mul(root(mul(squares, set1(1.0f / (cols - WIDE)))), set1(STEP)), set1(1e-30f));
-  const F inverse = div(set1(1.0f), step);
-  auto quant = [&](F v) { return max(min(round(mul(v, inverse)), set1(7)), set1(-8)); };
-  for (int c = 0; c < cols; c++) {
-    const F q = quant(w[c]);
-    product = fma(q, w[c], product), power = fma(q, q, power);
-    store_int8((int8_t*)quants + PANEL * c, to_int(add(q, set1(8))));
-  }
-  const F scale = div(product, max(power, set1(1)));  // the least squares' own
-  for (int c = 0; c < cols; c++) {
-    const F left = fnma(quant(w[c]), scale, w[c]);
-    rest = fma(left, left, rest);
-  }
-  uint8_t* lines = (uint8_t*)(&out + 1);
-  for (int g = 0; g < groups(); g++, lines += group_bytes(SKETCH_BITS), quants += GROUP * PANEL)
-    for (int j = 0; j < 4; j++) {
-      uint8_t low[LINE], high[LINE];
-      interleave(quants + 4 * PANEL * j, low), interleave(quants + 4 * PANEL * (j + 4), high);
-      for (int i = 0; i < LINE; i++) lines[LINE * j + i] = uint8_t(low[i] | high[i] << 4);
+  F sketched = wide_size, rest = zero();
+  uint8_t* at = (uint8_t*)(&out + 1);
+  for (int g = 0; g < groups(); g += STRETCH) {
+    uint16_t *pairs = (uint16_t*)at, scales[PANEL];
+    at += LINE;
+    for (int half = 0; half < 2; half++) {
+      const int first = g + half * STRETCH / 2, count = std::clamp(groups() - first, 0, STRETCH / 2);
+      draw_groups(w + first * GROUP, count, scales, at, sketched, rest);
+      store_in_pairs(pairs, half, scales);
+      at += count * group_bytes(SKETCH_BITS);
     }
-
-  const F sketched = root(fma(mul(scale, scale), power, wide_size)), wide_left = root(wide_rest);
-  const F size = max(sketched, mul(wide_left, set1(1 / WIDE_PART)));
-  store(out.scale, scale), store(out.wide_scale, wide_scale);
+  }
+  const F size = max(root(sketched), mul(root(wide_rest), set1(1 / WIDE_PART)));
   store(out.rest, mul(root(rest), set1(ROUNDED_UP))), store(out.size, mul(size, set1(ROUNDED_UP)));
   return std::isfinite(sum(mul(add(load(out.rest), load(out.size)), zero())));
 }
@@ -206,11 +230,10 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, Buffer& memory) const 
     };
     SketchRows::Row& row = out.row[r];
     alignas(LINE) float few[WIDE];
-    int8_t few_quants[GROUP];
     for (int i = 0; i < WIDE; i++) few[i] = std::exchange(x[wide_[i]], 0.0f);
-    wide = sum(mul(load(few), load(few)));
-    row.wide_zero = -128 * quantize(load(few), zero(), few_quants, row.wide_scale);
-    std::copy_n(few_quants, WIDE, out.wide + r * WIDE);
+    const F few_a = load(few), few_b = load(few + 16);
+    wide = sum(fma(few_a, few_a, mul(few_b, few_b)));
+    row.wide_zero = -128 * quantize(few_a, few_b, out.wide + r * WIDE, row.wide_scale);
     for (int g = 0; g < n; g++) {
       const int i = g * count + r;
       const F a = load(x + g * GROUP), b = load(x + g * GROUP + 16);
@@ -232,24 +255,30 @@ template <int M>
   const SketchPanel& from = panel(p);
   const uint8_t* quants = (const uint8_t*)(&from + 1);
   F acc[M];
-  I sums[M];
+  I sums[M], scales = int_zero();
   for (int m = 0; m < M; m++) acc[m] = zero();
   for (int g = 0; g < groups(); g++, quants += group_bytes(SKETCH_BITS)) {
+    if (g % STRETCH == 0) {
+      scales = load_bytes(quants);
+      fetch(quants + AHEAD);
+      quants += LINE;
+    }
+    const F scale = g % STRETCH < STRETCH / 2 ? firsts(scales) : seconds(scales);
     I w[8];
     load_group<SKETCH_BITS>(quants, w);
-    for (int line = 0; line < group_bytes(SKETCH_BITS); line += LINE) fetch(quants + AHEAD + line);
+    fetch_bytes(quants + AHEAD, group_bytes(SKETCH_BITS));
     const int at = g * M;
     for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);
     for (int j = 0; j < 8; j++)
       for (int m = 0; m < M; m++) sums[m] = dot4<SKETCH_BITS>(sums[m], w[j], rows.q + size_t(at + m) * GROUP + 4 * j);
-    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), set1(rows.scale[at + m]), acc[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }
   for (int m = 0; m < M; m++) {
     const SketchRows::Row& row = rows.row[m];
     I wide = int_set1(row.wide_zero);
     for (int j = 0; j < WIDE / 4; j++) wide = dot4<8>(wide, load_bytes(from.wide[j]), rows.wide + m * WIDE + 4 * j);
-    F product = fma(acc[m], load(from.scale), set1(row.mean + row.slack));
-    product = fma(mul(to_float(wide), set1(row.wide_scale)), load(from.wide_scale), product);
+    const F wide_product = mul(to_float(wide), set1(row.wide_scale));
+    const F product = add(fma(wide_product, load(from.wide_scale), acc[m]), set1(row.mean + row.slack));
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
     likely[m] = top(product), highest[m] = top(add(product, off));
   }

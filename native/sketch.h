@@ -1,10 +1,10 @@
 // A sketch of a head: 4 bits of each weight, from which one sees which tokens may be the likeliest. A step that wants no
-// more than that multiplies those panels alone, and reads a half or a quarter of the head instead of all of it.
+// more than that multiplies their panels alone: of 8 bits or 16 it reads little more than the sketch.
 //
-// Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, is the same for all of them.
-// So is the largest weights' place: WIDE columns, which meet large activations too, have 8 bits. By Cauchy and Schwarz a
-// row's product is at most |rest_r| |x| from that of its mean and sketch. x is what the head's own kernel multiplies, and
-// rest_r what is left of the weights as it has them; how they are rounded matters no more than that.
+// Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, adds the same to every
+// product. WIDE columns, those of the largest weights, meet large activations too and have 8 bits. By Cauchy and Schwarz
+// a row's product is at most |rest_r| |x| from that of its mean and its sketch. Here x is what the head's own kernel
+// multiplies, activations as it rounds them, and rest_r is what the sketch leaves of weights as it rounds those.
 //
 // A panel is the SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs
 // of bfloat16 for its first two groups and its last two, and the quants as in weights.h.
@@ -135,7 +135,7 @@ inline void interleave(const uint8_t* columns, uint8_t* chunk) {
   }
 }
 
-// The least squares' scales of some groups, and their quants to `lines`. Adds the squares of what these make and leave.
+// The least squares' scales of one or two groups, and their quants to `lines`. Adds the squares of what these make and leave.
 inline void draw_groups(const F* w, int count, uint16_t* scales, uint8_t* lines, F& made, F& left) {
   constexpr float STEP = 0.37f;  // of the root of the mean square: what leaves least of most rows
   const int columns = count * GROUP;
@@ -144,7 +144,7 @@ inline void draw_groups(const F* w, int count, uint16_t* scales, uint8_t* lines,
   const F step = max(mul(root(mul(squares, set1(1.0f / columns))), set1(STEP)), set1(1e-30f));
   const F inverse = div(set1(1.0f), step);
   auto quant = [&](F v) { return max(min(round(mul(v, inverse)), set1(7)), set1(-8)); };
-  uint8_t quants[STRETCH / 2 * GROUP * PANEL];
+  uint8_t quants[2 * GROUP * PANEL];
   for (int c = 0; c < columns; c++) {
     const F q = quant(w[c]);
     product = fma(q, w[c], product), power = fma(q, q, power);
@@ -194,8 +194,8 @@ inline bool Sketch::draw(int p, F* w) const {
   for (int g = 0; g < groups(); g += STRETCH) {
     uint16_t *pairs = (uint16_t*)at, scales[PANEL];
     at += LINE;
-    for (int half = 0; half < 2; half++) {
-      const int first = g + half * STRETCH / 2, count = std::clamp(groups() - first, 0, STRETCH / 2);
+    for (int half = 0; half < 2 && g + 2 * half < groups(); half++) {
+      const int first = g + 2 * half, count = std::min(2, groups() - first);
       draw_groups(w + first * GROUP, count, scales, at, sketched, rest);
       store_in_pairs(pairs, half, scales);
       at += count * group_bytes(SKETCH_BITS);
@@ -219,7 +219,7 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, Buffer& memory) const 
     double mean = 0, squares = 0, wide = 0, lost = 0;
     for (int g = 0; g < n; g++) read_group(kinds, rows, at + size_t(g) * stride, x + g * GROUP);
     for (int c = 0; c < cols; c++) mean += double(x[c]) * mean_[c];
-    // Two halves of 16 as int8; returns what its quants add up to.
+    // 32 columns as int8; returns what the quants add up to.
     auto quantize = [&](F a, F b, int8_t* q, float& scale) {
       I qa, qb;
       scale = to_int8(a, b, qa, qb);

@@ -136,8 +136,8 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
-// dimensions have strides; result: [rows, hidden]. Members may still read weights and `kv` when this or twostroke_logits
-// returns: whoever frees either calls twostroke_settle first.
+// dimensions have strides; result: [rows, hidden]. Members may still read weights and `kv` when this, twostroke_logits or
+// twostroke_likeliest returns: whoever frees either calls twostroke_settle first.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const int run = m.team->vacant(), blocks = int(m.blocks.size());

@@ -37,10 +37,10 @@ struct Search {
     bool operator<(Best other) const { return value < other.value; }  // equal ones in order
   };
   const float* x;
-  uint8_t* inputs;   // ready to be multiplied
+  uint8_t* inputs;          // ready to be multiplied
   float *likely, *highest;  // [rows, panels]: what a panel's largest product may be, and what none is above
   float* floors;            // [rows]: what some product is
-  Best* found;       // [rows, chunks]
+  Best* found;              // [rows, chunks]
 
   void begin(const Linear& layer, const float* lent, int count) {
     const size_t values = size_t(count) * layer.cols, panels = layer.jobs.size(), floats = values + count * (2 * panels + 1);

@@ -203,11 +203,11 @@ class Engine:
         """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
         drawn: dict[Model, list[tuple[DecodeLane, Draw]]] = {}
         for lane in ready:
-            request = {lane.choice.request}
+            requests = {lane.choice.request}
             if isinstance(lane.answer, int):
-                self._guarded(request, self._take, lane, Sampled(lane.answer))
+                self._guarded(requests, self._take, lane, Sampled(lane.answer))
             else:
-                self._guarded(request, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
+                self._guarded(requests, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
         for pairs in drawn.values():
             # Without those that a sibling's failure has ended since.
             live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]

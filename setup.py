@@ -10,7 +10,7 @@ FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthr
 AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16"]
 VARIANTS = {
-    "amx": [*AVX512_BF16, "-mavx512vbmi", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
+    "amx": [*AVX512_BF16, "-mavx512vbmi", "-mavx512vbmi2", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"],
     "avx512bf16": AVX512_BF16,
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],

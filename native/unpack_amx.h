@@ -56,72 +56,108 @@ inline I narrow(Halves w) {
   return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, _mm512_set1_epi16(1 << 12)), _mm512_set1_epi16(int16_t(0x8fff)));
 }
 
-// The higher bytes of -8 to 7 in float16; the lower ones are 0.
-constexpr uint8_t HIGHER_BYTES[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
-                                    0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
+// 2^(10 - ONE) and what so many bits of a word, from bit AT on, say where bit ONE is 1: a float16's fraction.
+template <int BITS, int AT, int ONE = AT>
+inline Halves field(I word) {
+  constexpr int MASK = ((1 << BITS) - 1) << AT, EXPONENT = (15 + 10 - ONE) << 10;
+  return (Halves)_mm512_ternarylogic_epi32(word, _mm512_set1_epi16(MASK), _mm512_set1_epi16(EXPONENT), 0xea);
+}
+inline Halves all(int number) { return _mm512_set1_ph(_Float16(number)); }
+
+// A group's quants to weights: scale * (q - ZERO), or scale * q + second where ZERO is 0.
+//
+// While tiles are multiplied, all else that multiplies has one port, and look-ups have the other: so numbers of 4 bits
+// come from look-ups, and of bytes, as those of words keep both ports busy. The higher byte of a float16 is all that -8
+// to 7 need. It is looked up by the lowest bits of that byte, where even columns are if they are read from one byte
+// before.
+template <int ZERO>
+inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out) {
+  constexpr __mmask64 HIGHER = 0xaaaaaaaaaaaaaaaa;
+  alignas(16) static constexpr uint8_t BYTES[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
+                                                  0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
+  const I table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)BYTES));
+  const Halves least = ZERO == 8 ? second : _mm512_fmadd_ph(all(8 - ZERO), scale, second);
+  auto weights = [&](I bits) {
+    return narrow(_mm512_fmadd_ph((Halves)_mm512_maskz_permutexvar_epi8(HIGHER, bits, table), scale, least));
+  };
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      const I x = load_bytes(quants - 1 + odd + j * LINE);
+      out[2 * j + odd] = weights(x), out[2 * (j + 4) + odd] = weights(_mm512_srli_epi16(x, 4));
+    }
+}
+// Of words' fields (`words.h`) those in the higher bits of a fraction are small next to what comes with them, which a
+// minimum takes off again; from those in its lowest bits it is subtracted first, or rounding it would spoil them.
+template <int ZERO>
+inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out) {
+  const Halves least = _mm512_fnmadd_ph(all(32 + ZERO), scale, second), low = all(1024 + ZERO);
+  auto lowest = [&](I word) { return narrow(_mm512_fmadd_ph(_mm512_sub_ph(field<5, 0>(word), low), scale, second)); };
+  I highest = int_zero();
+#pragma GCC unroll 5
+  for (int j = 0; j < 5; j++) {
+    const I x = load_bytes(quants + j * LINE);
+    out[3 * j] = lowest(x);
+    out[3 * j + 1] = narrow(_mm512_fmadd_ph(field<5, 5>(x), scale, least));
+    out[3 * j + 2] = narrow(_mm512_fmadd_ph(field<5, 5>(_mm512_srli_epi16(x, 5)), scale, least));
+    highest = _mm512_shldi_epi16(highest, x, 1);
+  }
+  out[15] = lowest(highest);
+}
+// The first and the last 16 columns have a scale each.
+template <int ZERO>
+inline void unpack_6(const uint8_t* quants, Halves first, Halves last, I* out) {
+  const Halves scales[] = {first, last}, offset = all(-64 - ZERO), low = all(1024 + ZERO);
+  const Halves least[] = {_mm512_mul_ph(offset, first), _mm512_mul_ph(offset, last)};
+#pragma GCC unroll 6
+  for (int j = 0; j < 6; j++) {
+    const I x = load_bytes(quants + j * LINE);
+    const Halves scale = scales[j / 4], minimum = least[j / 4];
+    out[2 * j] = narrow(_mm512_fmadd_ph(field<6, 4>(x), scale, minimum));
+    out[2 * j + 1] = narrow(_mm512_fmadd_ph(field<6, 4>(_mm512_srli_epi16(x, 6)), scale, minimum));
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    const I four = load_bytes(quants + j * LINE), two = load_bytes(quants + (4 + j / 2) * LINE);
+    const I high = (I)field<2, 4, 0>(_mm512_slli_epi16(two, j % 2 ? 2 : 4));
+    const Halves number = (Halves)_mm512_ternarylogic_epi32(four, _mm512_set1_epi16(15), high, 0xea);
+    out[12 + j] = narrow(_mm512_mul_ph(_mm512_sub_ph(number, low), last));
+  }
+}
+template <int ZERO>
+inline void unpack_8(const uint8_t* quants, Halves scale, I* out) {
+  const Halves low = all(1024 + ZERO);
+#pragma GCC unroll 8
+  for (int chunk = 0; chunk < 8; chunk++)
+    for (int odd = 0; odd < 2; odd++) {
+      const I x = load_bytes(quants + chunk * LINE + odd);
+      out[2 * chunk + odd] = narrow(_mm512_mul_ph(_mm512_sub_ph(field<8, 0>(x), low), scale));
+    }
+}
+inline void unpack_16(const uint8_t* quants, I* out) {
+  const I low = int_set1(0xffff);
+  for (int j = 0; j < 8; j++) {
+    const I x = load_bytes(quants + 2 * j * LINE), y = load_bytes(quants + (2 * j + 1) * LINE);
+    out[2 * j] = _mm512_or_si512(_mm512_and_si512(x, low), _mm512_slli_epi32(y, 16));
+    out[2 * j + 1] = _mm512_or_si512(_mm512_srli_epi32(x, 16), _mm512_andnot_si512(low, y));
+  }
+}
 
 // A group as the 16 rows of a tile: two for each chunk, its even columns and its odd ones. 2^lift times any weight is a
 // float16.
-//
-// While tiles are multiplied, all else that multiplies has one port, and look-ups have the other: so small numbers come
-// from look-ups, and of bytes, as those of words keep both ports busy. The higher byte of a float16 is all that -8 to 7
-// need. It is looked up by the lowest bits of that byte, where even columns are if they are read from one byte before.
 template <Format T>
 inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quants, Halves lift, I* out) {
   constexpr Layout L = LAYOUTS[T];
   if constexpr (T == BF16) {
-    const I low = int_set1(0xffff);
-    for (int j = 0; j < 8; j++) {
-      const I x = load_bytes(quants + 2 * j * LINE), y = load_bytes(quants + (2 * j + 1) * LINE);
-      out[2 * j] = _mm512_or_si512(_mm512_and_si512(x, low), _mm512_slli_epi32(y, 16));
-      out[2 * j + 1] = _mm512_or_si512(_mm512_srli_epi32(x, 16), _mm512_andnot_si512(low, y));
-    }
-    return;
-  }
-  Halves scale, second;
-  load_halves<T>(block, in_block, lift, scale, second);
-  if constexpr (L.bits <= 5) {
-    // q - zero is q's four lower bits less 8, and a multiple of 8, which goes to the minimum.
-    auto minimum = [&](int number) {
-      return number == 0 ? second : _mm512_fmadd_ph(_mm512_set1_ph(_Float16(number)), scale, second);
-    };
-    const Halves without = minimum(8 - L.zero), with = minimum(24 - L.zero);  // the fifth bit
-    const I table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)HIGHER_BYTES));
-    constexpr __mmask64 HIGHER = 0xaaaaaaaaaaaaaaaa;
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; odd++) {
-      const uint8_t* from = quants - 1 + odd;
-      const I fifth = L.bits == 5 ? load_bytes(from + 4 * LINE) : int_zero();
-      auto put = [&](int chunk, I bits) {
-        const Halves q = (Halves)_mm512_maskz_permutexvar_epi8(HIGHER, bits, table);
-        Halves least = without;
-        if constexpr (L.bits == 5) {
-          const I its_bit = _mm512_set1_epi16(int16_t(256 << chunk));
-          least = _mm512_mask_blend_ph(_mm512_test_epi16_mask(fifth, its_bit), without, with);
-        }
-        out[2 * chunk + odd] = narrow(_mm512_fmadd_ph(q, scale, least));
-      };
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) {
-        const I x = load_bytes(from + j * LINE);
-        put(j, x), put(j + 4, _mm512_srli_epi16(x, 4));
-      }
-    }
+    unpack_16(quants, out);
   } else {
-    const Halves zero = (Halves)_mm512_cvtepi16_ph(_mm512_set1_epi16(1024 + L.zero));
-    const I low = _mm512_set1_epi16(255), thousand = _mm512_set1_epi16(0x6400);  // 1024 and a byte: 1024 + the byte
-    auto put = [&](int chunk, int odd, I word) {
-      const Halves number = (Halves)_mm512_ternarylogic_epi32(word, low, thousand, 0xea);  // (word & low) | thousand
-      const Halves q = _mm512_sub_ph(number, zero);
-      out[2 * chunk + odd] = narrow(_mm512_mul_ph(q, T == Q6_K && chunk >= 4 ? second : scale));
-    };
-    I w[8];
-    if constexpr (L.bits != 8) load_group<L.bits>(quants, w);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-      put(j, 0, L.bits == 8 ? load_bytes(quants + j * LINE) : w[j]);
-      put(j, 1, L.bits == 8 ? load_bytes(quants + j * LINE + 1) : _mm512_srli_epi16(w[j], 8));
-    }
+    Halves scale, second;
+    load_halves<T>(block, in_block, lift, scale, second);
+    if constexpr (L.bits == 4) unpack_4<L.zero>(quants, scale, second, out);
+    if constexpr (L.bits == 5) unpack_5<L.zero>(quants, scale, second, out);
+    if constexpr (L.bits == 6) unpack_6<L.zero>(quants, scale, second, out);
+    if constexpr (L.bits == 8) unpack_8<L.zero>(quants, scale, out);
   }
 }
 

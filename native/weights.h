@@ -1,18 +1,13 @@
 // Matrices in panels of 16 output rows, streamed from front to back. GGUF's bits are kept, only reordered.
 //
 // A panel is the scales of all its blocks (32 columns each, 256 for the K formats), for all 16 rows, and then the
-// quants of one group of 32 columns after another. A group is 8 chunks of 4 columns; a chunk is 64 bytes, 4 columns of
-// row 0, 4 of row 1, ...: what one VNNI instruction multiplies with 4 activations. Nibbles of chunks j and j + 4 share
-// a byte. A fifth bit of all chunks is one line more, with chunk j's in bit j; a fifth and a sixth are two, with those
-// of chunks j and 4 + j in bits 2 j and 2 j + 1. A bfloat16 group is 16 chunks of 2 columns.
+// quants of one group of 32 columns after another (`groups.h`).
 #pragma once
 #include <algorithm>
 #include <memory>
 
+#include "groups.h"
 #include "memory.h"
-#include "simd.h"
-
-constexpr int PANEL = 16, GROUP = 32;
 
 enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 
@@ -37,8 +32,6 @@ constexpr Layout LAYOUTS[] = {
     {256, 210, 6, 32, 288},  // Q6_K: scale of the block, 16 for its groups of 16
     {32, 64, 16, 0, 0},      // BF16
 };
-
-constexpr int group_bytes(int bits) { return bits * LINE; }
 
 struct Matrix {
   Format format;
@@ -143,22 +136,6 @@ inline float bound(Format format, const RawBlock& block) {
   return scale * quant * (format == Q6_K ? 128.0f : nested ? 64.0f : 1.0f) + minimum * (nested ? 64.0f : 1.0f);
 }
 
-inline void pack_group(const RawBlock* rows, int column, int bits, uint8_t* out) {
-  auto quant = [&](int chunk, int byte) { return rows[byte / 4].q[column + 4 * chunk + byte % 4]; };
-  for (int byte = 0; byte < LINE; byte++) {
-    if (bits == 8) {
-      for (int chunk = 0; chunk < 8; chunk++) out[LINE * chunk + byte] = quant(chunk, byte);
-      continue;
-    }
-    for (int chunk = 0; chunk < 4; chunk++)
-      out[LINE * chunk + byte] = (quant(chunk, byte) & 15) | (quant(chunk + 4, byte) & 15) << 4;
-    const int planes = bits - 4;
-    for (int plane = 0; plane < planes; plane++) out[LINE * (4 + plane) + byte] = 0;
-    for (int chunk = 0; planes && chunk < 8; chunk++)  // (a line that is not ours may be another member's)
-      out[LINE * (4 + chunk * planes / 8) + byte] |= quant(chunk, byte) >> 4 << chunk * planes % 8;
-  }
-}
-
 // One panel from 16 raw rows that lie row_bytes apart. Returns a bound of its weights.
 inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
   const Layout& l = matrix.layout();
@@ -185,7 +162,8 @@ inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byt
           scales[192 + PANEL * g + r] = rows[r].mins[g];
         }
     }
-    for (int g = 0; g < l.block / GROUP; g++, out += group_bytes(l.bits)) pack_group(rows, g * GROUP, l.bits, out);
+    for (int g = 0; g < l.block / GROUP; g++, out += group_bytes(l.bits))
+      pack_group([&](int row, int column) { return rows[row].q[g * GROUP + column]; }, l.bits, out);
   }
   return highest;
 }
@@ -204,33 +182,6 @@ inline void load_scales(const uint8_t* block, int g, F& scale, F& second) {
     scale = d;
     second = LAYOUTS[T].zero ? zero() : load((const uint16_t*)block + PANEL);
   }
-}
-
-// The 8 chunks of a group as unsigned bytes.
-template <int BITS>
-inline void load_group(const uint8_t* p, I* w) {
-  if constexpr (BITS == 8) {
-    for (int j = 0; j < 8; j++) w[j] = load_bytes(p + LINE * j);
-    return;
-  }
-  for (int j = 0; j < 4; j++) {
-    const I x = load_bytes(p + LINE * j);
-    w[j] = low_nibbles(x), w[j + 4] = high_nibbles(x);
-  }
-  if constexpr (BITS == 5) {
-    const I v = load_bytes(p + LINE * 4);
-    w[0] = add_planes<16, 4>(w[0], v), w[1] = add_planes<16, 3>(w[1], v);
-    w[2] = add_planes<16, 2>(w[2], v), w[3] = add_planes<16, 1>(w[3], v);
-    w[4] = add_planes<16, 0>(w[4], v), w[5] = add_planes<16, -1>(w[5], v);
-    w[6] = add_planes<16, -2>(w[6], v), w[7] = add_planes<16, -3>(w[7], v);
-  }
-  if constexpr (BITS == 6)
-    for (int half = 0; half < 2; half++) {
-      const I v = load_bytes(p + LINE * (4 + half));
-      I* four = w + 4 * half;
-      four[0] = add_planes<48, 4>(four[0], v), four[1] = add_planes<48, 2>(four[1], v);
-      four[2] = add_planes<48, 0>(four[2], v), four[3] = add_planes<48, -2>(four[3], v);
-    }
 }
 
 // Calls action<T>() for the format.
@@ -264,16 +215,12 @@ inline void unpack_row(const Matrix& matrix, int row, float* out) {
           out[c] = from_bf16(b);
         }
       } else {
-        alignas(LINE) uint8_t bytes[8][LINE];
         alignas(LINE) float scale[PANEL], second[PANEL];
-        I w[8];
         F s, t;
-        load_group<L.bits>(quants, w);
         load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), s, t);
-        for (int j = 0; j < 8; j++) store_bytes(bytes[j], w[j]);
         store(scale, s), store(second, t);
         for (int c = 0; c < GROUP; c++) {
-          const float q = float(int(bytes[c / 4][4 * r + c % 4]) - L.zero);
+          const float q = float(quant_at(quants, L.bits, r, c) - L.zero);
           out[c] = T == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
         }
       }

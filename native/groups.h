@@ -1,0 +1,72 @@
+// The quants of a group: 32 columns of 16 rows.
+//
+// A group is 8 chunks of 4 columns; a chunk is 64 bytes, 4 columns of row 0, 4 of row 1, ...: what one VNNI instruction
+// multiplies with 4 activations. Nibbles of chunks j and j + 4 share a byte. A fifth bit of all chunks is one line more,
+// with chunk j's in bit j; a fifth and a sixth are two, with those of chunks j and 4 + j in bits 2 j and 2 j + 1. For AMX
+// these have a layout of their own (`words.h`). A bfloat16 group is 16 chunks of 2 columns.
+#pragma once
+#include "memory.h"
+#include "simd.h"
+#include "words.h"
+
+constexpr int PANEL = 16, GROUP = 32;
+
+constexpr int group_bytes(int bits) { return bits * LINE; }
+
+// Packs what quant(row, column) gives.
+template <class Quant>
+inline void pack_group(const Quant& quant, int bits, uint8_t* out) {
+  if (in_words(bits)) return pack_words(quant, bits, out);
+  auto in_chunk = [&](int chunk, int byte) { return quant(byte / 4, 4 * chunk + byte % 4); };
+  for (int byte = 0; byte < LINE; byte++) {
+    if (bits == 8) {
+      for (int chunk = 0; chunk < 8; chunk++) out[LINE * chunk + byte] = in_chunk(chunk, byte);
+      continue;
+    }
+    for (int chunk = 0; chunk < 4; chunk++)
+      out[LINE * chunk + byte] = (in_chunk(chunk, byte) & 15) | (in_chunk(chunk + 4, byte) & 15) << 4;
+    const int planes = bits - 4;
+    for (int plane = 0; plane < planes; plane++) out[LINE * (4 + plane) + byte] = 0;
+    for (int chunk = 0; planes && chunk < 8; chunk++)  // (a line that is not ours may be another member's)
+      out[LINE * (4 + chunk * planes / 8) + byte] |= in_chunk(chunk, byte) >> 4 << chunk * planes % 8;
+  }
+}
+
+// What was packed, one by one.
+inline int quant_at(const uint8_t* group, int bits, int row, int column) {
+  if (in_words(bits)) return quant_in_words(group, bits, row, column);
+  const int chunk = column / 4, byte = 4 * row + column % 4, planes = bits - 4;
+  if (bits == 8) return group[LINE * chunk + byte];
+  const int low = group[LINE * (chunk % 4) + byte] >> chunk / 4 * 4 & 15;
+  if (!planes) return low;
+  const int high = group[LINE * (4 + chunk * planes / 8) + byte] >> chunk * planes % 8;
+  return low | (high & ((1 << planes) - 1)) << 4;
+}
+
+// The 8 chunks of a group as unsigned bytes.
+template <int BITS>
+inline void load_group(const uint8_t* p, I* w) {
+  static_assert(!in_words(BITS));
+  if constexpr (BITS == 8) {
+    for (int j = 0; j < 8; j++) w[j] = load_bytes(p + LINE * j);
+    return;
+  }
+  for (int j = 0; j < 4; j++) {
+    const I x = load_bytes(p + LINE * j);
+    w[j] = low_nibbles(x), w[j + 4] = high_nibbles(x);
+  }
+  if constexpr (BITS == 5) {
+    const I v = load_bytes(p + LINE * 4);
+    w[0] = add_planes<16, 4>(w[0], v), w[1] = add_planes<16, 3>(w[1], v);
+    w[2] = add_planes<16, 2>(w[2], v), w[3] = add_planes<16, 1>(w[3], v);
+    w[4] = add_planes<16, 0>(w[4], v), w[5] = add_planes<16, -1>(w[5], v);
+    w[6] = add_planes<16, -2>(w[6], v), w[7] = add_planes<16, -3>(w[7], v);
+  }
+  if constexpr (BITS == 6)
+    for (int half = 0; half < 2; half++) {
+      const I v = load_bytes(p + LINE * (4 + half));
+      I* four = w + 4 * half;
+      four[0] = add_planes<48, 4>(four[0], v), four[1] = add_planes<48, 2>(four[1], v);
+      four[2] = add_planes<48, 0>(four[2], v), four[3] = add_planes<48, -2>(four[3], v);
+    }
+}

@@ -24,45 +24,51 @@ inline Halves twice(Halves both) {
   }();
   return (Halves)_mm512_permutexvar_epi8(_mm512_load_si512(ORDER.data()), (I)both);
 }
-// 16 bytes, unsigned or signed.
-inline __m256h from_bytes(const uint8_t* bytes, bool is_signed) {
-  const __m128i narrow = _mm_loadu_si128((const __m128i*)bytes);
-  return _mm256_cvtepi16_ph(is_signed ? _mm256_cvtepi8_epi16(narrow) : _mm256_cvtepu8_epi16(narrow));
-}
-// The same of 16 here and 16 there.
-inline Halves from_bytes(const uint8_t* low, const uint8_t* high, bool is_signed) {
-  const auto first = (__m256d)from_bytes(low, is_signed), second = (__m256d)from_bytes(high, is_signed);
-  return (Halves)_mm512_insertf64x4(_mm512_castpd256_pd512(first), second, 1);
+// 32 bytes, signed or unsigned.
+template <bool SIGNED>
+inline Halves from_bytes(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256((const __m256i*)p);
+  return SIGNED ? _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(bytes)) : _mm512_cvtepu16_ph(_mm512_cvtepu8_epi16(bytes));
 }
 
-// What load_scales gives, in float16 and times 2^lift.
+// What a block has for all its groups, in float16 and times 2^lift: scales of 16 rows, and their minima or scales again.
 template <Format T>
-inline void load_halves(const uint8_t* block, int g, Halves lift, Halves& scale, Halves& second) {
+inline Halves load_block(const uint8_t* block, Halves lift) {
   constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
+  constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // which are subtracted
   const Halves stored = HAS_MINIMUM ? (Halves)load_bytes(block)
                                     : (Halves)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
-  Halves both = _mm512_scalef_ph(stored, lift);
-  if constexpr (T == Q4_K || T == Q5_K)
-    both = _mm512_mul_ph(both, from_bytes(block + 64 + PANEL * g, block + 192 + PANEL * g, false));
-  if constexpr (T == Q6_K)
-    both = _mm512_mul_ph(both, from_bytes(block + 32 + PANEL * 2 * g, block + 32 + PANEL * (2 * g + 1), true));
-  scale = twice<false>(both);
-  second = HAS_MINIMUM || T == Q6_K ? twice<true>(both) : _mm512_setzero_ph();
-  if constexpr (T == Q4_K || T == Q5_K) second = _mm512_sub_ph(_mm512_setzero_ph(), second);
+  const Halves lifted = _mm512_scalef_ph(stored, lift);
+  return MINIMA ? _mm512_mask_sub_ph(lifted, MINIMA, _mm512_setzero_ph(), lifted) : lifted;
 }
+// What load_scales gives of one of its groups, likewise.
+template <Format T>
+inline void load_halves(const uint8_t* block, int g, Halves both, Halves& scale, Halves& second) {
+  if constexpr (T == Q4_K || T == Q5_K) both = _mm512_mul_ph(both, from_bytes<false>(block + 64 + PANEL * 2 * g));
+  if constexpr (T == Q6_K) both = _mm512_mul_ph(both, from_bytes<true>(block + 32 + PANEL * 2 * g));
+  scale = twice<false>(both);
+  second = LAYOUTS[T].zero == 0 || T == Q6_K ? twice<true>(both) : _mm512_setzero_ph();
+}
+
+// Kept in a register: the compiler would make it anew for every group, on a port that is needed.
+inline I kept(int16_t words) {
+  I x = _mm512_set1_epi16(words);
+  asm("" : "+v"(x));
+  return x;
+}
+inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_t>(_Float16(number))); }
 
 // float16 to bfloat16 (rounded, half away from zero) without the difference of their biases.
 inline I narrow(Halves w) {
-  return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, _mm512_set1_epi16(1 << 12)), _mm512_set1_epi16(int16_t(0x8fff)));
+  return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, kept(1 << 12)), kept(int16_t(0x8fff)));
 }
 
 // 2^(10 - ONE) and what so many bits of a word, from bit AT on, say where bit ONE is 1: a float16's fraction.
 template <int BITS, int AT, int ONE = AT>
 inline Halves field(I word) {
   constexpr int MASK = ((1 << BITS) - 1) << AT, EXPONENT = (15 + 10 - ONE) << 10;
-  return (Halves)_mm512_ternarylogic_epi32(word, _mm512_set1_epi16(MASK), _mm512_set1_epi16(EXPONENT), 0xea);
+  return (Halves)_mm512_ternarylogic_epi32(word, kept(MASK), kept(EXPONENT), 0xea);
 }
-inline Halves all(int number) { return _mm512_set1_ph(_Float16(number)); }
 
 // A group's quants to weights: scale * (q - ZERO), or scale * q + second where ZERO is 0.
 //
@@ -76,7 +82,7 @@ inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out)
   alignas(16) static constexpr uint8_t BYTES[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
                                                   0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
   const I table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)BYTES));
-  const Halves least = ZERO == 8 ? second : _mm512_fmadd_ph(all(8 - ZERO), scale, second);
+  const Halves least = ZERO == 8 ? second : _mm512_fmadd_ph(kept_number(8 - ZERO), scale, second);
   auto weights = [&](I bits) {
     return narrow(_mm512_fmadd_ph((Halves)_mm512_maskz_permutexvar_epi8(HIGHER, bits, table), scale, least));
   };
@@ -92,7 +98,7 @@ inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out)
 // minimum takes off again; from those in its lowest bits it is subtracted first, or rounding it would spoil them.
 template <int ZERO>
 inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out) {
-  const Halves least = _mm512_fnmadd_ph(all(32 + ZERO), scale, second), low = all(1024 + ZERO);
+  const Halves least = _mm512_fnmadd_ph(kept_number(32 + ZERO), scale, second), low = kept_number(1024 + ZERO);
   auto lowest = [&](I word) { return narrow(_mm512_fmadd_ph(_mm512_sub_ph(field<5, 0>(word), low), scale, second)); };
   I highest = int_zero();
 #pragma GCC unroll 5
@@ -108,7 +114,7 @@ inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out)
 // The first and the last 16 columns have a scale each.
 template <int ZERO>
 inline void unpack_6(const uint8_t* quants, Halves first, Halves last, I* out) {
-  const Halves scales[] = {first, last}, offset = all(-64 - ZERO), low = all(1024 + ZERO);
+  const Halves scales[] = {first, last}, offset = kept_number(-64 - ZERO), low = kept_number(1024 + ZERO);
   const Halves least[] = {_mm512_mul_ph(offset, first), _mm512_mul_ph(offset, last)};
 #pragma GCC unroll 6
   for (int j = 0; j < 6; j++) {
@@ -127,7 +133,7 @@ inline void unpack_6(const uint8_t* quants, Halves first, Halves last, I* out) {
 }
 template <int ZERO>
 inline void unpack_8(const uint8_t* quants, Halves scale, I* out) {
-  const Halves low = all(1024 + ZERO);
+  const Halves low = kept_number(1024 + ZERO);
 #pragma GCC unroll 8
   for (int chunk = 0; chunk < 8; chunk++)
     for (int odd = 0; odd < 2; odd++) {
@@ -147,13 +153,13 @@ inline void unpack_16(const uint8_t* quants, I* out) {
 // A group as the 16 rows of a tile: two for each chunk, its even columns and its odd ones. 2^lift times any weight is a
 // float16.
 template <Format T>
-inline void unpack_group(const uint8_t* block, int in_block, const uint8_t* quants, Halves lift, I* out) {
+inline void unpack_group(const uint8_t* block, int in_block, Halves both, const uint8_t* quants, I* out) {
   constexpr Layout L = LAYOUTS[T];
   if constexpr (T == BF16) {
     unpack_16(quants, out);
   } else {
     Halves scale, second;
-    load_halves<T>(block, in_block, lift, scale, second);
+    load_halves<T>(block, in_block, both, scale, second);
     if constexpr (L.bits == 4) unpack_4<L.zero>(quants, scale, second, out);
     if constexpr (L.bits == 5) unpack_5<L.zero>(quants, scale, second, out);
     if constexpr (L.bits == 6) unpack_6<L.zero>(quants, scale, second, out);
@@ -180,20 +186,22 @@ template <Format T>
 class Unpacker {
  public:
   Unpacker(const Job& job, int first)
-      : scales_(job.begin()),
-        quants_(scales_ + job.matrix->scale_bytes() + size_t(first) * group_bytes(LAYOUTS[T].bits)),
-        ahead_(job, scales_ + size_t(first) * STEP),
-        lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))) {}
+      : block_(job.begin() + first / PER_BLOCK * LAYOUTS[T].scale_bytes),
+        quants_(job.begin() + job.matrix->scale_bytes() + size_t(first) * group_bytes(LAYOUTS[T].bits)),
+        ahead_(job, job.begin() + size_t(first) * STEP),
+        lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
+        both_(load_block<T>(block_, lift_)) {}
   void operator()(int g, I* out) {
     ahead_.step(STEP);
-    unpack_group<T>(scales_ + g / PER_BLOCK * LAYOUTS[T].scale_bytes, g % PER_BLOCK, quants_, lift_, out);
+    unpack_group<T>(block_, g % PER_BLOCK, both_, quants_, out);
     quants_ += group_bytes(LAYOUTS[T].bits);
+    if ((g + 1) % PER_BLOCK == 0) block_ += LAYOUTS[T].scale_bytes, both_ = load_block<T>(block_, lift_);
   }
 
  private:
   static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
   static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes / PER_BLOCK;
-  const uint8_t *scales_, *quants_;
+  const uint8_t *block_, *quants_;
   Lookahead ahead_;
-  Halves lift_;
+  Halves lift_, both_;
 };

@@ -27,9 +27,9 @@ constexpr Layout LAYOUTS[] = {
     {32, 22, 5, 16, 32},     // Q5_0
     {32, 24, 5, 0, 64},      // Q5_1
     {32, 34, 8, 128, 32},    // Q8_0
-    {256, 144, 4, 0, 320},   // Q4_K: scale and minimum of the block, 8 of each for its groups
+    {256, 144, 4, 0, 320},   // Q4_K: scale and minimum of the block, and of each of its groups
     {256, 176, 5, 0, 320},   // Q5_K
-    {256, 210, 6, 32, 288},  // Q6_K: scale of the block, 16 for its groups of 16
+    {256, 210, 6, 32, 288},  // Q6_K: scale of the block, and two of each group, for 16 columns each
     {32, 64, 16, 0, 0},      // BF16
 };
 
@@ -158,8 +158,8 @@ inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byt
         for (int g = 0; g < 16; g++) scales[32 + PANEL * g + r] = rows[r].scales[g];
       if (matrix.format == Q4_K || matrix.format == Q5_K)
         for (int g = 0; g < 8; g++) {
-          scales[64 + PANEL * g + r] = rows[r].scales[g];
-          scales[192 + PANEL * g + r] = rows[r].mins[g];
+          scales[64 + PANEL * 2 * g + r] = rows[r].scales[g];
+          scales[64 + PANEL * (2 * g + 1) + r] = rows[r].mins[g];
         }
     }
     for (int g = 0; g < l.block / GROUP; g++, out += group_bytes(l.bits))
@@ -173,8 +173,8 @@ template <Format T>
 inline void load_scales(const uint8_t* block, int g, F& scale, F& second) {
   const F d = load((const uint16_t*)block);
   if constexpr (T == Q4_K || T == Q5_K) {
-    scale = mul(d, load_u8(block + 64 + PANEL * g));
-    second = sub(zero(), mul(load((const uint16_t*)block + PANEL), load_u8(block + 192 + PANEL * g)));
+    scale = mul(d, load_u8(block + 64 + PANEL * 2 * g));
+    second = sub(zero(), mul(load((const uint16_t*)block + PANEL), load_u8(block + 64 + PANEL * (2 * g + 1))));
   } else if constexpr (T == Q6_K) {
     scale = mul(d, load_i8(block + 32 + PANEL * 2 * g));
     second = mul(d, load_i8(block + 32 + PANEL * (2 * g + 1)));

@@ -119,12 +119,17 @@ inline void add_group(F* acc, const I* w, F scale, F second, Rows rows, size_t a
     for (int j = from; j < from + 4; j++)
       for (int m = 0; m < M; m++) sums[m] = dot4<bits>(sums[m], w[j], rows.q + (at + m) * GROUP + 4 * j);
   };
-  auto add = [&](F by) {
-    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(by, set1(rows.scale[at + m])), acc[m]);
-  };
   begin(0), dot(0);
-  if constexpr (T == Q6_K) add(scale), begin(1);
-  dot(4), add(T == Q6_K ? second : scale);
+  if constexpr (T == Q6_K) {
+    F products[M];
+    for (int m = 0; m < M; m++) products[m] = mul(to_float(sums[m]), scale);
+    begin(1), dot(4);
+    for (int m = 0; m < M; m++) products[m] = fma(to_float(sums[m]), second, products[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(products[m], set1(rows.scale[at + m]), acc[m]);
+  } else {
+    dot(4);
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
+  }
   if constexpr (zero == 0)
     for (int m = 0; m < M; m++) acc[m] = fma(second, set1(rows.weighted[at + m]), acc[m]);
 }

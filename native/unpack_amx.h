@@ -94,8 +94,9 @@ inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out)
       out[2 * j + odd] = weights(x), out[2 * (j + 4) + odd] = weights(_mm512_srli_epi16(x, 4));
     }
 }
-// Of words' fields (`words.h`) those in the higher bits of a fraction are small next to what comes with them, which a
-// minimum takes off again; from those in its lowest bits it is subtracted first, or rounding it would spoil them.
+// Fields of words (`words.h`) come with a power of two. Where they are a fraction's highest bits it is not much larger
+// than they are, and the minimum takes it off again; where they are its lowest it is subtracted first, or a minimum that
+// is rounded would spoil them.
 template <int ZERO>
 inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out) {
   const Halves least = _mm512_fnmadd_ph(kept_number(32 + ZERO), scale, second), low = kept_number(1024 + ZERO);

@@ -7,7 +7,7 @@
 // multiplies, activations as it rounds them, and rest_r is what the sketch leaves of weights as it rounds those.
 //
 // A panel is the SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs
-// of bfloat16 for its first two groups and its last two, and the quants as in weights.h.
+// of bfloat16 for its first two groups and its last two, and the quants as in groups.h.
 #pragma once
 #include "decoder.h"
 #include "threads.h"
@@ -124,7 +124,7 @@ inline void Sketch::look(Team& team) {
   std::copy_n(order.begin(), WIDE, wide_);
 }
 
-// 16 bytes each of four columns, as a chunk: see weights.h.
+// 16 bytes each of four columns, as a chunk: see groups.h.
 inline void interleave(const uint8_t* columns, uint8_t* chunk) {
   auto column = [&](int i) { return _mm_loadu_si128((const __m128i*)(columns + PANEL * i)); };
   const __m128i low[] = {_mm_unpacklo_epi8(column(0), column(1)), _mm_unpackhi_epi8(column(0), column(1))};

@@ -128,7 +128,7 @@ inline void unpack_6(const uint8_t* quants, Halves first, Halves last, I* out) {
   for (int j = 0; j < 4; j++) {
     const I four = load_bytes(quants + j * LINE), two = load_bytes(quants + (4 + j / 2) * LINE);
     const I high = (I)field<2, 4, 0>(_mm512_slli_epi16(two, j % 2 ? 2 : 4));
-    const Halves number = (Halves)_mm512_ternarylogic_epi32(four, _mm512_set1_epi16(15), high, 0xea);
+    const Halves number = (Halves)_mm512_ternarylogic_epi32(four, kept(15), high, 0xea);
     out[12 + j] = narrow(_mm512_mul_ph(_mm512_sub_ph(number, low), last));
   }
 }

@@ -64,8 +64,10 @@ def test_products(name: str, size: float, kernels: native.NativeKernels) -> None
     mine = native.Matrix(kernels, raw).multiply(x)
     expected = rounded(x, name, kernels.variant) @ raw.dequantize().double().T
     # A value on the edge between two steps may be rounded either way: hence not to the last bit. AMX rounds weights,
-    # and the minimum that it takes off those of 5 and 6 bits.
-    tolerance = 2.5e-3 if kernels.variant == "amx" and name != "BF16" else 2e-4
+    # and for these two a minimum that they do not have stored.
+    tolerance = 2e-3 if kernels.variant == "amx" and name != "BF16" else 2e-4
+    if kernels.variant == "amx" and name in ("Q5_0", "Q6_K"):
+        tolerance = 2.3e-3
     assert (mine - expected).norm() <= tolerance * expected.norm()
 
 

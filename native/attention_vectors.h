@@ -16,20 +16,25 @@ struct PairsOf {
   }
 };
 
-// Scores of R rows against two pages of keys.
-template <int R, class Source>
-void score_pages(const Half* queries, const Source& keys, int first, int second, int dim, float* out) {
-  F acc[R][2];
-  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
+// So many times 16 sums a tile of R rows has for each row.
+template <int R>
+constexpr int SUMS = TILE_SUMS / R >= 4 ? 4 : TILE_SUMS / R >= 2 ? 2 : 1;
+
+// Scores of R rows against P pages of keys from `first` on, of which the last may be less.
+template <int R, int P, class Source>
+void score_pages(const Half* queries, const Source& keys, int first, int last, int dim, float* out) {
+  F acc[R][P];
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < P; p++) acc[r][p] = zero();
   for (int d = 0; d < dim; d += 2) {
-    const Pairs a = keys(first, PAGE_SIZE * d), b = keys(second, PAGE_SIZE * d);
+    Pairs k[P];
+    for (int p = 0; p < P; p++) k[p] = keys(std::min(first + p, last), PAGE_SIZE * d);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      acc[r][0] = dot_pairs(acc[r][0], a, queries + r * dim + d);
-      acc[r][1] = dot_pairs(acc[r][1], b, queries + r * dim + d);
-    }
+    for (int r = 0; r < R; r++)
+      for (int p = 0; p < P; p++) acc[r][p] = dot_pairs(acc[r][p], k[p], queries + r * dim + d);
   }
-  for (int r = 0; r < R; r++) store(out + r * KEYS, acc[r][0]), store(out + r * KEYS + PAGE_SIZE, acc[r][1]);
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < P; p++) store(out + r * KEYS + PAGE_SIZE * p, acc[r][p]);
 }
 
 // Sums of 16 C columns of these pages' values for R rows, weighted.
@@ -52,10 +57,10 @@ void sum_columns(const Half* shares, const Source& values, int pages, int dim, i
 
 template <int R, class Source>
 void sum_values(const Half* shares, const Source& values, int pages, int dim, const Partial* out) {
-  constexpr int C = 2 * TILE_ROWS / R >= 4 ? 4 : 2;
+  constexpr int C = SUMS<R>, REST = std::min(C, 2);
   int d = 0;
   for (; d + 16 * C <= dim; d += 16 * C) sum_columns<R, C>(shares, values, pages, dim, d, out);
-  for (; d < dim; d += 32) sum_columns<R, 2>(shares, values, pages, dim, d, out);
+  for (; d < dim; d += 16 * REST) sum_columns<R, REST>(shares, values, pages, dim, d, out);
 }
 
 // Calls step<R>(row) for rows in tiles of TILE_ROWS, and once for what is left.
@@ -76,9 +81,10 @@ struct Products {
   void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights) const {
     for (int i = 0; i < count; i += 2)
       in_row_tiles(rows, 0, [&]<int R>(int r) {
-        const int second = std::min(i + 1, count - 1);  // an odd one out is scored twice and looked at once
+        constexpr int P = std::min(2, SUMS<R>);
         from(keys, asks && r == 0, [&](const auto& pairs) {
-          score_pages<R>(queries + r * dim, pairs, i, second, dim, weights + r * KEYS + PAGE_SIZE * i);
+          for (int page = i; page < std::min(i + 2, count); page += P)
+            score_pages<R, P>(queries + r * dim, pairs, page, count - 1, dim, weights + r * KEYS + PAGE_SIZE * page);
         });
       });
   }

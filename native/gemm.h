@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ahead.h"
+#include "dots.h"
 #include "weights.h"
 
 // Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones.
@@ -109,25 +110,24 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
 // (an exact integer); of Q6_K the first and the last 16 columns have a scale each. Rows take turns, as a row's next product
 // waits for its last one.
 template <Format T, int M>
-inline void add_group(F* acc, const I* w, F scale, F second, Rows rows, size_t at) {
-  constexpr int bits = LAYOUTS[T].bits, zero = LAYOUTS[T].zero;
+inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F second, Rows rows, size_t at) {
+  constexpr int zero = LAYOUTS[T].zero;
   I sums[M];
   auto begin = [&](int half) {
     for (int m = 0; m < M; m++) sums[m] = zero ? int_set1(rows.zeros[ZEROS * (at + m) + zero_at(zero) + half]) : int_zero();
   };
-  auto dot = [&](int from) {
-    for (int j = from; j < from + 4; j++)
-      for (int m = 0; m < M; m++) sums[m] = dot4<bits>(sums[m], w[j], rows.q + (at + m) * GROUP + 4 * j);
-  };
-  begin(0), dot(0);
+  const int8_t* q = rows.q + at * GROUP;
+  begin(0);
   if constexpr (T == Q6_K) {
     F products[M];
+    w.template dot<0, 4, M>(q, sums);
     for (int m = 0; m < M; m++) products[m] = mul(to_float(sums[m]), scale);
-    begin(1), dot(4);
+    begin(1);
+    w.template dot<4, 4, M>(q, sums);
     for (int m = 0; m < M; m++) products[m] = fma(to_float(sums[m]), second, products[m]);
     for (int m = 0; m < M; m++) acc[m] = fma(products[m], set1(rows.scale[at + m]), acc[m]);
   } else {
-    dot(4);
+    w.template dot<0, 8, M>(q, sums);
     for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }
   if constexpr (zero == 0)
@@ -154,13 +154,13 @@ template <Format T, int M>
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
-      I w[8];
-      load_group<L.bits>(quants, w);
+      const Quants<L.bits> w(quants);
       ahead.step(step);
       if (asks) later.step();
       F scale, second;
       load_scales<T>(p + block * L.scale_bytes, i, scale, second);
-      add_group<T, M>(acc, w, scale, second, rows, size_t(g) * M);
+      constexpr int SOME = std::min(M, DOT_ROWS);
+      for (int m = 0; m < M; m += SOME) add_group<T, SOME>(acc + m, w, scale, second, rows, size_t(g) * M + m);
     }
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }

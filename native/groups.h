@@ -45,7 +45,7 @@ inline int quant_at(const uint8_t* group, int bits, int row, int column) {
 
 // The 8 chunks of a group as unsigned bytes.
 template <int BITS>
-inline void load_group(const uint8_t* p, I* w) {
+[[gnu::always_inline]] inline void load_group(const uint8_t* p, I* w) {
   static_assert(!in_words(BITS));
   if constexpr (BITS == 8) {
     for (int j = 0; j < 8; j++) w[j] = load_bytes(p + LINE * j);

@@ -8,7 +8,7 @@ struct I {
   __m256i a, b;
 };
 
-constexpr int TILE_ROWS = 2, PASS_ROWS = 2;
+constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 12;
 
 #define PAIR(type, name, op) \
   inline type name(type x, type y) { return {op(x.a, y.a), op(x.b, y.b)}; }
@@ -121,21 +121,14 @@ inline I add_planes(I w, I v) {
   return {add_planes<PLANES, SHIFT>(w.a, v.a), add_planes<PLANES, SHIFT>(w.b, v.b)};
 }
 
-// Pairs of products are added in 16 bits, which 8-bit weights would overflow: those go as two nibbles.
-template <int BITS>
-inline __m256i dot4(__m256i acc, __m256i weights, __m256i four) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  if constexpr (BITS == 8) {
-    const __m256i high = low_nibbles(_mm256_srli_epi16(weights, 4));
-    acc = dot4<4>(acc, low_nibbles(weights), four);
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(high, four), _mm256_slli_epi16(ones, 4)));
-  }
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, four), ones));
-}
-template <int BITS>
-inline I dot4(I acc, I weights, const int8_t* q) {
-  const __m256i four = _mm256_set1_epi32(word_at(q));
-  return {dot4<BITS>(acc.a, weights.a, four), dot4<BITS>(acc.b, weights.b, four)};
+// Unsigned bytes times signed ones, in pairs: 16-bit words, which are to fit.
+inline I times_bytes(I w, I four) { return {_mm256_maddubs_epi16(w.a, four.a), _mm256_maddubs_epi16(w.b, four.b)}; }
+inline I add_words(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
+// Both words of each lane, times a number, added to acc.
+template <int TIMES>
+inline I add_both(I acc, I words) {
+  const __m256i times = _mm256_set1_epi16(TIMES);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, times)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, times))};
 }
 
 // The first and the second bfloat16 of each pair.
@@ -144,10 +137,13 @@ inline F seconds(I v) {
   const __m256i high = _mm256_set1_epi32(int(0xffff0000));
   return {(__m256)_mm256_and_si256(v.a, high), (__m256)_mm256_and_si256(v.b, high)};
 }
+inline __m256i bf16_bits(__m256 v) {  // in the lower half of each lane
+  const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+}
 inline void store_bf16(uint16_t* p, F v) {
-  alignas(32) uint32_t bits[16];
-  store((float*)bits, v);
-  for (int i = 0; i < 16; i++) p[i] = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
+  const __m256i halves = _mm256_packus_epi32(bf16_bits(v.a), bf16_bits(v.b));  // by 128 bits
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(halves, 0xd8));
 }
 
 // The first or the second of each of 16 pairs.

@@ -4,8 +4,9 @@
 using F = __m512;   // 16 floats
 using I = __m512i;  // 16 int32, or 64 bytes
 
-constexpr int TILE_ROWS = 8;   // rows that share one pass over keys or values
-constexpr int PASS_ROWS = 12;  // or over weights: as many as registers hold
+constexpr int TILE_ROWS = 8;   // rows that share one pass over keys or values,
+constexpr int TILE_SUMS = 16;  // with so many sums of 16: as many as registers hold
+constexpr int PASS_ROWS = 12;  // rows that share one over weights
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }
@@ -68,8 +69,7 @@ inline I add_planes(I w, I v) {
   return _mm512_ternarylogic_epi32(w, v, _mm512_set1_epi8(PLANES), 0xf8);  // w | (v & planes)
 }
 
-// Each lane: four unsigned BITS-bit weights times the same four int8 activations, added to acc.
-template <int BITS>
+// Each lane: four unsigned weights times the same four int8 activations, added to acc.
 inline I dot4(I acc, I weights, const int8_t* q) {
   return _mm512_dpbusd_epi32(acc, weights, int_set1(word_at(q)));
 }

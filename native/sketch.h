@@ -10,6 +10,7 @@
 // of bfloat16 for its first two groups and its last two, and the quants as in groups.h.
 #pragma once
 #include "decoder.h"
+#include "dots.h"
 #include "threads.h"
 
 constexpr int WIDE = 32, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
@@ -264,19 +265,17 @@ template <int M>
       quants += LINE;
     }
     const F scale = g % STRETCH < STRETCH / 2 ? firsts(scales) : seconds(scales);
-    I w[8];
-    load_group<SKETCH_BITS>(quants, w);
+    const Quants<SKETCH_BITS> w(quants);
     fetch_bytes(quants + AHEAD, group_bytes(SKETCH_BITS));
     const int at = g * M;
     for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);
-    for (int j = 0; j < 8; j++)
-      for (int m = 0; m < M; m++) sums[m] = dot4<SKETCH_BITS>(sums[m], w[j], rows.q + size_t(at + m) * GROUP + 4 * j);
+    w.template dot<0, 8, M>(rows.q + size_t(at) * GROUP, sums);
     for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }
   for (int m = 0; m < M; m++) {
     const SketchRows::Row& row = rows.row[m];
     I wide = int_set1(row.wide_zero);
-    for (int j = 0; j < WIDE / 4; j++) wide = dot4<8>(wide, load_bytes(from.wide[j]), rows.wide + m * WIDE + 4 * j);
+    Quants<8>(from.wide[0]).template dot<0, 8, 1>(rows.wide + m * WIDE, &wide);
     const F wide_product = mul(to_float(wide), set1(row.wide_scale));
     const F product = add(fma(wide_product, load(from.wide_scale), acc[m]), set1(row.mean + row.slack));
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));

@@ -1,0 +1,74 @@
+// Products of a group's quants, unsigned, with int8 activations: four columns of 16 rows at a time, a chunk.
+#pragma once
+#include "groups.h"
+
+#ifdef __AVX512VNNI__
+constexpr int DOT_ROWS = PASS_ROWS;  // whose sums registers hold
+
+template <int BITS>
+class Quants {
+ public:
+  explicit Quants(const uint8_t* group) { load_group<BITS>(group, w_); }
+
+  // Adds what N chunks from FROM on make with those of M rows of activations, [M, GROUP] at q.
+  template <int FROM, int N, int M>
+  void dot(const int8_t* q, I* sums) const {
+#pragma GCC unroll 8
+    for (int j = FROM; j < FROM + N; j++)
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) sums[m] = dot4(sums[m], w_[j], q + m * GROUP + 4 * j);
+  }
+
+ private:
+  I w_[8];
+};
+#else
+constexpr int DOT_ROWS = 4;
+
+// Without VNNI products of two columns come added, as 16-bit words. Those of several chunks are added up before they are
+// widened: of all eight with 4 bits (15 * 127 * 2 * 8 < 2^15), of four with 5, of two with 6. Eight bits go as two nibbles.
+//
+// Empty asm statements keep the compiler from what costs registers: from adding in another order, so that all products
+// are there at once, and from holding on to some of the weights. Two products and then two additions are the order that
+// Zen 3 likes best.
+template <int BITS>
+class Quants {
+ public:
+  [[gnu::always_inline]] explicit Quants(const uint8_t* group) {
+    load_group<BITS>(group, w_);
+    if constexpr (BITS == 8)
+      for (int j = 0; j < 8; j++) w_[8 + j] = high_nibbles(w_[j]), w_[j] = low_nibbles(w_[j]);
+  }
+
+  template <int FROM, int N, int M>
+  void dot(const int8_t* q, I* sums) const {
+    constexpr int TOGETHER = std::min(N, BITS == 5 ? 4 : BITS == 6 ? 2 : 8);
+#pragma GCC unroll 4
+    for (int j = FROM; j < FROM + N; j += TOGETHER) add<TOGETHER, M, 1>(w_ + j, q + 4 * j, sums);
+    if constexpr (BITS == 8) add<N, M, 16>(w_ + 8 + FROM, q + 4 * FROM, sums);
+  }
+
+ private:
+  template <int N, int M, int TIMES>
+  static void add(const I* w, const int8_t* q, I* sums) {
+    if constexpr (M > 1) asm("" : "+r"(w) : : "memory");
+    I words[M];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; j++) {
+      I weights = w[j];
+      if constexpr (M > 1) keep(weights);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        I products = times_bytes(weights, int_set1(word_at(q + m * GROUP + 4 * j)));
+        keep(products);
+        words[m] = j ? add_words(words[m], products) : products;
+        keep(words[m]);
+      }
+    }
+    for (int m = 0; m < M; m++) sums[m] = add_both<TIMES>(sums[m], words[m]);
+  }
+  static void keep(I& v) { asm("" : "+x"(v.a), "+x"(v.b)); }
+
+  I w_[BITS == 8 ? 16 : 8];
+};
+#endif

@@ -42,6 +42,10 @@ class Quants {
 
   template <int FROM, int N, int M>
   void dot(const int8_t* q, I* sums) const {
+    if constexpr (M > DOT_ROWS) {
+      dot<FROM, N, DOT_ROWS>(q, sums);
+      return dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
+    }
     constexpr int TOGETHER = std::min(N, BITS == 5 ? 4 : BITS == 6 ? 2 : 8);
 #pragma GCC unroll 4
     for (int j = FROM; j < FROM + N; j += TOGETHER) add<TOGETHER, M, 1>(w_ + j, q + 4 * j, sums);

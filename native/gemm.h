@@ -9,10 +9,11 @@
 #include "dots.h"
 #include "weights.h"
 
-// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones.
-constexpr int fewer(int rows) { return rows > 8 ? 8 : rows / 2; }
+// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones. In tiles of 12 registers hold all
+// sums. Where they hold fewer, more rows share what a panel takes to read and unpack.
+constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2; }
 
-// Where a group keeps what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
+// Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
 
@@ -21,14 +22,15 @@ struct Rows {
   int8_t* q;
   float* scale;
   float* weighted;  // scale * sum of q: what a minimum is multiplied with
-  int32_t* zeros;   // ZEROS a group: what the weights' zero adds, by format
+  int32_t* zeros;   // what the weights' zero adds: by format, `all` numbers apart
   uint16_t* b;      // the row in bfloat16
   int count, cols;
+  size_t all;       // groups of all rows
   int groups() const { return cols / GROUP; }
   // The first row of a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
-    return {q + GROUP * g, scale + g, weighted + g, zeros + ZEROS * g, b + GROUP * g, count - row, cols};
+    return {q + GROUP * g, scale + g, weighted + g, zeros + g, b + GROUP * g, count - row, cols, all};
   }
   // Where a row's first group lies, in groups, and how far the next one is.
   void place(int row, size_t& first, int& stride) const {
@@ -44,7 +46,7 @@ struct Rows {
     const size_t g = size_t(count) * (cols / GROUP);
     float* floats = (float*)(memory + GROUP * g);
     int32_t* ints = (int32_t*)(floats + 2 * g);
-    return {(int8_t*)memory, floats, floats + g, ints, (uint16_t*)(ints + ZEROS * g), count, cols};
+    return {(int8_t*)memory, floats, floats + g, ints, (uint16_t*)(ints + ZEROS * g), count, cols, g};
   }
 };
 
@@ -59,9 +61,9 @@ inline void quantize_group(F a, F b, Rows rows, size_t at) {
   const float scale = to_int8(a, b, qa, qb);
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
   const int32_t first = sum(qa), second = sum(qb);
-  int32_t* zeros = rows.zeros + ZEROS * at;
-  for (int zero : {8, 16, 128}) zeros[zero_at(zero)] = -zero * (first + second);
-  zeros[zero_at(32)] = -32 * first, zeros[zero_at(32) + 1] = -32 * second;
+  auto adds = [&](int which, int32_t sum) { rows.zeros[which * rows.all + at] = sum; };
+  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero * (first + second));
+  adds(zero_at(32), -32 * first), adds(zero_at(32) + 1, -32 * second);
   rows.scale[at] = scale, rows.weighted[at] = scale * float(first + second);
 }
 
@@ -114,7 +116,8 @@ inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F secon
   constexpr int zero = LAYOUTS[T].zero;
   I sums[M];
   auto begin = [&](int half) {
-    for (int m = 0; m < M; m++) sums[m] = zero ? int_set1(rows.zeros[ZEROS * (at + m) + zero_at(zero) + half]) : int_zero();
+    const int32_t* zeros = rows.zeros + (zero_at(zero) + half) * rows.all + at;
+    for (int m = 0; m < M; m++) sums[m] = zero ? int_set1(zeros[m]) : int_zero();
   };
   const int8_t* q = rows.q + at * GROUP;
   begin(0);
@@ -203,12 +206,12 @@ inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& wo
   });
 }
 
-constexpr int ROW_BLOCK = 60;       // rows whose activations stay in cache while panels go by
+constexpr int ROW_BLOCK = std::max(60, PASS_ROWS);  // rows whose activations stay in cache while panels go by
 inline int most_panels(int, int) { return 2; }  // for a member to take at a time, of many rows
 
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
-  for (int row = 0; row < count; row += PASS_ROWS)  // a tile of rows stays in the first-level cache for all n
+  for (int row = 0; row < count; row += PASS_ROWS)  // a tile of 12 rows stays in the first-level cache for all n
     for (int i = 0; i < n; i++)
       multiply(jobs[i], rows.at(first + row), std::min(PASS_ROWS, count - row), sums + i * ROW_BLOCK + row, work);
 }

@@ -44,12 +44,13 @@ class Quants {
   void dot(const int8_t* q, I* sums) const {
     if constexpr (M > DOT_ROWS) {
       dot<FROM, N, DOT_ROWS>(q, sums);
-      return dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
-    }
-    constexpr int TOGETHER = std::min(N, BITS == 5 ? 4 : BITS == 6 ? 2 : 8);
+      dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
+    } else {
+      constexpr int TOGETHER = std::min(N, BITS == 5 ? 4 : BITS == 6 ? 2 : 8);
 #pragma GCC unroll 4
-    for (int j = FROM; j < FROM + N; j += TOGETHER) add<TOGETHER, M, 1>(w_ + j, q + 4 * j, sums);
-    if constexpr (BITS == 8) add<N, M, 16>(w_ + 8 + FROM, q + 4 * FROM, sums);
+      for (int j = FROM; j < FROM + N; j += TOGETHER) add<TOGETHER, M, 1>(w_ + j, q + 4 * j, sums);
+      if constexpr (BITS == 8) add<N, M, 16>(w_ + 8 + FROM, q + 4 * FROM, sums);
+    }
   }
 
  private:

@@ -71,12 +71,28 @@ def test_products(name: str, size: float, kernels: native.NativeKernels) -> None
     assert (mine - expected).norm() <= tolerance * expected.norm()
 
 
+@pytest.mark.parametrize("fill", [0x00, 0x7F, 0xFF])
+@pytest.mark.parametrize("name", [name for name in native.FORMATS if name != "BF16"])
+def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKernels) -> None:
+    """Quants at their ends times activations at theirs: what is added up in few bits must hold all of them."""
+    if kernels.variant == "amx":
+        pytest.skip("adds up float32")
+    raw = raw_tensor(name, 64, 512)
+    blocks = raw.data.reshape(-1, FORMATS[name].block_bytes)
+    quants = {"Q6_K": slice(0, 192), "Q4_K": slice(16, None), "Q5_K": slice(16, None)}.get(name, slice(4, None))
+    blocks[:, quants] = fill
+    x = torch.ones(9, 512) * torch.tensor([1, -1]).repeat(5)[:9, None]
+    mine = native.Matrix(kernels, raw).multiply(x)
+    expected = rounded(x, name, kernels.variant) @ raw.dequantize().double().T
+    assert (mine - expected).norm() <= 1e-5 * expected.norm() + 1e-9
+
+
 @pytest.mark.parametrize("name", native.FORMATS)
 def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKernels) -> None:
     matrix = native.Matrix(kernels, raw_tensor(name, 64, 512))
-    x = torch.randn(70, 512, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(235, 512, generator=torch.Generator().manual_seed(1))
     together = matrix.multiply(x)
-    for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23), (3, 36), (0, 49), (20, 68)]:
+    for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23), (3, 36), (0, 49), (20, 68), (9, 130), (98, 235)]:
         assert (matrix.multiply(x[start:stop]) == together[start:stop]).all()
 
 

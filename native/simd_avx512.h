@@ -6,7 +6,7 @@ using I = __m512i;  // 16 int32, or 64 bytes
 
 constexpr int TILE_ROWS = 8;   // rows that share one pass over keys or values,
 constexpr int TILE_SUMS = 16;  // with so many sums of 16: as many as registers hold
-constexpr int PASS_ROWS = 12;  // rows that share one over weights
+constexpr int PASS_ROWS = 12;  // rows that share a pass over weights
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }

@@ -20,7 +20,7 @@ struct PairsOf {
 template <int R>
 constexpr int SUMS = TILE_SUMS / R >= 4 ? 4 : TILE_SUMS / R >= 2 ? 2 : 1;
 
-// Scores of R rows against P pages of keys from `first` on, of which the last may be less.
+// Scores of R rows against P pages of keys from `first` on. There is none after `last`, which is then scored twice.
 template <int R, int P, class Source>
 void score_pages(const Half* queries, const Source& keys, int first, int last, int dim, float* out) {
   F acc[R][P];

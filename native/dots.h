@@ -42,7 +42,7 @@ class Quants {
 
   template <int FROM, int N, int M>
   void dot(const int8_t* q, I* sums) const {
-    if constexpr (M > DOT_ROWS) {
+    if constexpr (M > DOT_ROWS) {  // as many at a time as registers hold; a caller may also come with no more
       dot<FROM, N, DOT_ROWS>(q, sums);
       dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
     } else {

@@ -9,8 +9,8 @@
 #include "dots.h"
 #include "weights.h"
 
-// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones. In tiles of 12 registers hold all
-// sums. Where they hold fewer, more rows share what a panel takes to read and unpack.
+// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones. A tile is what registers hold
+// the sums of, or else many rows, which share what a panel takes to read and unpack.
 constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2; }
 
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
@@ -206,7 +206,7 @@ inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& wo
   });
 }
 
-constexpr int ROW_BLOCK = std::max(60, PASS_ROWS);  // rows whose activations stay in cache while panels go by
+constexpr int ROW_BLOCK = round_up(60, PASS_ROWS);  // rows whose activations stay in cache while panels go by: whole tiles
 inline int most_panels(int, int) { return 2; }  // for a member to take at a time, of many rows
 
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].

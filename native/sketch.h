@@ -13,7 +13,7 @@
 #include "dots.h"
 #include "threads.h"
 
-constexpr int WIDE = 32, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
+constexpr int WIDE = GROUP, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
 constexpr int STRETCH = 4;               // groups
 constexpr float WIDE_PART = 1.0f / 512;  // of `size`: the wide columns' rest is smaller
 
@@ -272,11 +272,11 @@ template <int M>
     w.template dot<0, 8, M>(rows.q + size_t(at) * GROUP, sums);
     for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }
+  for (int m = 0; m < M; m++) sums[m] = int_set1(rows.row[m].wide_zero);
+  Quants<8>(from.wide[0]).template dot<0, 8, M>(rows.wide, sums);
   for (int m = 0; m < M; m++) {
     const SketchRows::Row& row = rows.row[m];
-    I wide = int_set1(row.wide_zero);
-    Quants<8>(from.wide[0]).template dot<0, 8, 1>(rows.wide + m * WIDE, &wide);
-    const F wide_product = mul(to_float(wide), set1(row.wide_scale));
+    const F wide_product = mul(to_float(sums[m]), set1(row.wide_scale));
     const F product = add(fma(wide_product, load(from.wide_scale), acc[m]), set1(row.mean + row.slack));
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
     likely[m] = top(product), highest[m] = top(add(product, off));

@@ -79,9 +79,10 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKe
         pytest.skip("adds up float32")
     raw = raw_tensor(name, 64, 512)
     blocks = raw.data.reshape(-1, FORMATS[name].block_bytes)
-    quants = {"Q6_K": slice(0, 192), "Q4_K": slice(16, None), "Q5_K": slice(16, None)}.get(name, slice(4, None))
-    blocks[:, quants] = fill
-    x = torch.ones(9, 512) * torch.tensor([1, -1]).repeat(5)[:9, None]
+    starts = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16, "Q6_K": 0}
+    blocks[:, starts.get(name, 2) : 192 if name == "Q6_K" else None] = fill
+    x = torch.ones(9, 512)
+    x[1::2] = -1
     mine = native.Matrix(kernels, raw).multiply(x)
     expected = rounded(x, name, kernels.variant) @ raw.dequantize().double().T
     assert (mine - expected).norm() <= 1e-5 * expected.norm() + 1e-9

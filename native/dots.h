@@ -3,7 +3,7 @@
 #include "groups.h"
 
 #ifdef __AVX512VNNI__
-constexpr int DOT_ROWS = PASS_ROWS;  // whose sums registers hold
+constexpr int DOT_ROWS = 8;  // whose sums registers hold, beside the weights
 
 template <int BITS>
 class Quants {

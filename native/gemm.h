@@ -148,7 +148,8 @@ template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
-  F acc[M];
+  F acc[M];  // in registers, if the compiler unrolls every loop over it
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
   const bool asks = later.due(groups);
@@ -165,11 +166,13 @@ template <Format T, int M>
       constexpr int SOME = std::min(M, DOT_ROWS);
       for (int m = 0; m < M; m += SOME) add_group<T, SOME>(acc + m, w, scale, second, rows, size_t(g) * M + m);
     }
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }
 
-template <int M>
-[[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, F* out) {
+// M rows of a tile of TILE, from one of them on.
+template <int M, int TILE>
+[[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, int from, F* out) {
   const uint8_t* p = job.begin();
   Lookahead ahead(job, p);
   F even[M], odd[M];
@@ -180,7 +183,7 @@ template <int M>
       ahead.step(2 * LINE);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
-        const uint16_t* b = rows.b + (size_t(g) * M + m) * GROUP + c;
+        const uint16_t* b = rows.b + (size_t(g) * TILE + from + m) * GROUP + c;
         even[m] = dot2(even[m], first, b), odd[m] = dot2(odd[m], second, b + 2);
       }
     }
@@ -198,10 +201,12 @@ inline void in_tiles(int count, int row, const Step& step) {
 inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& work) {
   with_format(job.matrix->format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
-      if constexpr (T == BF16)
-        stream_bf16<M>(job, rows.at(row), out + row);
-      else
+      if constexpr (T == BF16) {
+        constexpr int SOME = std::min(M, BF16_ROWS);
+        for (int m = 0; m < M; m += SOME) stream_bf16<SOME, M>(job, rows.at(row), m, out + row + m);
+      } else {
         stream<T, M>(job, rows.at(row), out + row, work.ahead);
+      }
     });
   });
 }
@@ -211,7 +216,7 @@ inline int most_panels(int, int) { return 2; }  // for a member to take at a tim
 
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
-  for (int row = 0; row < count; row += PASS_ROWS)  // a tile of 12 rows stays in the first-level cache for all n
+  for (int row = 0; row < count; row += PASS_ROWS)  // a tile of rows stays in cache for all n
     for (int i = 0; i < n; i++)
       multiply(jobs[i], rows.at(first + row), std::min(PASS_ROWS, count - row), sums + i * ROW_BLOCK + row, work);
 }

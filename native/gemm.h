@@ -9,8 +9,8 @@
 #include "dots.h"
 #include "weights.h"
 
-// Rows share a pass over a panel in tiles: of PASS_ROWS, and what is left in smaller ones. A tile is what registers hold
-// the sums of, or else many rows, which share what a panel takes to read and unpack.
+// Rows share a pass over a panel, and what it takes to read and unpack, in tiles: of PASS_ROWS, whose sums wait in memory,
+// and what is left in smaller ones, the last of which registers hold.
 constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2; }
 
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
@@ -148,8 +148,8 @@ template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
-  F acc[M];  // in registers, if the compiler unrolls every loop over it
-#pragma GCC unroll 16
+  F acc[M];  // those of a small tile are in registers only if all loops over them are unrolled
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
   const bool asks = later.due(groups);
@@ -166,7 +166,7 @@ template <Format T, int M>
       constexpr int SOME = std::min(M, DOT_ROWS);
       for (int m = 0; m < M; m += SOME) add_group<T, SOME>(acc + m, w, scale, second, rows, size_t(g) * M + m);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) out[m] = acc[m];
 }
 

@@ -15,13 +15,11 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     return Partial{place, place + c.dim, place + c.dim + 1};
   };
   auto put = [&](const Piece& piece, int head, int i, Partial query) {  // i of [rows, repeat]
-    size_t at;
-    int next;
-    out.place(piece.first + i / repeat, at, next);
-    at += size_t(head * repeat + i % repeat) * (c.dim / GROUP) * next;
+    const Place place = out.place(piece.first + i / repeat);
+    int g = (head * repeat + i % repeat) * (c.dim / GROUP);
     const F share = set1(1.0f / *query.total);
-    for (int d = 0; d < c.dim; d += GROUP, at += next)
-      put_group(b.o.kinds, mul(load(query.out + d), share), mul(load(query.out + d + 16), share), out, at);
+    for (int d = 0; d < c.dim; d += GROUP, g++)
+      put_group(b.o.kinds, mul(load(query.out + d), share), mul(load(query.out + d + 16), share), out, place, g);
   };
   m.team->share(int(plan.units.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.units[u];

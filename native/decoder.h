@@ -13,10 +13,18 @@ constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a gro
 
 // 32 columns of a row that is to be multiplied.
 inline void put_columns(Kinds kinds, F a, F b, Rows rows, int row, int column) {
-  size_t at;
-  int next;
-  rows.place(row, at, next);
-  put_group(kinds, a, b, rows, at + size_t(column / GROUP) * next);
+  put_group(kinds, a, b, rows, rows.place(row), column / GROUP);
+}
+
+// The same of rows one after another: a[i] and b[i].
+inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int first, int count, int column) {
+  for (int i = 0; i < count;) {
+    const Place place = rows.place(first + i);
+    if (std::min(count - i, place.left) >= PANEL)
+      put_groups(kinds, a + i, b + i, rows, place, column / GROUP), i += PANEL;
+    else
+      put_group(kinds, a[i], b[i], rows, place, column / GROUP), i++;
+  }
 }
 
 // Panels in the order in which they are computed.

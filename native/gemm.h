@@ -7,6 +7,7 @@
 
 #include "ahead.h"
 #include "dots.h"
+#include "scales.h"
 #include "weights.h"
 
 // Rows share a pass over a panel, and what it takes to read and unpack, in tiles: of PASS_ROWS, whose sums wait in memory,
@@ -16,37 +17,55 @@ constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2;
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
+// The quant that products take for 0.
+constexpr int zero_of(Format format) {
+  return has_minima(format) && FROM_MIDDLE ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
+}
+
+// Where a row lies: its first group and the sum of that, and so many rows side by side, from it on and in all.
+struct Place {
+  size_t first, first_sum;
+  int left, stride;
+  size_t group(int g) const { return first + size_t(g) * stride; }
+  size_t sum(int g) const { return first_sum + size_t(g / TOGETHER) * TOGETHER * stride + g % TOGETHER; }
+};
 
 // Rows ready to be multiplied. A tile holds group after group, and of each group its rows side by side.
 struct Rows {
   int8_t* q;
-  float* scale;
-  float* weighted;  // scale * sum of q: what a minimum is multiplied with
-  int32_t* zeros;   // what the weights' zero adds: by format, `all` numbers apart
-  uint16_t* b;      // the row in bfloat16
+  float* step;     // what quants are multiplied with
+  int32_t* zeros;  // what the weights' zero adds: by format, `all` numbers apart
+  Sum* sums;       // step * sum of q: row by row, TOGETHER groups after another
+  uint16_t* b;     // the row in bfloat16
   int count, cols;
-  size_t all;       // groups of all rows
+  size_t all;      // groups of all rows
   int groups() const { return cols / GROUP; }
   // The first row of a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
-    return {q + GROUP * g, scale + g, weighted + g, zeros + g, b + GROUP * g, count - row, cols, all};
+    return {q + GROUP * g, step + g, zeros + g, sums + row * sums_of(cols), b + GROUP * g, count - row, cols, all};
   }
-  // Where a row's first group lies, in groups, and how far the next one is.
-  void place(int row, size_t& first, int& stride) const {
-    int start = row / PASS_ROWS * PASS_ROWS;
-    for (stride = PASS_ROWS;; stride = fewer(stride)) {
+  Place place(int row) const {
+    int start = row / PASS_ROWS * PASS_ROWS, stride = PASS_ROWS;
+    for (;; stride = fewer(stride)) {
       for (; row - start >= stride && count - start >= stride;) start += stride;
       if (count - start >= stride) break;
     }
-    first = size_t(start) * groups() + (row - start);
+    const int before = row - start;
+    return {size_t(start) * groups() + before, start * sums_of(cols) + TOGETHER * before, stride - before, stride};
   }
-  static size_t bytes(size_t rows, int cols) { return rows * (3 * cols + size_t(cols / GROUP) * (8 + 4 * ZEROS)); }
+  // Whether the group comes last, without those that it should be together with.
+  bool lonely(int g) const { return g + 1 == groups() && (g + 1) % TOGETHER; }
+  static size_t sums_of(int cols) { return round_up(cols / GROUP, TOGETHER); }
+  static size_t bytes(size_t rows, int cols) {
+    return rows * (3 * cols + size_t(cols / GROUP) * 4 * (1 + ZEROS) + sums_of(cols) * sizeof(Sum));
+  }
   static Rows in(uint8_t* memory, int count, int cols) {
     const size_t g = size_t(count) * (cols / GROUP);
-    float* floats = (float*)(memory + GROUP * g);
-    int32_t* ints = (int32_t*)(floats + 2 * g);
-    return {(int8_t*)memory, floats, floats + g, ints, (uint16_t*)(ints + ZEROS * g), count, cols, g};
+    float* step = (float*)(memory + GROUP * g);
+    int32_t* zeros = (int32_t*)(step + g);
+    Sum* sums = (Sum*)(zeros + ZEROS * g);
+    return {(int8_t*)memory, step, zeros, sums, (uint16_t*)(sums + count * sums_of(cols)), count, cols, g};
   }
 };
 
@@ -56,31 +75,68 @@ struct Kinds {
   void add(Format format) { (format == BF16 ? bf16 : ints) = true; }
 };
 
-inline void quantize_group(F a, F b, Rows rows, size_t at) {
+inline void quantize_group(F a, F b, Rows rows, Place place, int g) {
+  const size_t at = place.group(g);
   I qa, qb;
-  const float scale = to_int8(a, b, qa, qb);
+  const float step = to_int8(a, b, qa, qb);
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
   const int32_t first = sum(qa), second = sum(qb);
   auto adds = [&](int which, int32_t sum) { rows.zeros[which * rows.all + at] = sum; };
   for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero * (first + second));
   adds(zero_at(32), -32 * first), adds(zero_at(32) + 1, -32 * second);
-  rows.scale[at] = scale, rows.weighted[at] = scale * float(first + second);
+  rows.step[at] = step;
+  Sum* out = rows.sums + place.sum(g);
+  put_sum(out, step * float(first + second));
+  if (rows.lonely(g)) put_sum(out + 1, 0);
+}
+
+// The same of 16 rows that lie side by side.
+inline void quantize_groups(const F* a, const F* b, Rows rows, Place place, int g) {
+  const size_t at = place.group(g);
+  F highest[PANEL];
+#pragma GCC unroll 16
+  for (int i = 0; i < PANEL; i++) highest[i] = max(abs(a[i]), abs(b[i]));
+  const F step = step_of(tops(highest));
+  float inverse[PANEL];
+  store(inverse, inverse_of(step));
+  int8_t* q = rows.q + at * GROUP;
+  I qa[PANEL], qb[PANEL];
+#pragma GCC unroll 16
+  for (int i = 0; i < PANEL; i++, q += GROUP) {
+    qa[i] = to_int(mul(a[i], set1(inverse[i]))), qb[i] = to_int(mul(b[i], set1(inverse[i])));
+    store_int8(q, qa[i]), store_int8(q + 16, qb[i]);
+  }
+  const I first = sums(qa), second = sums(qb), both = add(first, second);
+  auto adds = [&](int which, int times, I sum) { store(rows.zeros + which * rows.all + at, mul(sum, int_set1(times))); };
+  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero, both);
+  adds(zero_at(32), -32, first), adds(zero_at(32) + 1, -32, second);
+  store(rows.step + at, step);
+  Sum* out = rows.sums + place.sum(g);
+  put_sums(out, mul(step, to_float(both)));
+  if (rows.lonely(g)) put_sums(out + 1, zero());
 }
 
 inline void round_group(F a, F b, Rows rows, size_t at) {
   store_bf16(rows.b + at * GROUP, a), store_bf16(rows.b + at * GROUP + 16, b);
 }
 
-// 32 columns at a place.
-inline void put_group(Kinds kinds, F a, F b, Rows rows, size_t at) {
-  if (kinds.ints) quantize_group(a, b, rows, at);
-  if (kinds.bf16) round_group(a, b, rows, at);
+// 32 columns of a row.
+inline void put_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
+  if (kinds.ints) quantize_group(a, b, rows, place, g);
+  if (kinds.bf16) round_group(a, b, rows, place.group(g));
+}
+
+// The same of 16 rows that lie side by side: a[i] and b[i].
+inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
+  if (kinds.ints) quantize_groups(a, b, rows, place, g);
+  for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
 }
 
 // What products take for those 32 columns.
-inline void read_group(Kinds kinds, Rows rows, size_t at, float* out) {
+inline void read_group(Kinds kinds, Rows rows, Place place, int g, float* out) {
+  const size_t at = place.group(g);
   for (int i = 0; i < GROUP; i++)
-    out[i] = kinds.ints ? rows.scale[at] * float(rows.q[at * GROUP + i]) : from_bf16(rows.b[at * GROUP + i]);
+    out[i] = kinds.ints ? rows.step[at] * float(rows.q[at * GROUP + i]) : from_bf16(rows.b[at * GROUP + i]);
 }
 // A panel's 16 weights of each column, as products take them.
 inline void read_panel(const Matrix& matrix, int panel, F* out) {
@@ -111,30 +167,37 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
 // A group's share of the sums of M rows, which lie from `at` on. Products begin with what the weights' zero takes off them
 // (an exact integer); of Q6_K the first and the last 16 columns have a scale each. Rows take turns, as a row's next product
 // waits for its last one.
-template <Format T, int M>
-inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F second, Rows rows, size_t at) {
-  constexpr int zero = LAYOUTS[T].zero;
+template <Format T, bool MINIMA, int M, class Scale>
+inline void add_rows(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
+                     size_t at, const Sum* of) {
   I sums[M];
-  auto begin = [&](int half) {
-    const int32_t* zeros = rows.zeros + (zero_at(zero) + half) * rows.all + at;
-    for (int m = 0; m < M; m++) sums[m] = zero ? int_set1(zeros[m]) : int_zero();
-  };
+  const int32_t* zeros = rows.zeros + zero_at(zero_of(T)) * rows.all + at;
   const int8_t* q = rows.q + at * GROUP;
-  begin(0);
+  for (int m = 0; m < M; m++) sums[m] = zero_of(T) ? int_set1(zeros[m]) : int_zero();
   if constexpr (T == Q6_K) {
     F products[M];
     w.template dot<0, 4, M>(q, sums);
-    for (int m = 0; m < M; m++) products[m] = mul(to_float(sums[m]), scale);
-    begin(1);
+    for (int m = 0; m < M; m++) products[m] = mul(to_float(sums[m]), scale.by);
+    for (int m = 0; m < M; m++) sums[m] = int_set1(zeros[rows.all + m]);
     w.template dot<4, 4, M>(q, sums);
     for (int m = 0; m < M; m++) products[m] = fma(to_float(sums[m]), second, products[m]);
-    for (int m = 0; m < M; m++) acc[m] = fma(products[m], set1(rows.scale[at + m]), acc[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(products[m], set1(rows.step[at + m]), acc[m]);
   } else {
     w.template dot<0, 8, M>(q, sums);
-    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), scale.times(rows.step + at + m), acc[m]);
   }
-  if constexpr (zero == 0)
-    for (int m = 0; m < M; m++) acc[m] = fma(second, set1(rows.weighted[at + m]), acc[m]);
+  if constexpr (MINIMA)
+    for (int m = 0; m < M; m++) acc[m] = add_minima(acc[m], minima, of + TOGETHER * m);
+}
+
+template <Format T, bool MINIMA, int M, class Scale>
+inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
+                      int g) {
+  constexpr int SOME = std::min(M, DOT_ROWS);
+  const size_t at = size_t(g) * M;
+  const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
+  for (int m = 0; m < M; m += SOME)
+    add_rows<T, MINIMA, SOME>(acc + m, w, scale, second, minima, rows, at + m, of + TOGETHER * m);
 }
 
 // What a member of the team needs for its multiplications, until the end of a pass.
@@ -155,16 +218,28 @@ template <Format T, int M>
   const bool asks = later.due(groups);
   const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
   Lookahead ahead(job, p);
+  F minimum = zero();  // of the group before
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
       const Quants<L.bits> w(quants);
       ahead.step(step);
       if (asks) later.step();
-      F scale, second;
-      load_scales<T>(p + block * L.scale_bytes, i, scale, second);
-      constexpr int SOME = std::min(M, DOT_ROWS);
-      for (int m = 0; m < M; m += SOME) add_group<T, SOME>(acc + m, w, scale, second, rows, size_t(g) * M + m);
+      F by, second;
+      load_scales<T>(p + block * L.scale_bytes, i, by, second);
+      const std::conditional_t<(M > DOT_ROWS && T != Q6_K), ManyScales, Scale> scale(by);
+      if constexpr (has_minima(T)) {
+        if (zero_of(T)) second = fma(set1(zero_of(T)), by, second);
+        if (g % TOGETHER == TOGETHER - 1)
+          add_group<T, true, M>(acc, w, scale, second, minima_of(minimum, second), rows, g);
+        else if (g + 1 == groups)
+          add_group<T, true, M>(acc, w, scale, second, minima_of(second, zero()), rows, g);
+        else
+          add_group<T, false, M>(acc, w, scale, second, Minima{}, rows, g);
+        minimum = second;
+      } else {
+        add_group<T, false, M>(acc, w, scale, second, Minima{}, rows, g);
+      }
     }
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) out[m] = acc[m];

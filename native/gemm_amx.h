@@ -8,16 +8,22 @@
 #include "ahead.h"
 #include "unpack_amx.h"
 
+// Where a row lies: its first group, and so many rows side by side, from it on and in all.
+struct Place {
+  size_t first;
+  int left, stride;
+  size_t group(int g) const { return first + size_t(g) * stride; }
+};
+
 // Rows ready to be multiplied. A tile of rows holds group after group, and of each group its rows side by side.
 struct Rows {
   uint16_t* b;
   int count, cols;
   int groups() const { return cols / GROUP; }
   int tile_rows(int start) const { return std::clamp(count - start, 0, TILE); }
-  // Where a row's first group lies, in groups, and how far the next one is.
-  void place(int row, size_t& first, int& stride) const {
-    const int start = row / TILE * TILE;
-    first = size_t(start) * groups() + (row - start), stride = tile_rows(start);
+  Place place(int row) const {
+    const int start = row / TILE * TILE, before = row - start, stride = tile_rows(start);
+    return {size_t(start) * groups() + before, stride - before, stride};
   }
   static size_t bytes(size_t rows, int cols) { return 2 * rows * cols; }
   static Rows in(uint8_t* memory, int count, int cols) { return {(uint16_t*)memory, count, cols}; }
@@ -28,16 +34,24 @@ struct Kinds {
   void add(Format) {}
 };
 
-// 32 columns at a place. Of four columns the middle two change places: bytes of weights become pairs by a mask.
-inline void put_group(Kinds, F a, F b, Rows rows, size_t at) {
+// 32 columns of a row. Of four columns the middle two change places: bytes of weights become pairs by a mask.
+inline void put_group(F a, F b, Rows rows, size_t at) {
   const F lift = power_of_two(LIFT);
   const I pairs = (I)_mm512_cvtne2ps_pbh(mul(b, lift), mul(a, lift));
   constexpr int ORDER = 0b11'01'10'00;
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
 }
 
+inline void put_group(Kinds, F a, F b, Rows rows, Place place, int g) { put_group(a, b, rows, place.group(g)); }
+
+// The same of 16 rows that lie side by side: a[i] and b[i].
+inline void put_groups(Kinds, const F* a, const F* b, Rows rows, Place place, int g) {
+  for (int i = 0; i < PANEL; i++) put_group(a[i], b[i], rows, place.group(g) + i);
+}
+
 // What products take for those 32 columns.
-inline void read_group(Kinds, Rows rows, size_t at, float* out) {
+inline void read_group(Kinds, Rows rows, Place place, int g, float* out) {
+  const size_t at = place.group(g);
   constexpr int ORDER[] = {0, 2, 1, 3};
   for (int i = 0; i < GROUP; i++)
     out[i / 4 * 4 + ORDER[i % 4]] = std::ldexp(from_bf16(rows.b[at * GROUP + i]), -LIFT);

@@ -5,10 +5,8 @@
 
 // One row in whatever its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
-  size_t at;
-  int stride;
-  rows.place(row, at, stride);
-  for (int c = 0; c < layer.cols; c += GROUP, at += stride) put_group(layer.kinds, load(x + c), load(x + c + 16), rows, at);
+  const Place place = rows.place(row);
+  for (int g = 0; g < rows.groups(); g++, x += GROUP) put_group(layer.kinds, load(x), load(x + 16), rows, place, g);
 }
 
 // The same of row `row` of x, first normed if a norm is given.
@@ -113,9 +111,14 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
   };
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
-      for (int r = 0; r < block; r++) {
-        const F a = add_and_store(jobs[0], first + r, sums[r]), b = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
-        if (to) to->put(first + r, jobs->column, a, b);
+      for (int start = 0; start < block; start += PANEL) {
+        const int some = std::min(PANEL, block - start);
+        F a[PANEL], b[PANEL];
+        for (int i = 0; i < some; i++) {
+          const int r = start + i;
+          a[i] = add_and_store(jobs[0], first + r, sums[r]), b[i] = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
+        }
+        if (to) to->put(first + start, some, jobs->column, a, b);
       }
   };
   linear(m, own, layer, rows, count, emit, finish);
@@ -146,11 +149,15 @@ Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Norm
   auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
-      for (int r = 0; r < block; r++) {
-        const F scale = set1(scales[first + r]);
-        auto sum = [&](int i) { return mul(sums[i * ROW_BLOCK + r], scale); };
-        const F a = gated(sum(0), sum(1)), b = gated(sum(2), sum(3));
-        put_columns(next.kinds, a, b, out, first + r, jobs->column);
+      for (int start = 0; start < block; start += PANEL) {
+        const int some = std::min(PANEL, block - start);
+        F a[PANEL], b[PANEL];
+        for (int i = 0; i < some; i++) {
+          const F scale = set1(scales[first + start + i]);
+          auto sum = [&](int panel) { return mul(sums[panel * ROW_BLOCK + start + i], scale); };
+          a[i] = gated(sum(0), sum(1)), b[i] = gated(sum(2), sum(3));
+        }
+        put_columns(next.kinds, a, b, out, first + start, some, jobs->column);
       }
   };
   linear(m, own, layer, from.rows, count, emit, [&] { fetch_start(m, own, next, count); });

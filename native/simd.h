@@ -52,12 +52,26 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
+// What int8 quants of numbers are multiplied with if none is larger: STEP_BITS bits follow its first, few enough for
+// scales.h to look up what they make, or all that a float has.
+#ifdef __AVX512BF16__
+constexpr int STEP_BITS = 4;
+#else
+constexpr int STEP_BITS = 23;
+#endif
+inline F step_of(F highest) {
+  const F least = set1(0x1p-100f);
+  const uint32_t none = equal_lanes(max(least, highest), least);
+  return select(none, zero(), cut_up<23 - STEP_BITS>(div(highest, set1(127.0f))));
+}
+// What makes quants: numbers that step is 0 of are 0.
+inline F inverse_of(F step) { return select(equal_lanes(step, zero()), zero(), div(set1(1.0f), step)); }
+
 // 32 numbers as int8. Returns what these are to be multiplied with.
 inline float to_int8(F a, F b, I& qa, I& qb) {
-  const float highest = top(max(abs(a), abs(b)));
-  const F inverse = set1(highest > 0 ? 127.0f / highest : 0.0f);
+  const F step = step_of(set1(top(max(abs(a), abs(b))))), inverse = inverse_of(step);
   qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
-  return highest / 127.0f;
+  return first_lane(step);
 }
 
 // Into the second-level cache: the first has room for few lines under way, 24 on Zen 4.

@@ -65,6 +65,13 @@ inline float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
+template <int BITS>
+inline __m256 cut_up(__m256 v) {
+  const __m256i below = _mm256_set1_epi32((1 << BITS) - 1);
+  return (__m256)_mm256_andnot_si256(below, _mm256_add_epi32((__m256i)v, below));
+}
+template <int BITS>
+inline F cut_up(F v) { return {cut_up<BITS>(v.a), cut_up<BITS>(v.b)}; }
 inline float first_lane(F v) { return _mm256_cvtss_f32(v.a); }
 inline float top(F v) {
   const __m256 a = _mm256_max_ps(v.a, v.b);
@@ -73,6 +80,12 @@ inline float top(F v) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+inline I load_bytes(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline void store_bytes(uint8_t* p, I v) {
+  _mm256_storeu_si256((__m256i*)p, v.a), _mm256_storeu_si256((__m256i*)(p + 32), v.b);
+}
 inline I int_zero() { return both(_mm256_setzero_si256()); }
 inline I int_set1(int32_t x) { return both(_mm256_set1_epi32(x)); }
 inline F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
@@ -83,6 +96,24 @@ inline int32_t sum(I v) {
   b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
 }
+inline F sums(F* v) {
+  alignas(64) float each[16];
+  for (int i = 0; i < 16; i++) each[i] = sum(v[i]);
+  return load(each);
+}
+inline F tops(F* v) {
+  alignas(64) float each[16];
+  for (int i = 0; i < 16; i++) each[i] = top(v[i]);
+  return load(each);
+}
+inline I sums(I* v) {
+  alignas(64) int32_t each[16];
+  for (int i = 0; i < 16; i++) each[i] = sum(v[i]);
+  return load_bytes((const uint8_t*)each);
+}
+inline I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I mul(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline void store(int32_t* p, I v) { store_bytes((uint8_t*)p, v); }
 inline void store_int8(int8_t* p, I v) {  // values fit
   const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(shorts), _mm256_extracti128_si256(shorts, 1)));
@@ -100,12 +131,6 @@ template <int B>
 inline F byte_of(I v) {
   const __m256i low = _mm256_set1_epi32(255);
   return to_float(I{_mm256_and_si256(_mm256_srli_epi32(v.a, 8 * B), low), _mm256_and_si256(_mm256_srli_epi32(v.b, 8 * B), low)});
-}
-inline I load_bytes(const uint8_t* p) {
-  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
-}
-inline void store_bytes(uint8_t* p, I v) {
-  _mm256_storeu_si256((__m256i*)p, v.a), _mm256_storeu_si256((__m256i*)(p + 32), v.b);
 }
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }

@@ -41,14 +41,42 @@ inline float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
+// With the last BITS bits 0, and no smaller.
+template <int BITS>
+inline F cut_up(F v) {
+  const I below = _mm512_set1_epi32((1 << BITS) - 1);
+  return (F)_mm512_andnot_si512(below, _mm512_add_epi32((I)v, below));
+}
 inline float first_lane(F v) { return _mm512_cvtss_f32(v); }
 inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
+
+// The same of each of 16, to the bit.
+template <class Both>
+inline F across(F* v, const Both& both) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++)
+    v[i] = both(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    v[i] = both(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) v[i] = both(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
+  v[0] = both(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+  // Lanes are of vectors 0, 2, 1, 3, then the same + 8, + 4, + 12.
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), v[0]);
+}
+inline F sums(F* v) { return across(v, [](F a, F b) { return add(a, b); }); }
+inline F tops(F* v) { return across(v, [](F a, F b) { return max(a, b); }); }
 
 inline I int_zero() { return _mm512_setzero_si512(); }
 inline I int_set1(int32_t x) { return _mm512_set1_epi32(x); }
 inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
 inline I to_int(F v) { return _mm512_cvtps_epi32(v); }  // to the nearest, ties to even
 inline int32_t sum(I v) { return _mm512_reduce_add_epi32(v); }
+inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+inline I sums(I* v) { return (I)across((F*)v, [](F a, F b) { return (F)add((I)a, (I)b); }); }
+inline void store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline void store_int8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 inline F load_u8(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 inline F load_i8(const uint8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
@@ -72,7 +100,12 @@ inline I add_planes(I w, I v) {
 
 // Each lane: four unsigned weights times the same four int8 activations, added to acc.
 inline I dot4(I acc, I weights, const int8_t* q) {
+#ifdef __AVX512BF16__  // on Zen 4 activations that have a register each keep others from being computed ahead
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*(const int32_t*)q));
+  return acc;
+#else
   return _mm512_dpbusd_epi32(acc, weights, int_set1(word_at(q)));
+#endif
 }
 
 #ifdef __AVX512BF16__

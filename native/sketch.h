@@ -214,11 +214,9 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, Buffer& memory) const 
   out.scale = x + cols, out.zero = (int32_t*)(out.scale + count * n);
   out.q = (int8_t*)(out.zero + count * n), out.wide = out.q + size_t(count) * cols;
   for (int r = 0; r < count; r++) {
-    size_t at;
-    int stride;
-    rows.place(r, at, stride);
+    const Place place = rows.place(r);
     double mean = 0, squares = 0, wide = 0, lost = 0;
-    for (int g = 0; g < n; g++) read_group(kinds, rows, at + size_t(g) * stride, x + g * GROUP);
+    for (int g = 0; g < n; g++) read_group(kinds, rows, place, g, x + g * GROUP);
     for (int c = 0; c < cols; c++) mean += double(x[c]) * mean_[c];
     // 32 columns as int8; returns what the quants add up to.
     auto quantize = [&](F a, F b, int8_t* q, float& scale) {

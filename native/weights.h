@@ -33,6 +33,8 @@ constexpr Layout LAYOUTS[] = {
     {32, 64, 16, 0, 0},      // BF16
 };
 
+constexpr bool has_minima(Format format) { return format != BF16 && LAYOUTS[format].zero == 0; }
+
 struct Matrix {
   Format format;
   int rows, cols;

@@ -1,0 +1,60 @@
+// A group's scales and minima for 16 rows of weights, times those of activations. Zen 4 multiplies 16 numbers a cycle, and
+// products of quants leave it little time for others: there is a quicker way to each for it. Elsewhere they are multiplied.
+#pragma once
+#include "memory.h"
+#include "simd.h"
+
+struct Scale {
+  F by;
+  explicit Scale(F by) : by(by) {}
+  F times(const float* step) const { return mul(by, set1(*step)); }
+};
+
+#ifdef __AVX512BF16__
+// For many rows: a step is a power of two times one of STEPS numbers, and those times the scale are looked up. Powers of
+// two come from the ports that add. The bits are those that a multiplication makes.
+class ManyScales {
+ public:
+  explicit ManyScales(F by) {
+#pragma GCC unroll 16
+    for (int i = 0; i < STEPS; i++) store(times_[i], mul(by, set1(1.0f + float(i) / STEPS)));
+  }
+  F times(const float* step) const {
+    const uint32_t bits = word_at(step), i = bits >> (23 - STEP_BITS) & (STEPS - 1);
+    return _mm512_scalef_ps(load(times_[i]), _mm512_getexp_ps(set1(*step)));
+  }
+
+ private:
+  static constexpr int STEPS = 1 << STEP_BITS;
+  alignas(LINE) float times_[STEPS][16];
+};
+
+// Minima of two groups are added at a time, as pairs of bfloat16. They are counted from the middle quant, where they are
+// small and so is what rounding takes.
+constexpr int TOGETHER = 2;
+constexpr bool FROM_MIDDLE = true;
+using Minima = I;
+using Sum = uint16_t;  // of a row's group: what its minimum is multiplied with
+inline Minima minima_of(F first, F second) {
+  alignas(LINE) static constexpr uint16_t IN_TURN[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(load_bytes((const uint8_t*)IN_TURN), (I)_mm512_cvtne2ps_pbh(second, first));
+}
+inline F add_minima(F acc, Minima minima, const Sum* sums) { return dot2(acc, minima, sums); }
+inline void put_sum(Sum* out, float sum) { *out = uint16_t(_mm_cvtsi128_si32((__m128i)_mm_cvtneps_pbh(_mm_set_ss(sum)))); }
+// 16 rows' sums.
+inline void put_sums(Sum* out, F sums) {
+  _mm512_mask_storeu_epi16(out, 0x55555555, _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sums)));
+}
+#else
+using ManyScales = Scale;
+
+constexpr int TOGETHER = 1;
+constexpr bool FROM_MIDDLE = false;
+using Minima = F;
+using Sum = float;
+inline Minima minima_of(F, F second) { return second; }
+inline F add_minima(F acc, Minima minima, const Sum* sum) { return fma(minima, set1(*sum), acc); }
+inline void put_sum(Sum* out, float sum) { *out = sum; }
+inline void put_sums(Sum* out, F sums) { store(out, sums); }
+#endif

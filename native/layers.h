@@ -111,14 +111,9 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
   };
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
-      for (int start = 0; start < block; start += PANEL) {
-        const int some = std::min(PANEL, block - start);
-        F a[PANEL], b[PANEL];
-        for (int i = 0; i < some; i++) {
-          const int r = start + i;
-          a[i] = add_and_store(jobs[0], first + r, sums[r]), b[i] = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
-        }
-        if (to) to->put(first + start, some, jobs->column, a, b);
+      for (int r = 0; r < block; r++) {
+        const F a = add_and_store(jobs[0], first + r, sums[r]), b = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
+        if (to) to->put(first + r, jobs->column, a, b);
       }
   };
   linear(m, own, layer, rows, count, emit, finish);

@@ -31,22 +31,6 @@ struct Normed {
     }
     put_columns(kinds, a, b, rows, row, column);
   }
-  // Those of 16 rows, or fewer, one after another.
-  void put(int first, int count, int column, F* a, F* b) const {
-    if (count < PANEL || factors) {
-      for (int i = 0; i < count; i++) put(first + i, column, a[i], b[i]);
-      return;
-    }
-    const F weight_a = load(weights + column), weight_b = load(weights + column + 16);
-    F square[PANEL];
-#pragma GCC unroll 16
-    for (int i = 0; i < PANEL; i++) {
-      square[i] = fma(b[i], b[i], mul(a[i], a[i]));
-      a[i] = mul(a[i], weight_a), b[i] = mul(b[i], weight_b);
-    }
-    store(squares + column / GROUP * padded(rows.count) + first, sums(square));
-    put_columns(kinds, a, b, rows, first, PANEL, column);
-  }
   // One over the root of each row's mean square, to out [padded(rows)].
   void scales(float eps, float* out) const {
     const size_t stride = padded(rows.count);

@@ -17,9 +17,10 @@ constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2;
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
+constexpr bool rounds_minima(Format format) { return FROM_MIDDLE && has_minima(format); }
 // The quant that products take for 0.
 constexpr int zero_of(Format format) {
-  return has_minima(format) && FROM_MIDDLE ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
+  return rounds_minima(format) ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
 }
 
 // Where a row lies: its first group and the sum of that, and so many rows side by side, from it on and in all.
@@ -229,7 +230,7 @@ template <Format T, int M>
       load_scales<T>(p + block * L.scale_bytes, i, by, second);
       const std::conditional_t<(M > DOT_ROWS && T != Q6_K), ManyScales, Scale> scale(by);
       if constexpr (has_minima(T)) {
-        if (zero_of(T)) second = fma(set1(zero_of(T)), by, second);
+        if (rounds_minima(T)) second = fma(set1(zero_of(T)), by, second);
         if (g % TOGETHER == TOGETHER - 1)
           add_group<T, true, M>(acc, w, scale, second, minima_of(minimum, second), rows, g);
         else if (g + 1 == groups)

@@ -8,6 +8,8 @@
 #include "ahead.h"
 #include "unpack_amx.h"
 
+constexpr bool rounds_minima(Format) { return false; }  // other than weights
+
 // Where a row lies: its first group, and so many rows side by side, from it on and in all.
 struct Place {
   size_t first;

@@ -92,7 +92,7 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Matrix& head = *m.head->jobs[0].matrix;
-  if (head.layout().bits <= SKETCH_BITS || has_minima(head.format)) return 0;
+  if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
     m.sketch = Sketch::of(head, *m.team);
   } catch (const std::bad_alloc&) {

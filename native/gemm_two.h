@@ -1,0 +1,113 @@
+// Products of two panels at a time, for many rows. Zen 5 multiplies 512 bits as often in a cycle as it loads any, twice,
+// and would wait for activations that are loaded for one product each. The operations on a sum, and so its bits, are those
+// of one panel.
+#pragma once
+#include "ahead.h"
+#include "dots.h"
+#include "rows.h"
+
+#ifdef __AVX512VNNI__
+// A group of both.
+template <Format T>
+struct TwoGroups {
+  I w[2][8];
+  F scale[2], second[2];
+  Minima minima[2];  // of the group and those that it is together with
+  bool due;          // whether it is the last of them
+};
+
+// A group's share of the sums of M rows, which lie from `at` on.
+template <Format T, int M>
+inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& rows, size_t at, const Sum* of) {
+  const auto& [w, scale, second, minima, due] = group;
+  I sums[M][2];
+  F products[M][2];
+  auto each = [&](const auto& action) {
+    for (int m = 0; m < M; m++)
+      for (int p = 0; p < 2; p++) action(m, p);
+  };
+  auto dot = [&]<int FROM, int TO>(int zero) {
+    const int32_t* zeros = rows.zeros + zero * rows.all + at;
+    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = zero_of(T) ? int_set1(zeros[m]) : int_zero();
+#pragma GCC unroll 8
+    for (int j = FROM; j < TO; j++)
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        const I four = int_set1(word_at(rows.q + (at + m) * GROUP + 4 * j));
+        for (int p = 0; p < 2; p++) sums[m][p] = dot4(sums[m][p], w[p][j], four);
+      }
+  };
+  constexpr int ZERO = zero_at(zero_of(T));
+  if constexpr (T == Q6_K) {
+    dot.template operator()<0, 4>(ZERO);
+    each([&](int m, int p) { products[m][p] = mul(to_float(sums[m][p]), scale[p]); });
+    dot.template operator()<4, 8>(ZERO + 1);
+    each([&](int m, int p) {
+      const F product = fma(to_float(sums[m][p]), second[p], products[m][p]);
+      acc[m][p] = fma(product, set1(rows.step[at + m]), acc[m][p]);
+    });
+  } else {
+    dot.template operator()<0, 8>(ZERO);
+    each([&](int m, int p) {
+      acc[m][p] = fma(to_float(sums[m][p]), mul(scale[p], set1(rows.step[at + m])), acc[m][p]);
+    });
+  }
+  if (has_minima(T) && due) each([&](int m, int p) { acc[m][p] = add_minima(acc[m][p], minima[p], of + TOGETHER * m); });
+}
+
+// 16 sums of M rows for each panel, in one pass over both: [2, ROW_BLOCK].
+template <Format T, int M>
+[[gnu::noinline]] void stream_two(const Job* jobs, Rows rows, F* out, Ahead& later) {
+  constexpr Layout L = LAYOUTS[T];
+  constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
+  constexpr int SOME = DOT_ROWS / 2;
+  F acc[M][2];
+  for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = zero();
+  const int groups = rows.groups();
+  const bool asks = later.due(groups);
+  const uint8_t *blocks[2], *quants[2];
+  for (int p = 0; p < 2; p++) blocks[p] = jobs[p].begin(), quants[p] = blocks[p] + jobs[p].matrix->scale_bytes();
+  Lookahead ahead[] = {{jobs[0], blocks[0]}, {jobs[1], blocks[1]}};
+  F before[2] = {zero(), zero()};  // minima of the last group
+  for (int g = 0; g < groups; g++) {
+    TwoGroups<T> group;
+    auto& [w, scale, second, minima, due] = group;
+    const bool last = g % TOGETHER == TOGETHER - 1;
+    for (int p = 0; p < 2; p++) {
+      load_group<L.bits>(quants[p], w[p]);
+      quants[p] += group_bytes(L.bits), ahead[p].step(step);
+      load_scales<T>(blocks[p] + g / per_block * L.scale_bytes, g % per_block, scale[p], second[p]);
+      if (rounds_minima(T)) second[p] = fma(set1(zero_of(T)), scale[p], second[p]);
+      minima[p] = last ? minima_of(before[p], second[p]) : minima_of(second[p], zero());
+      before[p] = second[p];
+    }
+    due = last || g + 1 == groups;
+    if (asks) later.step();
+    const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
+    for (int m = 0; m < M; m += SOME)
+      add_group_two<T, SOME>(acc + m, group, rows, size_t(g) * M + m, of + TOGETHER * m);
+  }
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < 2; p++) out[p * ROW_BLOCK + m] = acc[m][p];
+}
+
+inline bool is_zen5() {
+  static const bool is = __builtin_cpu_supports("avx512vp2intersect");  // which few others have
+  return is;
+}
+
+// 16 outputs of each of the first of `count` rows for two panels: sums [2, ROW_BLOCK]. Returns of how many rows: of those
+// that make large tiles, or of none.
+inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& later) {
+  if (!is_zen5() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
+  int done = 0;
+  with_format(jobs->matrix->format, [&]<Format T>() {
+    in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
+      if constexpr (T != BF16 && M > DOT_ROWS) stream_two<T, M>(jobs, rows.at(row), out + row, later), done = row + M;
+    });
+  });
+  return done;
+}
+#else
+inline int multiply_two(const Job*, Rows, int, F*, Ahead&) { return 0; }
+#endif

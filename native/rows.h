@@ -1,0 +1,145 @@
+// Rows of activations, ready to be multiplied: int8 per group of 32 columns, or bfloat16.
+#pragma once
+#include <algorithm>
+
+#include "rounding.h"
+#include "scales.h"
+#include "weights.h"
+
+// Rows share a pass over a panel, and what it takes to read and unpack, in tiles: of PASS_ROWS, whose sums wait in memory,
+// and what is left in smaller ones, the last of which registers hold.
+constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2; }
+constexpr int ROW_BLOCK = round_up(60, PASS_ROWS);  // rows whose activations stay in cache while panels go by: whole tiles
+
+// Calls step<M>(row) for tiles of M rows, the largest first, until all `count` are done.
+template <int M, class Step>
+inline void in_tiles(int count, int row, const Step& step) {
+  for (; count - row >= M; row += M) step.template operator()<M>(row);
+  if constexpr (M > 1) in_tiles<fewer(M)>(count, row, step);
+}
+
+// Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
+constexpr int ZEROS = 5;
+constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
+constexpr bool rounds_minima(Format format) { return FROM_MIDDLE && has_minima(format); }
+// The quant that products take for 0.
+constexpr int zero_of(Format format) {
+  return rounds_minima(format) ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
+}
+
+// Where a row lies: its first group and the sum of that, and so many rows side by side, from it on and in all.
+struct Place {
+  size_t first, first_sum;
+  int left, stride;
+  size_t group(int g) const { return first + size_t(g) * stride; }
+  size_t sum(int g) const { return first_sum + size_t(g / TOGETHER) * TOGETHER * stride + g % TOGETHER; }
+};
+
+// Rows ready to be multiplied. A tile holds group after group, and of each group its rows side by side.
+struct Rows {
+  int8_t* q;
+  float* step;     // what quants are multiplied with
+  int32_t* zeros;  // what the weights' zero adds: by format, `all` numbers apart
+  Sum* sums;       // step * sum of q: row by row, TOGETHER groups after another
+  uint16_t* b;     // the row in bfloat16
+  int count, cols;
+  size_t all;      // groups of all rows
+  int groups() const { return cols / GROUP; }
+  // The first row of a tile.
+  Rows at(int row) const {
+    const size_t g = size_t(row) * groups();
+    return {q + GROUP * g, step + g, zeros + g, sums + row * sums_of(cols), b + GROUP * g, count - row, cols, all};
+  }
+  Place place(int row) const {
+    int start = row / PASS_ROWS * PASS_ROWS, stride = PASS_ROWS;
+    for (;; stride = fewer(stride)) {
+      for (; row - start >= stride && count - start >= stride;) start += stride;
+      if (count - start >= stride) break;
+    }
+    const int before = row - start;
+    return {size_t(start) * groups() + before, start * sums_of(cols) + TOGETHER * before, stride - before, stride};
+  }
+  // Whether the group comes last, without those that it should be together with.
+  bool lonely(int g) const { return g + 1 == groups() && (g + 1) % TOGETHER; }
+  static size_t sums_of(int cols) { return round_up(cols / GROUP, TOGETHER); }
+  static size_t bytes(size_t rows, int cols) {
+    return rows * (3 * cols + size_t(cols / GROUP) * 4 * (1 + ZEROS) + sums_of(cols) * sizeof(Sum));
+  }
+  static Rows in(uint8_t* memory, int count, int cols) {
+    const size_t g = size_t(count) * (cols / GROUP);
+    float* step = (float*)(memory + GROUP * g);
+    int32_t* zeros = (int32_t*)(step + g);
+    Sum* sums = (Sum*)(zeros + ZEROS * g);
+    return {(int8_t*)memory, step, zeros, sums, (uint16_t*)(sums + count * sums_of(cols)), count, cols, g};
+  }
+};
+
+// What the matrices of a layer multiply.
+struct Kinds {
+  bool ints = false, bf16 = false;
+  void add(Format format) { (format == BF16 ? bf16 : ints) = true; }
+};
+
+inline void quantize_group(F a, F b, Rows rows, Place place, int g) {
+  const size_t at = place.group(g);
+  I qa, qb;
+  const float step = to_int8(a, b, qa, qb);
+  store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
+  const int32_t first = sum(qa), second = sum(qb);
+  auto adds = [&](int which, int32_t sum) { rows.zeros[which * rows.all + at] = sum; };
+  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero * (first + second));
+  adds(zero_at(32), -32 * first), adds(zero_at(32) + 1, -32 * second);
+  rows.step[at] = step;
+  Sum* out = rows.sums + place.sum(g);
+  put_sum(out, step * float(first + second));
+  if (rows.lonely(g)) put_sum(out + 1, 0);
+}
+
+// The same of 16 rows that lie side by side.
+inline void quantize_groups(const F* a, const F* b, Rows rows, Place place, int g) {
+  const size_t at = place.group(g);
+  F highest[PANEL];
+#pragma GCC unroll 16
+  for (int i = 0; i < PANEL; i++) highest[i] = max(abs(a[i]), abs(b[i]));
+  const F step = step_of(tops(highest));
+  float inverse[PANEL];
+  store(inverse, inverse_of(step));
+  int8_t* q = rows.q + at * GROUP;
+  I qa[PANEL], qb[PANEL];
+#pragma GCC unroll 16
+  for (int i = 0; i < PANEL; i++, q += GROUP) {
+    qa[i] = to_int(mul(a[i], set1(inverse[i]))), qb[i] = to_int(mul(b[i], set1(inverse[i])));
+    store_int8(q, qa[i]), store_int8(q + 16, qb[i]);
+  }
+  const I first = sums(qa), second = sums(qb), both = add(first, second);
+  auto adds = [&](int which, int times, I sum) { store(rows.zeros + which * rows.all + at, mul(sum, int_set1(times))); };
+  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero, both);
+  adds(zero_at(32), -32, first), adds(zero_at(32) + 1, -32, second);
+  store(rows.step + at, step);
+  Sum* out = rows.sums + place.sum(g);
+  put_sums(out, mul(step, to_float(both)));
+  if (rows.lonely(g)) put_sums(out + 1, zero());
+}
+
+inline void round_group(F a, F b, Rows rows, size_t at) {
+  store_bf16(rows.b + at * GROUP, a), store_bf16(rows.b + at * GROUP + 16, b);
+}
+
+// 32 columns of a row.
+inline void put_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
+  if (kinds.ints) quantize_group(a, b, rows, place, g);
+  if (kinds.bf16) round_group(a, b, rows, place.group(g));
+}
+
+// The same of 16 rows that lie side by side: a[i] and b[i].
+inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
+  if (kinds.ints) quantize_groups(a, b, rows, place, g);
+  for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
+}
+
+// What products take for those 32 columns.
+inline void read_group(Kinds kinds, Rows rows, Place place, int g, float* out) {
+  const size_t at = place.group(g);
+  for (int i = 0; i < GROUP; i++)
+    out[i] = kinds.ints ? rows.step[at] * float(rows.q[at * GROUP + i]) : from_bf16(rows.b[at * GROUP + i]);
+}

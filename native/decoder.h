@@ -68,7 +68,8 @@ struct Linear {
  private:
   // Tells each job what comes after it; after the last, what lies there.
   void link() {
-    for (size_t i = 0; i < jobs.size(); i++) jobs[i].next = i + 1 < jobs.size() ? jobs[i + 1].begin() : jobs[i].end();
+    auto begin = [&](size_t i) { return i < jobs.size() ? jobs[i].begin() : jobs.back().end(); };
+    for (size_t i = 0; i < jobs.size(); i++) jobs[i].next = begin(i + 1), jobs[i].after_next = begin(i + 2);
   }
 };
 

@@ -89,7 +89,7 @@ template <Format T, int M>
   const int groups = rows.groups();
   const bool asks = later.due(groups);
   const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
-  Lookahead ahead(job, p);
+  Lookahead ahead(job, p, job.next);
   F minimum = zero();  // of the group before
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
@@ -121,7 +121,7 @@ template <Format T, int M>
 template <int M, int TILE>
 [[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, int from, F* out) {
   const uint8_t* p = job.begin();
-  Lookahead ahead(job, p);
+  Lookahead ahead(job, p, job.next);
   F even[M], odd[M];
   for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
   for (int g = 0; g < rows.groups(); g++)

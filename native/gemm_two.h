@@ -67,7 +67,8 @@ template <Format T, int M>
   const bool asks = later.due(groups);
   const uint8_t *blocks[2], *quants[2];
   for (int p = 0; p < 2; p++) blocks[p] = jobs[p].begin(), quants[p] = blocks[p] + jobs[p].matrix->scale_bytes();
-  Lookahead ahead[] = {{jobs[0], blocks[0]}, {jobs[1], blocks[1]}};
+  constexpr int FAR = 2 * AHEAD;
+  Lookahead ahead[] = {{jobs[0], blocks[0], jobs[1].next, FAR}, {jobs[1], blocks[1], jobs[1].after_next, FAR}};
   F before[2] = {zero(), zero()};  // minima of the last group
   for (int g = 0; g < groups; g++) {
     TwoGroups<T> group;
@@ -96,14 +97,14 @@ inline bool is_zen5() {
   return is;
 }
 
-// 16 outputs of each of the first of `count` rows for two panels: sums [2, ROW_BLOCK]. Returns of how many rows: of those
-// that make large tiles, or of none.
+// 16 outputs of each of the first of `count` rows for two panels: sums [2, ROW_BLOCK]. Returns of how many rows: of those in
+// tiles of DOT_ROWS and more, or of none.
 inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& later) {
   if (!is_zen5() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
   int done = 0;
   with_format(jobs->matrix->format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
-      if constexpr (T != BF16 && M > DOT_ROWS) stream_two<T, M>(jobs, rows.at(row), out + row, later), done = row + M;
+      if constexpr (T != BF16 && M >= DOT_ROWS) stream_two<T, M>(jobs, rows.at(row), out + row, later), done = row + M;
     });
   });
   return done;

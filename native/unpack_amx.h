@@ -189,7 +189,7 @@ class Unpacker {
   Unpacker(const Job& job, int first)
       : block_(job.begin() + first / PER_BLOCK * LAYOUTS[T].scale_bytes),
         quants_(job.begin() + job.matrix->scale_bytes() + size_t(first) * group_bytes(LAYOUTS[T].bits)),
-        ahead_(job, job.begin() + size_t(first) * STEP),
+        ahead_(job, job.begin() + size_t(first) * STEP, job.next),
         lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
         both_(load_block<T>(block_, lift_)) {}
   void operator()(int g, I* out) {

@@ -11,7 +11,7 @@
 
 enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 
-constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed, at most
+constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed
 
 struct Layout {
   int block;      // columns
@@ -50,22 +50,22 @@ struct Matrix {
   const uint8_t* panel(int p) const { return data + panel_bytes() * p; }
 };
 
-// A panel of a matrix, the column where its sums go, and the panel that is wanted after it.
+// A panel of a matrix, the column where its sums go, and the two panels that are wanted after it.
 struct Job {
   const Matrix* matrix;
   int panel, column;
-  const uint8_t* next = nullptr;
+  const uint8_t *next = nullptr, *after_next = nullptr;
 
   const uint8_t* begin() const { return matrix->panel(panel); }
   const uint8_t* end() const { return matrix->panel(panel + 1); }
 };
 
 // Asks for weights before they are needed, as a job goes on from this place in its panel: for those that follow, and
-// then for the panel after it.
+// then for the panel `next`.
 class Lookahead {
  public:
-  Lookahead(const Job& job, const uint8_t* from)
-      : at_(from + std::min<ptrdiff_t>(AHEAD, job.end() - job.begin())), end_(job.end()), next_(job.next) {}
+  Lookahead(const Job& job, const uint8_t* from, const uint8_t* next, ptrdiff_t bytes = AHEAD)
+      : at_(from + std::min(bytes, job.end() - job.begin())), end_(job.end()), next_(next) {}
   void step(int bytes) {
     if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
     for (int line = 0; line < bytes; line += LINE) fetch(at_ + line);

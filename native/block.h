@@ -14,12 +14,22 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
   };
-  auto put = [&](const Piece& piece, int head, int i, Partial query) {  // i of [rows, repeat]
-    const Place place = out.place(piece.first + i / repeat);
-    int g = (head * repeat + i % repeat) * (c.dim / GROUP);
-    const F share = set1(1.0f / *query.total);
-    for (int d = 0; d < c.dim; d += GROUP, g++)
-      put_group(b.o.kinds, mul(load(query.out + d), share), mul(load(query.out + d + 16), share), out, place, g);
+  auto put = [&](const Piece& piece, int head, float* wholes) {  // [rows, repeat]
+    for (int start = 0; start < piece.count; start += PANEL)
+      for (int h = 0; h < repeat; h++) {
+        const int some = std::min(PANEL, piece.count - start), column = (head * repeat + h) * c.dim;
+        auto query = [&](int i) { return partial_at(wholes, size_t(start + i) * repeat + h); };
+        float shares[PANEL];
+        for (int i = 0; i < some; i++) shares[i] = 1.0f / *query(i).total;
+        for (int d = 0; d < c.dim; d += GROUP) {
+          F x[PANEL], y[PANEL];
+          for (int i = 0; i < some; i++) {
+            const float* sums = query(i).out + d;
+            x[i] = mul(load(sums), set1(shares[i])), y[i] = mul(load(sums + 16), set1(shares[i]));
+          }
+          put_columns(b.o.kinds, x, y, out, piece.first + start, some, column + d);
+        }
+      }
   };
   m.team->share(int(plan.units.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.units[u];
@@ -42,20 +52,19 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
       split(s, first ? wholes : parts, 0);
       for (int i = 0; i < queries && !first; i++) merge(partial_at(wholes, i), own.outs[i], c.dim);
     }
-    for (int i = 0; i < queries; i++) put(piece, unit.head, i, partial_at(wholes, i));
+    put(piece, unit.head, wholes);
   }, finish);
   if (plan.shared.empty()) return;
   m.team->share(int(plan.shared.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.shared[u];
     const Piece& piece = plan.pieces[unit.piece];
     const int queries = piece.count * repeat;
-    for (int i = 0; i < queries; i++) {
-      const Partial whole = partial_at(own.scratch.outs.get<float>(stride), 0);
-      std::copy_n(partial_at(memory, unit.partial + i).out, stride, whole.out);
-      for (int split = 1; split < unit.split; split++)
-        merge(whole, partial_at(memory, unit.partial + size_t(split) * queries + i), c.dim);
-      put(piece, unit.head, i, whole);
-    }
+    float* wholes = own.scratch.outs.get<float>(size_t(queries) * stride);
+    std::copy_n(partial_at(memory, unit.partial).out, size_t(queries) * stride, wholes);
+    for (int split = 1; split < unit.split; split++)
+      for (int i = 0; i < queries; i++)
+        merge(partial_at(wholes, i), partial_at(memory, unit.partial + size_t(split) * queries + i), c.dim);
+    put(piece, unit.head, wholes);
   });
 }
 

@@ -64,7 +64,7 @@ template <Format T, int M>
   F acc[M][2];
   for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = zero();
   const int groups = rows.groups();
-  const bool asks = later.due(groups);
+  const bool asks = later.due(groups);  // for both panels once: twice as often is slower
   const uint8_t *blocks[2], *quants[2];
   for (int p = 0; p < 2; p++) blocks[p] = jobs[p].begin(), quants[p] = blocks[p] + jobs[p].matrix->scale_bytes();
   constexpr int FAR = 2 * AHEAD;

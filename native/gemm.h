@@ -98,10 +98,9 @@ template <Format T, int M>
       ahead.step(step);
       if (asks) later.step();
       F by, second;
-      load_scales<T>(p + block * L.scale_bytes, i, by, second);
+      load_factors<T>(p + block * L.scale_bytes, i, by, second);
       const std::conditional_t<(M > DOT_ROWS && T != Q6_K), ManyScales, Scale> scale(by);
       if constexpr (has_minima(T)) {
-        if (rounds_minima(T)) second = fma(set1(zero_of(T)), by, second);
         if (g % TOGETHER == TOGETHER - 1)
           add_group<T, true, M>(acc, w, scale, second, minima_of(minimum, second), rows, g);
         else if (g + 1 == groups)

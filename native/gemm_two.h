@@ -77,8 +77,7 @@ template <Format T, int M>
     for (int p = 0; p < 2; p++) {
       load_group<L.bits>(quants[p], w[p]);
       quants[p] += group_bytes(L.bits), ahead[p].step(step);
-      load_scales<T>(blocks[p] + g / per_block * L.scale_bytes, g % per_block, scale[p], second[p]);
-      if (rounds_minima(T)) second[p] = fma(set1(zero_of(T)), scale[p], second[p]);
+      load_factors<T>(blocks[p] + g / per_block * L.scale_bytes, g % per_block, scale[p], second[p]);
       minima[p] = last ? minima_of(before[p], second[p]) : minima_of(second[p], zero());
       before[p] = second[p];
     }
@@ -93,7 +92,7 @@ template <Format T, int M>
 }
 
 inline bool is_zen5() {
-  static const bool is = __builtin_cpu_supports("avx512vp2intersect");  // which few others have
+  static const bool is = __builtin_cpu_supports("avx512vp2intersect");  // with VNNI: Zen 5, and Intel's Tiger Lake
   return is;
 }
 

@@ -26,6 +26,12 @@ constexpr bool rounds_minima(Format format) { return FROM_MIDDLE && has_minima(f
 constexpr int zero_of(Format format) {
   return rounds_minima(format) ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
 }
+// The scales of a block's group, and its minima counted from that quant.
+template <Format T>
+inline void load_factors(const uint8_t* block, int group, F& scale, F& second) {
+  load_scales<T>(block, group, scale, second);
+  if (rounds_minima(T)) second = fma(set1(zero_of(T)), scale, second);
+}
 
 // Where a row lies: its first group and the sum of that, and so many rows side by side, from it on and in all.
 struct Place {

@@ -1,6 +1,6 @@
-// Products of two panels at a time, for many rows. Zen 5 multiplies 512 bits as often in a cycle as it loads any, twice,
-// and would wait for activations that are loaded for one product each. The operations on a sum, and so its bits, are those
-// of one panel.
+// Products of two panels at a time, for many rows. Zen 5 and Intel's cores multiply 512 bits as often in a cycle as they
+// load any, twice, and would wait for activations that are loaded for one product each. The operations on a sum, and so
+// its bits, are those of one panel.
 #pragma once
 #include "ahead.h"
 #include "dots.h"
@@ -91,15 +91,15 @@ template <Format T, int M>
     for (int p = 0; p < 2; p++) out[p * ROW_BLOCK + m] = acc[m][p];
 }
 
-inline bool is_zen5() {
-  static const bool is = __builtin_cpu_supports("avx512vp2intersect");  // with VNNI: Zen 5, and Intel's Tiger Lake
-  return is;
+inline bool waits_for_loads() {
+  static const bool waits = INTEL || __builtin_cpu_supports("avx512vp2intersect");  // of AMD's: Zen 5
+  return waits;
 }
 
 // 16 outputs of each of the first of `count` rows for two panels: sums [2, ROW_BLOCK]. Returns of how many rows: of those in
 // tiles of DOT_ROWS and more, or of none.
 inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& later) {
-  if (!is_zen5() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
+  if (!waits_for_loads() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
   int done = 0;
   with_format(jobs->matrix->format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {

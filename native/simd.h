@@ -52,6 +52,13 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
+// Whether the build is for Intel's cores alone: of those with AVX-512 and no tiles, AMD's have the one with BF16.
+#if defined(__AMX_BF16__) || (defined(__AVX512F__) && !defined(__AVX512BF16__))
+constexpr bool INTEL = true;
+#else
+constexpr bool INTEL = false;
+#endif
+
 // What int8 quants of numbers are multiplied with if none is larger: STEP_BITS bits follow its first, few enough for
 // scales.h to look up what they make, or all that a float has.
 #ifdef __AVX512BF16__
@@ -78,11 +85,7 @@ inline float to_int8(F a, F b, I& qa, I& qb) {
 inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
 // Intel's cores have few lines under way that they asked for themselves: most come by a prefetcher that follows what is
 // asked for to the end of its page. Two pages in turn keep it busier than one.
-#if defined(__AMX_BF16__) || !defined(__AVX512BF16__) && defined(__AVX512F__)
-constexpr bool PAGES_IN_TURN = true;
-#else
-constexpr bool PAGES_IN_TURN = false;
-#endif
+constexpr bool PAGES_IN_TURN = INTEL;
 constexpr ptrdiff_t PAGE = 4096;
 // A line of either of two pages, for the next two of a stream that goes by `at`.
 inline void fetch_in_turn(const void* at) {

@@ -79,7 +79,7 @@ constexpr int ROW_BLOCK = 512;       // rows that weights are unpacked for
 // Panels for a member to take at a time, at most, of many rows. Rows that do not stay in the second-level cache come from
 // far for every part of them, so all its panels had better meet them there.
 inline int most_panels(int count, int cols) {
-  constexpr size_t STAYS = 7 << 18;
+  constexpr size_t STAYS = 1 << 20;
   return Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS ? 8 : 28;
 }
 

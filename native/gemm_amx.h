@@ -90,6 +90,35 @@ struct alignas(LINE) Unpacked {
   I groups[2][MANY_GROUPS][TILE];
 };
 
+// Groups that are to be unpacked next, asked for beside products: what follows in a panel is only wanted after all other
+// panels, and would be gone by then.
+class Coming {
+ public:
+  void begin() { pieces_ = 0, bytes_ = 0, at_ = end_ = nullptr; }
+  // So many groups of a panel of this matrix.
+  void add(const Matrix& matrix, const uint8_t* panel, int first, int count) {
+    const Layout& l = matrix.layout();
+    const int per_block = l.block / GROUP, group = group_bytes(l.bits);
+    add(panel + size_t(first / per_block) * l.scale_bytes, size_t(count / per_block + 1) * l.scale_bytes);
+    add(panel + matrix.scale_bytes() + size_t(first) * group, size_t(count) * group);
+  }
+  // How many steps there will be.
+  void spread(int steps) { lines_ = int(bytes_ / LINE) / steps + 1; }
+  void step() {
+    if (at_ >= end_) {
+      if (!pieces_) return;
+      at_ = begins_[--pieces_], end_ = ends_[pieces_];
+    }
+    for (int i = 0; i < lines_; i++, at_ += LINE) fetch(at_);
+  }
+
+ private:
+  void add(const uint8_t* from, size_t size) { begins_[pieces_] = from, ends_[pieces_++] = from + size, bytes_ += size; }
+  const uint8_t *begins_[4], *ends_[4], *at_, *end_;  // a panel's scales and quants
+  int pieces_, lines_;
+  size_t bytes_;
+};
+
 // What a member of the team needs for its multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
@@ -101,10 +130,11 @@ struct Workspace {
 // it; the sums that are wanted `next` come into it meanwhile.
 template <bool TWO_TILES, bool TWO_PANELS>
 inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_rows, const Unpacked& w, int count,
-                       const F* next) {
+                       const F* next, Coming& coming) {
   for (int g = 0; g < count; g++, a += a_rows * GROUP, b += b_rows * GROUP) {
     if (g < TILE)
       for (int i = 2 * g; i < 2 * g + 2; i++) fetch_to_change(next + i), fetch_to_change(next + ROW_BLOCK + i);
+    coming.step();
     tile_stream<4>(a), tile_load<6>(w.groups[0][g]);
     if constexpr (TWO_TILES) tile_stream<5>(b);
     if constexpr (TWO_PANELS) tile_load<7>(w.groups[1][g]);
@@ -118,7 +148,8 @@ inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_r
 // Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums wait in memory while
 // other rows are multiplied.
 template <bool TWO_PANELS>
-void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w) {
+void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w,
+                     Coming& coming) {
   const int groups = rows.groups();
   for (int row = first; row < first + count; row += 2 * TILE) {
     const int left = first + count - row;
@@ -137,9 +168,9 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
     const uint16_t* a = rows.b + (size_t(row) * groups + size_t(g) * a_rows) * GROUP;
     const uint16_t* b = rows.b + (size_t(row + TILE) * groups + size_t(g) * b_rows) * GROUP;
     if (two)
-      dot_groups<true, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s + 2 * TILE);
+      dot_groups<true, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s + 2 * TILE, coming);
     else
-      dot_groups<false, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s);
+      dot_groups<false, TWO_PANELS>(a, a_rows, b, b_rows, w, n, s, coming);
     tile_store<0>(s);
     if (TWO_PANELS) tile_store<1>(t);
     if (two) tile_store<2>(s + TILE);
@@ -183,18 +214,29 @@ template <Format T, bool TWO_TILES>
 // All panels meet a part of the rows that is in cache.
 inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   Unpacked& w = *work.weights;
+  Coming coming;
   const int groups = rows.groups(), part = even_part(groups, MANY_GROUPS);
+  auto size_of = [&](int g) { return std::min(part, groups - g); };
   for (int g = 0; g < groups; g += part) {
-    const int size = std::min(part, groups - g);
+    const int size = size_of(g), steps = ceil_div(count, 2 * TILE) * size;
     for (int i = 0; i < n; i += 2) {
       const bool two = i + 1 < n;
       for (int k = 0; k < 1 + two; k++)
         with_format(jobs[i + k].matrix->format, [&]<Format T>() {
-          Unpacker<T> unpack(jobs[i + k], g);
+          Unpacker<T, false> unpack(jobs[i + k], g);
           for (int group = 0; group < size; group++) unpack(g + group, w.groups[k][group]);
         });
+      auto add = [&](int i, int g) {
+        for (int k = i; k < std::min(i + 2, n); k++) coming.add(*jobs[k].matrix, jobs[k].begin(), g, size_of(g));
+      };
+      coming.begin();
+      if (i + 2 < n)
+        add(i + 2, g);
+      else if (g + size < groups)
+        add(0, g + size);
+      coming.spread(steps);
       auto* action = two ? multiply_groups<true> : multiply_groups<false>;
-      action(jobs + i, rows, first, count, g, size, sums + i * ROW_BLOCK, w);
+      action(jobs + i, rows, first, count, g, size, sums + i * ROW_BLOCK, w, coming);
     }
   }
 }

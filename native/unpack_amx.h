@@ -182,8 +182,9 @@ inline F factor_of(const Matrix& matrix) {
   return power_of_two(matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix));
 }
 
-// Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on, and asks for what follows.
-template <Format T>
+// Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on, and asks for what follows unless
+// somebody else does.
+template <Format T, bool ASKS = true>
 class Unpacker {
  public:
   Unpacker(const Job& job, int first)
@@ -193,7 +194,7 @@ class Unpacker {
         lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
         both_(load_block<T>(block_, lift_)) {}
   void operator()(int g, I* out) {
-    ahead_.step(STEP);
+    if (ASKS) ahead_.step(STEP);
     unpack_group<T>(block_, g % PER_BLOCK, both_, quants_, out);
     quants_ += group_bytes(LAYOUTS[T].bits);
     if ((g + 1) % PER_BLOCK == 0) block_ += LAYOUTS[T].scale_bytes, both_ = load_block<T>(block_, lift_);

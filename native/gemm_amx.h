@@ -62,7 +62,7 @@ inline void read_group(Kinds, Rows rows, Place place, int g, float* out) {
 inline void read_panel(const Matrix& matrix, int panel, F* out) {
   const F factor = mul(factor_of(matrix), power_of_two(LIFT));
   with_format(matrix.format, [&]<Format T>() {
-    Unpacker<T> unpack({&matrix, panel, 0, matrix.panel(panel)}, 0);
+    Unpacker<T> unpack({&matrix, panel, 0}, 0);
     I w[TILE];
     for (int g = 0; g < matrix.groups(); g++) {
       unpack(g, w);
@@ -95,12 +95,10 @@ struct alignas(LINE) Unpacked {
 class Coming {
  public:
   void begin() { pieces_ = 0, bytes_ = 0, at_ = end_ = nullptr; }
-  // So many groups of a panel of this matrix.
-  void add(const Matrix& matrix, const uint8_t* panel, int first, int count) {
-    const Layout& l = matrix.layout();
-    const int per_block = l.block / GROUP, group = group_bytes(l.bits);
-    add(panel + size_t(first / per_block) * l.scale_bytes, size_t(count / per_block + 1) * l.scale_bytes);
-    add(panel + matrix.scale_bytes() + size_t(first) * group, size_t(count) * group);
+  // So many groups of a panel.
+  void add(const Job& job, int first, int count) {
+    add(job.scales(first), job.scales(first + count - 1) + job.matrix->layout().scale_bytes);
+    add(job.quants(first), job.quants(first + count));
   }
   // How many steps there will be.
   void spread(int steps) { lines_ = int(bytes_ / LINE) / steps + 1; }
@@ -113,7 +111,7 @@ class Coming {
   }
 
  private:
-  void add(const uint8_t* from, size_t size) { begins_[pieces_] = from, ends_[pieces_++] = from + size, bytes_ += size; }
+  void add(const uint8_t* from, const uint8_t* to) { begins_[pieces_] = from, ends_[pieces_++] = to, bytes_ += to - from; }
   const uint8_t *begins_[4], *ends_[4], *at_, *end_;  // a panel's scales and quants
   int pieces_, lines_;
   size_t bytes_;
@@ -193,12 +191,13 @@ template <Format T, bool TWO_TILES>
   const uint16_t* b = a + size_t(TILE) * groups * GROUP;
   I(*weights)[TILE] = work.weights->groups[0];
   Unpacker<T> unpack(job, 0);
+  Lookahead ahead(job, job.begin(), job.next);
   const bool asks = work.ahead.due(groups);
   tile_shapes().for_products(count);
   tile_zero<0>();
   if (TWO_TILES) tile_zero<2>();
   for (int g = 0; g < groups + DELAY; g++) {
-    if (g < groups) unpack(g, weights[g % ROOM]);
+    if (g < groups) ahead.step(Unpacker<T>::STEP), unpack(g, weights[g % ROOM]);
     if (asks) work.ahead.step();
     if (g < DELAY) continue;
     tile_load<6>(weights[(g - DELAY) % ROOM]), tile_load<4>(a), tile_dot<0, 4, 6>();
@@ -223,11 +222,11 @@ inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int coun
       const bool two = i + 1 < n;
       for (int k = 0; k < 1 + two; k++)
         with_format(jobs[i + k].matrix->format, [&]<Format T>() {
-          Unpacker<T, false> unpack(jobs[i + k], g);
+          Unpacker<T> unpack(jobs[i + k], g);
           for (int group = 0; group < size; group++) unpack(g + group, w.groups[k][group]);
         });
       auto add = [&](int i, int g) {
-        for (int k = i; k < std::min(i + 2, n); k++) coming.add(*jobs[k].matrix, jobs[k].begin(), g, size_of(g));
+        for (int k = i; k < std::min(i + 2, n); k++) coming.add(jobs[k], g, size_of(g));
       };
       coming.begin();
       if (i + 2 < n)

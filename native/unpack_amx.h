@@ -182,28 +182,24 @@ inline F factor_of(const Matrix& matrix) {
   return power_of_two(matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix));
 }
 
-// Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on, and asks for what follows unless
-// somebody else does.
-template <Format T, bool ASKS = true>
+// Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on.
+template <Format T>
 class Unpacker {
  public:
+  static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
+  static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes / PER_BLOCK;  // bytes that a group takes
+
   Unpacker(const Job& job, int first)
-      : block_(job.begin() + first / PER_BLOCK * LAYOUTS[T].scale_bytes),
-        quants_(job.begin() + job.matrix->scale_bytes() + size_t(first) * group_bytes(LAYOUTS[T].bits)),
-        ahead_(job, job.begin() + size_t(first) * STEP, job.next),
+      : block_(job.scales(first)), quants_(job.quants(first)),
         lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
         both_(load_block<T>(block_, lift_)) {}
   void operator()(int g, I* out) {
-    if (ASKS) ahead_.step(STEP);
     unpack_group<T>(block_, g % PER_BLOCK, both_, quants_, out);
     quants_ += group_bytes(LAYOUTS[T].bits);
     if ((g + 1) % PER_BLOCK == 0) block_ += LAYOUTS[T].scale_bytes, both_ = load_block<T>(block_, lift_);
   }
 
  private:
-  static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
-  static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes / PER_BLOCK;
   const uint8_t *block_, *quants_;
-  Lookahead ahead_;
   Halves lift_, both_;
 };

@@ -58,6 +58,13 @@ struct Job {
 
   const uint8_t* begin() const { return matrix->panel(panel); }
   const uint8_t* end() const { return matrix->panel(panel + 1); }
+  // Where a group's block has its scales, and where its quants are.
+  const uint8_t* scales(int group) const {
+    return begin() + size_t(group) * GROUP / matrix->layout().block * matrix->layout().scale_bytes;
+  }
+  const uint8_t* quants(int group) const {
+    return begin() + matrix->scale_bytes() + size_t(group) * group_bytes(matrix->layout().bits);
+  }
 };
 
 // Asks for weights before they are needed, as a job goes on from this place in its panel: for those that follow, and
@@ -70,7 +77,7 @@ class Lookahead {
         at_(from + std::min(in_turn_ ? 3 * PAGE : bytes, job.end() - job.begin())), end_(job.end()), next_(next) {}
   void step(int bytes) {
     if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
-    if (PAGES_IN_TURN && in_turn_)
+    if (PAGES_IN_TURN && in_turn_)  // where they never are, nothing is left of it
       for (int at = 0; at < bytes; at += 2 * LINE) fetch_in_turn(at_ + at);
     else
       for (int line = 0; line < bytes; line += LINE) fetch(at_ + line);

@@ -23,6 +23,7 @@ struct Batch {
   const int64_t* query_rows;      // these,
   float* queries;                 // to [blocks, num_queries, heads * dim]
   const float* dropout;           // [blocks, rows, hidden], of the inputs of MLPs; null for none
+  const uint8_t* embeddings;      // [rows] as a file has them, where the model has no matrix to look them up in
 };
 
 // Rows of one sequence that attend together: all splits of a head by one member, or each by any.

@@ -8,6 +8,7 @@
 #else
 #include "gemm.h"
 #endif
+#include "raw.h"
 
 constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
 
@@ -75,6 +76,7 @@ struct Linear {
 
 struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
+  int32_t embedding_format;  // of rows that are lent, where `embed` is null
   float eps, attention_scale, embedding_scale;
 };
 
@@ -86,7 +88,7 @@ struct Block {
 
 struct Decoder {
   Config config;
-  const Matrix* embed;
+  const Matrix* embed;  // null where a batch brings the rows
   std::vector<Block> blocks;
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;

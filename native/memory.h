@@ -13,7 +13,18 @@
 constexpr size_t LINE = 64;
 constexpr size_t HUGE_PAGE = 2 << 20;
 
-// Memory that grows. What is large comes in huge pages: looking up an address every 4 KiB can take longer than reading.
+// Memory from the system itself, in huge pages but for its end: looking up an address every 4 KiB can take longer than
+// reading. Null without memory.
+inline std::shared_ptr<uint8_t> map_memory(size_t size) {
+  const size_t room = size + HUGE_PAGE;  // what is not touched takes addresses and no memory
+  void* base = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  auto* memory = (uint8_t*)round_up(size_t(base), HUGE_PAGE);
+  if (size >= HUGE_PAGE) madvise(memory, size / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+  return {memory, [base, room](uint8_t*) { munmap(base, room); }};
+}
+
+// Memory that grows.
 class Buffer {
  public:
   template <class T>
@@ -23,23 +34,21 @@ class Buffer {
   }
 
  private:
-  struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-  };
   void grow(size_t size) {
-    const size_t unit = size < HUGE_PAGE / 8 ? LINE : HUGE_PAGE;
+    constexpr size_t LARGE = HUGE_PAGE / 8;  // the C library would keep what is given back
     memory_.reset();
-    size_ = round_up(size, unit);
-    memory_.reset((uint8_t*)std::aligned_alloc(unit, size_));
+    if (size < LARGE)
+      memory_.reset((uint8_t*)std::aligned_alloc(LINE, round_up(size, LINE)), std::free);
+    else
+      memory_ = map_memory(size);
     if (!memory_) throw std::bad_alloc();
-    if (unit == HUGE_PAGE) madvise(memory_.get(), size_, MADV_HUGEPAGE);
+    size_ = size;
   }
-  std::unique_ptr<uint8_t, Free> memory_;
+  std::shared_ptr<uint8_t> memory_;
   size_t size_ = 0;
 };
 
-// Memory for matrices, one after another: a core that streams a matrix has the next one on the way already. Huge
-// pages, because it would otherwise look up an address every 4 KiB.
+// Memory for matrices, one after another: a core that streams a matrix has the next one on the way already.
 inline std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -48,10 +57,9 @@ inline std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   static size_t used = 0, size = 0;
   bytes = round_up(bytes + 1, LINE);  // at least a byte more, which kernels may read
   if (!region || used + bytes > size) {
-    size = round_up(std::max(bytes, REGION), HUGE_PAGE), used = 0;
-    region.reset((uint8_t*)std::aligned_alloc(HUGE_PAGE, size), std::free);
+    size = std::max(bytes, REGION), used = 0;
+    region = map_memory(size);
     if (!region) return nullptr;
-    madvise(region.get(), size, MADV_HUGEPAGE);
   }
   used += bytes;
   return {region, region.get() + used - bytes};

@@ -61,6 +61,8 @@ int64_t twostroke_matrix_bytes(void* matrix) { return ((Matrix*)matrix)->bytes()
 
 void twostroke_unpack(void* matrix, int row, float* out) { unpack_row(*(Matrix*)matrix, row, out); }
 
+void twostroke_read_row(int format, const uint8_t* raw, int cols, float* out) { read_row(Format(format), raw, cols, out); }
+
 // What a model has in common with its blocks to come. Without matrices it can multiply others.
 void* twostroke_model(void* team, const Config* config, void* embed, void* head, const float* norm) {
   auto* m = new Model(*config, (const Matrix*)embed, (Team*)team);

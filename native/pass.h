@@ -67,6 +67,8 @@ class Pass {
     batch = lent, kv_ = kv, config_ = &model.config;
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
+    if (!model.embed)
+      keep(embeddings_, batch.embeddings, rows * raw_row_bytes(Format(config_->embedding_format), config_->hidden));
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows);
     keep(spans_, batch.spans, lent.span_starts[sequences]);
@@ -134,6 +136,7 @@ class Pass {
   const Config* config_;
   uint16_t* kv_;
   int64_t strides_[3];
+  std::vector<uint8_t> embeddings_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;

@@ -197,8 +197,12 @@ def test_metadata_come_as_plain_values(tmp_path: Path) -> None:
     source = open_gguf(write(tmp_path / "a.gguf")).tokenizer_source
     assert isinstance(source, GgufTokenizerSource)
     metadata = source.metadata
-    assert metadata["tokenizer.ggml.tokens"] == [f"tökén{i}" for i in range(VOCAB)]
-    assert metadata["tokenizer.ggml.merges"] == ["t ö", "k é"]
+    tokens, expected = metadata["tokenizer.ggml.tokens"], [f"tökén{i}" for i in range(VOCAB)]
+    assert list(tokens) == expected
+    assert len(tokens) == VOCAB
+    assert [tokens[i] for i in range(-VOCAB, VOCAB)] == expected * 2
+    assert tokens[3:9:2] == expected[3:9:2]
+    assert list(metadata["tokenizer.ggml.merges"]) == ["t ö", "k é"]
     assert metadata["tokenizer.ggml.scores"].dtype == np.float32
     assert metadata["tokenizer.ggml.token_type"].dtype == np.int32
     assert metadata["tokenizer.ggml.bos_token_id"] == 3

@@ -1,6 +1,7 @@
 """The native backend: GGUF's bits kept, products right, and no bit that depends on the rows beside a row."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.errors import InvalidRequest
+from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.kernels import library, native
 from twostroke.kernels.formats import FORMATS, RawTensor
 from twostroke.kernels.summary import summarize
@@ -47,7 +49,9 @@ def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeKernels) ->
     raw = raw_tensor(name, 48, 768)
     matrix = native.Matrix(kernels, raw)
     expected = torch.from_numpy(gguf.dequantize(raw.data, gguf.GGMLQuantizationType[name]))
-    assert (torch.stack([matrix.row(i) for i in range(48)]) == expected).all()
+    table = native.Table(kernels, raw)
+    for rows in (matrix, table):
+        assert (torch.stack([rows.row(i) for i in range(48)]) == expected).all()
     assert matrix.nbytes <= 1.03 * raw.nbytes
 
 
@@ -182,6 +186,34 @@ def test_logits_do_not_depend_on_chunks_or_threads() -> None:
         llm = LLM("smollm2-135m", backend="native", threads=threads, kv_bytes=1 << 28, prefix_index="off")
         llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
         assert (all_logits(llm, ids) == expected).all()
+
+
+@pytest.mark.parametrize("variant", library.VARIANTS)
+def test_an_embedding_that_stays_in_its_file(variant: str, tmp_path: Path) -> None:
+    if variant not in library.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    wide = write_model("qwen2", tmp_path / "wide", hidden_size=128)
+    narrow = tmp_path / "narrow"
+    shutil.copytree(wide, narrow)
+    weights = narrow / "model.safetensors"
+    values = load_file(weights).items()
+    save_file({name: value.bfloat16() if value.dim() == 2 else value for name, value in values}, weights)
+
+    def opened(path: Path, weights: str) -> LLM:
+        return LLM(str(path), backend=f"native-{variant}", weights=weights, prefix_index="off", kv_bytes=16 << 20)
+
+    ids = [3 + i * 7 % 90 for i in range(150)]
+    in_memory, in_file = opened(wide, "bf16"), opened(narrow, "stored")
+    expected = all_logits(in_memory, ids)
+    assert (all_logits(in_file, ids) == expected).all()
+    shutil.copytree(narrow, tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(weights)  # another file of that name is not this one
+    assert (all_logits(in_file, ids) == expected).all()
+    changed = opened(narrow, "stored")
+    with weights.open("r+b") as stream:
+        stream.truncate(100)
+    with pytest.raises(CheckpointError, match=r"embed.*was changed while the model was in use: open it again"):
+        all_logits(changed, ids)
 
 
 def test_what_it_cannot_run_is_said() -> None:

@@ -4,6 +4,7 @@ Opening maps files and checks them; no tensor is decoded or copied before it is 
 """
 
 import hashlib
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 from twostroke.errors import CheckpointError
 from twostroke.kernels.encode import Encoder
 from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.mapped import place
 from twostroke.models.config import ModelConfig, tensor_shapes
 
 SAMPLE_PIECES, PIECE_BYTES = 8, 512  # 4 KiB of every tensor go into `weights_id`
@@ -24,7 +26,7 @@ SAMPLE_PIECES, PIECE_BYTES = 8, 512  # 4 KiB of every tensor go into `weights_id
 class GgufTokenizerSource:
     """The whole metadata of a GGUF file, as plain Python values by key.
 
-    `tokenizer.ggml.tokens` and `.merges` are list[str], `.scores` is a float32 and `.token_type` an int32 array.
+    `tokenizer.ggml.tokens` and `.merges` are sequences of str, `.scores` is a float32 and `.token_type` an int32 array.
     """
 
     path: Path
@@ -81,6 +83,11 @@ class Checkpoint:
         for change in (self.transforms.get(name), self.encoders.get(name)):
             found = change(found) if change else found
         return found
+
+    def release(self) -> None:
+        """Lets go of what is in memory of mapped files: whoever asks for it again reads the file again."""
+        for file in {found[0] for tensor in self.stored.values() if (found := place(tensor.data))}:
+            file.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def weights_id(self) -> str:

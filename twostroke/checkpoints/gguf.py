@@ -5,12 +5,14 @@ dimensions innermost first, type, offset), then the aligned tensor data. Nothing
 checked against the file's end, so a damaged file gives CheckpointError.
 """
 
-import mmap
 import struct
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.checkpoints.gguf_config import read_config, tensor_names, tensor_transforms
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.kernels.formats import FORMATS, RawTensor
+from twostroke.kernels.mapped import MappedFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -52,10 +55,35 @@ class GgufFile:
     tensors: dict[str, RawTensor]
 
 
+class Strings(Sequence[str]):
+    """An array of strings in a mapped file, each read when it is asked for: a vocabulary as a list takes 10 MB."""
+
+    def __init__(self, buffer: MappedFile, ends: "array[int]") -> None:
+        """Each begins with its length, 8 bytes, where the one before ends; `ends` has the first one's place, too."""
+        self._buffer, self._ends = buffer, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        for start, end in pairwise(self._ends):
+            yield self._buffer[start + 8 : end].decode()
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        return self._buffer[self._ends[i] + 8 : self._ends[i + 1]].decode()
+
+
 class _Cursor:
     """A position in the mapped file. Reading past the end raises struct.error, which `read_gguf` translates."""
 
-    def __init__(self, buffer: mmap.mmap) -> None:
+    def __init__(self, buffer: MappedFile) -> None:
         self.buffer, self.size, self.position = buffer, len(buffer), 0
 
     def number(self, code: struct.Struct) -> Any:
@@ -72,18 +100,19 @@ class _Cursor:
     def string(self) -> str:
         return self.take(self.number(U64)).decode()
 
-    def strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> Strings:
         # A vocabulary has 150,000 of these, so this is `string` with everything in local variables.
-        buffer, position, unpack, found = self.buffer, self.position, U64.unpack_from, []
+        buffer, position, unpack, ends = self.buffer, self.position, U64.unpack_from, array("Q", [self.position])
         for _ in range(count):
             (length,) = unpack(buffer, position)
             start = position + 8
             position = start + length
-            found.append(buffer[start:position].decode())
+            buffer[start:position].decode()  # so that what is damaged is found now
+            ends.append(position)
         if position > self.size:
             raise struct.error("a string runs past the end of the file")
         self.position = position
-        return found
+        return Strings(buffer, ends)
 
     def value(self, kind: int, nesting: int = 0) -> Any:
         if kind == STRING:
@@ -110,8 +139,7 @@ class _Cursor:
 def read_gguf(path: Path) -> GgufFile:
     """Maps and parses one file; tensor data stay on disk. Raises CheckpointError naming the file and the tensor."""
     try:
-        with path.open("rb") as stream:
-            buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = MappedFile(path)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
     cursor = _Cursor(buffer)
@@ -180,20 +208,22 @@ def _describe(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], str, i
 
 
 def _plain(path: Path, key: str, value: Any) -> Any:
-    """Metadata arrays as lists, but the two long numeric ones as arrays; the tokenizer's arrays have the right type."""
+    """Metadata arrays as lists, but the long ones as they are; the tokenizer's arrays have the right type."""
     if key in NUMPY_ARRAYS:
         if not isinstance(value, np.ndarray):
             raise CheckpointError(f"{path}: {key} must be an array of numbers")
         return value.astype(NUMPY_ARRAYS[key], copy=False)
-    if key in STRING_ARRAYS and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        raise CheckpointError(f"{path}: {key} must be an array of strings")
+    if key in STRING_ARRAYS:
+        if not isinstance(value, Strings):
+            raise CheckpointError(f"{path}: {key} must be an array of strings")
+        return value
     return _listed(value)
 
 
 def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, list) and value and not isinstance(value[0], str):
+    if isinstance(value, list | Strings):
         return [_listed(item) for item in value]
     return value
 

@@ -5,7 +5,6 @@ Meanings and defaults of config keys are those of transformers' `configuration_*
 """
 
 import json
-import mmap
 import re
 import struct
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import numpy as np
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.mapped import MappedFile
 from twostroke.kernels.rope import Rope
 from twostroke.models.config import ModelConfig, stored_names
 
@@ -247,8 +247,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
     Raises CheckpointError naming the file, and the tensor if any.
     """
     try:
-        with path.open("rb") as stream:
-            buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        buffer = MappedFile(path)
         (length,) = struct.unpack_from("<Q", buffer)
         if length > min(MAX_HEADER, len(buffer) - 8):
             raise ValueError(f"a header of {length} bytes in a file of {len(buffer)}")

@@ -4,6 +4,7 @@ A *student* shares the model's KV geometry and so its pool: what one computed, t
 guesses tokens; of another geometry, it has a pool of its own.
 """
 
+import ctypes
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +36,9 @@ def open_model(
     geometry = Geometry.of(checkpoint.config, _kv_dtype(kernels), tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes)
     identity, made = _identity(checkpoint, kernels), INDEXES[index]
+    checkpoint.release()
     decoder = Decoder(checkpoint.config, kernels, checkpoint.tensor)
+    _trim()
     prefixes = None if made is None else made(pool, identity)
     return Model(checkpoint.name, identity, decoder, tokenizer, pool, prefixes, cost)
 
@@ -106,6 +109,12 @@ def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
     matrices = checkpoint.matrices()
     layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
     return layers, size(matrices["embed" if checkpoint.config.tied else "head"])
+
+
+def _trim() -> None:
+    """Gives free memory back, which the C library would keep: making a tokenizer takes much, and nothing later does."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)
 
 
 def _kv_dtype(kernels: Kernels) -> str:

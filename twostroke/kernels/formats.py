@@ -4,16 +4,15 @@ Each format packs a fixed number of elements into a block of a fixed number of b
 (ggml-common.h and ggml-quants.c of llama.cpp). Integers and f16 scales are little-endian.
 """
 
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 
 from twostroke.errors import CheckpointError
+from twostroke.kernels.mapped import release
 
 Blocks = np.ndarray  # uint8, (n_blocks, block_bytes)
 CHUNK_ELEMENTS = 1 << 20  # decoded at a time: temporaries stay at a few MB however large the tensor
@@ -200,10 +199,4 @@ class RawTensor:
 
     def release(self) -> None:
         """Lets go of the memory of bytes in a mapped file; whoever asks for them again reads the file again."""
-        owner: Any = self.data
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        if isinstance(owner, memoryview) and isinstance(file := owner.obj, mmap.mmap):
-            offset = self.data.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
-            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-            file.madvise(mmap.MADV_DONTNEED, start, offset - start + self.nbytes)
+        release(self.data)

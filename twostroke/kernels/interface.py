@@ -85,6 +85,10 @@ class Kernels(Protocol):
         """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
         ...
 
+    def table(self, rows: RawTensor) -> Any:
+        """An embedding that is not the head too: its rows are looked up, and never multiplied."""
+        ...
+
     def whole_pass(self, decoder: Any) -> Pass | None:
         """The decoder's forward pass as one call; None where the decoder calls `Operations` one by one."""
         ...

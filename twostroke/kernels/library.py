@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "matrix_free": (None, (_POINTER,)),
     "matrix_bytes": (ctypes.c_int64, (_POINTER,)),
     "unpack": (None, (_POINTER, _INT, _POINTER)),
+    "read_row": (None, (_INT, _POINTER, _INT, _POINTER)),
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),

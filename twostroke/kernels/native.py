@@ -20,6 +20,7 @@ import torch
 from twostroke.kernels import library
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
+from twostroke.kernels.mapped import row_reader
 from twostroke.kernels.rope import Rope, frequencies
 from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summaries
 
@@ -37,6 +38,7 @@ _POINTER = ctypes.c_void_p
 class _Config(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
+        ("embedding_format", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
     ]
 
@@ -49,8 +51,7 @@ class _Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
         ("turns", ctypes.c_int64),
         ("num_queries", ctypes.c_int64),
-        *((name, _POINTER) for name in ("query_rows", "queries")),
-        ("dropout", _POINTER),
+        *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings")),
     ]
 
 
@@ -96,10 +97,13 @@ class NativeKernels:
         weakref.finalize(self, self.library.twostroke_model_free, self.bare)
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
-        joined = torch.cat([b.dequantize(torch.float32) for b in bias]) if bias else None
+        joined = torch.cat([_vector(b) for b in bias]) if bias else None
         if len(parts[0].shape) == 1:
-            return NativeWeight((), parts[0].dequantize(torch.float32), joined)
+            return NativeWeight((), _vector(parts[0]), joined)
         return NativeWeight(tuple(Matrix(self, part) for part in parts), None, joined)
+
+    def table(self, rows: RawTensor) -> Table:
+        return Table(self, rows)
 
     def whole_pass(self, decoder: Decoder) -> NativePass:
         return NativePass(self, decoder)
@@ -146,6 +150,22 @@ class Matrix:
         return out
 
 
+class Table:
+    """Rows that are looked up and never multiplied: not packed, and left in their file if it is mapped.
+
+    `read` gives their bytes, as a pass wants them. `row` is for tests.
+    """
+
+    def __init__(self, kernels: NativeKernels, raw: RawTensor) -> None:
+        self.kernels, self.shape, self.format = kernels, raw.shape, FORMATS.index(raw.format)
+        self.read = row_reader(raw.data, raw.source)
+
+    def row(self, index: int) -> torch.Tensor:
+        out, raw = torch.empty(self.shape[1]), np.frombuffer(self.read([index]), np.uint8)
+        self.kernels.library.twostroke_read_row(self.format, raw.ctypes.data, self.shape[1], out.data_ptr())
+        return out
+
+
 class NativePass:
     """A decoder's forward pass and head. Not to be called from two threads at once."""
 
@@ -154,7 +174,8 @@ class NativePass:
         self.kernels, self.decoder, self.library = kernels, decoder, kernels.library
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = torch.empty(0, 0), torch.empty(0, 0)
-        self.embed, self.head = decoder.embed.matrices[0], decoder.head.matrices[0]
+        self.head = decoder.head.matrices[0]
+        self.table = decoder.embed if isinstance(decoder.embed, Table) else None  # else rows are the head's
         fields = _Config(
             config.hidden_size,
             config.intermediate_size,
@@ -163,13 +184,15 @@ class NativePass:
             config.head_dim,
             config.activation == "gelu_tanh",
             len(self.ropes),
+            self.table.format if self.table else 0,
             config.norm_eps,
             config.attention_scale,
             config.embedding_scale,
         )
         norm = decoder.norm.vector
+        embed = None if self.table else self.head.handle
         self.handle = self.library.twostroke_model(
-            kernels.team, ctypes.byref(fields), self.embed.handle, self.head.handle, norm.data_ptr()
+            kernels.team, ctypes.byref(fields), embed, self.head.handle, norm.data_ptr()
         )
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[torch.Tensor] = [norm]
@@ -213,6 +236,9 @@ class NativePass:
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
         )
+        if self.table is not None:
+            embeddings = np.frombuffer(self.table.read(batch.token_ids.tolist()), np.uint8)
+            fields.embeddings = embeddings.ctypes.data
         if batch.dropout is not None:
             fields.dropout = batch.dropout.data_ptr()
         if batch.query_rows is not None and batch.queries is not None:
@@ -261,6 +287,12 @@ class NativePass:
         place = None if highest is None else highest.data_ptr()
         self.library.twostroke_likeliest(self.handle, hidden.data_ptr(), len(ids), ids.ctypes.data, place)
         return ids.tolist()
+
+
+def _vector(raw: RawTensor) -> torch.Tensor:
+    values = raw.dequantize(torch.float32)
+    raw.release()
+    return values
 
 
 def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKernels, *_kept: list[torch.Tensor]) -> None:

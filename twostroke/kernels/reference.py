@@ -73,6 +73,9 @@ class ReferenceKernels:
         joined = torch.cat([b.dequantize(self.dtype) for b in bias]).to(self.device) if bias else None
         return DenseWeight(matrix, joined)
 
+    def table(self, rows: RawTensor) -> DenseWeight:
+        return self.pack([rows])
+
     def whole_pass(self, decoder: Any) -> None:
         """The reference is called operation by operation."""
 

@@ -55,7 +55,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, kernels: Kernels, tensor: Callable[[str], RawTensor]) -> None:
         """`tensor` gives a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)."""
         self.config, self.kernels = config, kernels
-        self.embed = kernels.pack([tensor("embed")])
+        self.embed = kernels.pack([tensor("embed")]) if config.tied else kernels.table(tensor("embed"))
         self.layers = [Layer(config, i, kernels, tensor) for i in range(config.num_layers)]
         self.norm = kernels.pack([tensor("norm")])
         self.head = self.embed if config.tied else kernels.pack([tensor("head")])

@@ -1,0 +1,81 @@
+"""Files that are mapped into memory, and rows of them that are read one by one instead."""
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from twostroke.errors import CheckpointError
+
+
+class MappedFile(mmap.mmap):
+    """A whole file, mapped for reading. Raises OSError, or ValueError if it is empty."""
+
+    fd: int
+
+    def __new__(cls, path: Path) -> Self:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self = super().__new__(cls, fd, 0, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+        return self
+
+
+def place(data: np.ndarray) -> tuple[MappedFile, int] | None:
+    """The file that an array is a view of, and from which byte on; None for one that has memory of its own."""
+    owner = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not (isinstance(owner, memoryview) and isinstance(owner.obj, MappedFile)):
+        return None
+    return owner.obj, data.ctypes.data - np.frombuffer(owner.obj, np.uint8).ctypes.data
+
+
+def release(data: np.ndarray) -> None:
+    """Lets go of the memory of bytes in a mapped file; whoever asks for them again reads the file again."""
+    if (found := place(data)) is not None:
+        file, offset = found
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        file.madvise(mmap.MADV_DONTNEED, start, offset - start + data.nbytes)
+
+
+class FileRows:
+    """Rows of a mapped matrix of bytes, read from the file when they are asked for: they take no memory of ours.
+
+    The system is asked to have them at hand, as far as it has room. The map itself is not needed any more.
+    """
+
+    def __init__(self, file: MappedFile, offset: int, data: np.ndarray, source: str) -> None:
+        self.offset, self.row_bytes, self.source = offset, data.shape[1], source
+        self.fd = os.dup(file.fd)
+        weakref.finalize(self, os.close, self.fd)
+        self.opened = self._version()
+        os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
+
+    def read(self, rows: Sequence[int]) -> bytes:
+        """[len(rows), row_bytes]. Raises CheckpointError when the file was changed since."""
+        first, size = self.offset, self.row_bytes
+        found = b"".join([os.pread(self.fd, size, first + row * size) for row in rows])
+        if self._version() != self.opened or len(found) != len(rows) * size:
+            raise CheckpointError(f"{self.source}: the file was changed while the model was in use: open it again")
+        return found
+
+    def _version(self) -> tuple[int, int]:
+        state = os.fstat(self.fd)
+        return state.st_size, state.st_mtime_ns
+
+
+def row_reader(data: np.ndarray, source: str) -> Callable[[Sequence[int]], bytes]:
+    """What reads rows of a matrix of bytes by their numbers; see FileRows for those of a mapped file."""
+    if (found := place(data)) is None:
+        return lambda rows: data[rows].tobytes()
+    release(data)
+    return FileRows(*found, data, source).read

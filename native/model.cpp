@@ -144,7 +144,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
   Model& m = *(Model*)model;
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
-  pass.begin(m, *batch, kv, strides, m.team->size());
+  pass.begin(m, *batch, kv, strides, m.team->size(), m.common);
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass, inputs_of(m, pass, 0));
     pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});

@@ -16,6 +16,7 @@ struct Model : Decoder {
   };
   std::vector<Private> own;
   std::vector<Pass> passes;  // by the team's runs
+  Buffer common;             // of those that come one after another
   std::vector<Product> products;
   std::vector<Search> searches;
   std::unique_ptr<Sketch> sketch;  // of the head

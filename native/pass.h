@@ -63,7 +63,8 @@ class Pass {
   Batch batch{};  // in our own memory; angles by row, not by position
   Room room;
 
-  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members) {
+  // `common` is memory of all passes of the model.
+  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members, Buffer& common) {
     batch = lent, kv_ = kv, config_ = &model.config;
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
@@ -92,7 +93,7 @@ class Pass {
       for (int i = 0; i < members && rows <= DECODE_ROWS; i++)
         plan.reads.push_back(first_reads(plan.attention, batch, layer(0), i, members, ahead_bytes()));
     }
-    room = Room(model, memory_, rows, partials * (config_->dim + 16));
+    room = Room(model, memory_, common, rows, partials * (config_->dim + 16));
   }
 
   // Whether its pieces may be computed twice, and be late: see threads.h.

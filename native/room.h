@@ -6,7 +6,8 @@
 constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of their own
 
 // If the numbers of a pass are few, every block has places of its own: nothing is overwritten while
-// the pass lasts, so its pieces are pure. If they are many, the blocks take turns in one set of places.
+// the pass lasts, so its pieces are pure. If they are many, the blocks take turns in one set of places, and so do passes:
+// no member is in one of those any more when it is over.
 class Room {
  public:
   struct Places {
@@ -18,14 +19,14 @@ class Room {
   };
 
   Room() = default;
-  Room(const Decoder& model, Buffer& memory, size_t rows, size_t partials)
+  Room(const Decoder& model, Buffer& memory, Buffer& common, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     for (const Block& b : model.blocks) norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
     const size_t count = model.blocks.size() + 1;  // the last has but an x
     apart_ = true, size_ = measure();
     apart_ = size_ * count <= APART;
     if (!apart_) size_ = measure();
-    memory_ = memory.get<uint8_t>(apart_ ? size_ * count : size_);
+    memory_ = apart_ ? memory.get<uint8_t>(size_ * count) : common.get<uint8_t>(size_);
   }
   bool apart() const { return apart_; }
 
@@ -52,18 +53,20 @@ class Room {
     const size_t ready = Rows::bytes(rows_, std::max(c.hidden, int(q_size)));
     take(to.x, rows_ * c.hidden);
     take_or_share(to.after, rows_ * c.hidden, to.x);
-    take(to.queries, rows_ * q_size);
-    take(to.entries, rows_ * 2 * c.kv_heads * c.dim);
-    take(to.partials, partials_);
     take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
     take_or_share(to.mlp_out, norms_after_ ? rows_ * c.hidden : 0, to.attention_out);
     take(to.inputs, ready);
     take_or_share(to.mlp_inputs, ready, to.inputs);
-    take(to.attended, ready);
     take(to.squares, Normed::squares_of(rows_, c.hidden));
     take_or_share(to.mlp_squares, Normed::squares_of(rows_, c.hidden), to.squares);
+    uint8_t* const shared = at;  // what attention needs is of no use any more when there is something gated
+    take(to.queries, rows_ * q_size);
+    take(to.entries, rows_ * 2 * c.kv_heads * c.dim);
+    take(to.partials, partials_);
+    take(to.attended, ready);
+    uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);
     take(to.gated, Rows::bytes(rows_, c.intermediate));
-    return at;
+    return std::max(at, after_attention);
   }
 
   const Config* config_ = nullptr;

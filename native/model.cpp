@@ -127,6 +127,18 @@ void twostroke_summarize(void* team_, const float* logits, int rows, int count, 
   for (int row = 0; row < rows; row++) out[row] = merge_chunks(chunks + size_t(row) * per_row, per_row);
 }
 
+// Sums of exp((logit - top) * gain) by chunks, [rows, chunks], of rows whose gain is above 0.
+void twostroke_weigh(void* team_, const float* logits, int rows, int count, const float* tops, const float* gains, float* sums) {
+  Team& team = *(Team*)team_;
+  const int per_row = chunks_of(count);
+  team.run(1, [&](int member) {
+    team.share(rows * per_row, member, [&](int i) {
+      const int row = i / per_row;
+      if (gains[row] > 0) sums[i] = weigh_chunk(logits + size_t(row) * count, count, i % per_row, tops[row], gains[row]);
+    });
+  });
+}
+
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
   auto part = [&](int i) { return (const Matrix*)matrices[i]; };

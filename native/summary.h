@@ -23,42 +23,64 @@ inline int find(const float* x, int count, float wanted) {
   return std::min(i, count - 1);
 }
 
-// Of a row's chunk. Four sums go on side by side: one would wait for its last addition most of the time.
-inline Summary summarize_chunk(const float* row, int columns, int chunk) {
-  constexpr int SUMS = 4;
-  const int first = chunk * CHUNK, count = std::min(CHUNK, columns - first);
-  const float* x = row + first;
-  Summary out{first, -INFINITY, 0, 0};
-  const int whole = count / 16 * 16;
+// Four sums go on side by side: one would wait for its last addition most of the time.
+constexpr int ABREAST = 4;
+inline float total(const F (&sums)[ABREAST]) { return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))); }
+
+// A row's chunk in whole vectors, and what is left, filled up with -inf.
+struct Chunk {
+  const float* x;
+  int first, count, whole;
   alignas(64) float rest[16];
-  std::fill_n(rest, 16, -INFINITY);
-  std::copy_n(x + whole, count - whole, rest);
-  // Calls step(k, vector) for all, k going round.
-  auto each = [&](const auto& step) {
+
+  Chunk(const float* row, int columns, int chunk)
+      : x(row + chunk * CHUNK), first(chunk * CHUNK), count(std::min(CHUNK, columns - first)), whole(count / 16 * 16) {
+    std::fill_n(rest, 16, -INFINITY);
+    std::copy_n(x + whole, count - whole, rest);
+  }
+  // Calls step(k, vector) for all that are whole, k going round.
+  template <class Step>
+  void each(const Step& step) const {
     int i = 0;
-    for (; i + 16 * SUMS <= whole; i += 16 * SUMS)
+    for (; i + 16 * ABREAST <= whole; i += 16 * ABREAST)
 #pragma GCC unroll 4
-      for (int k = 0; k < SUMS; k++) step(k, load(x + i + 16 * k));
+      for (int k = 0; k < ABREAST; k++) step(k, load(x + i + 16 * k));
     for (; i < whole; i += 16) step(0, load(x + i));
-  };
-  F highest[SUMS], odd[SUMS];  // odd: nan, if any lane is infinite or nan
-  for (int k = 0; k < SUMS; k++) highest[k] = load(rest), odd[k] = zero();
-  each([&](int k, F v) { highest[k] = max(highest[k], v), odd[k] = fma(v, zero(), odd[k]); });
-  for (int i = whole; i < count; i++) odd[0] = fma(set1(x[i]), zero(), odd[0]);
-  out.top = top(max(max(highest[0], highest[1]), max(highest[2], highest[3])));
-  out.top += sum(add(add(odd[0], odd[1]), add(odd[2], odd[3])));
-  out.best = first + find(x, count, out.top);
-  F total[SUMS], weighted[SUMS];
-  for (int k = 0; k < SUMS; k++) total[k] = weighted[k] = zero();
+  }
+};
+
+inline Summary summarize_chunk(const float* row, int columns, int chunk) {
+  const Chunk c(row, columns, chunk);
+  Summary out{c.first, -INFINITY, 0, 0};
+  F highest[ABREAST], odd[ABREAST];  // odd: nan, if any lane is infinite or nan
+  for (int k = 0; k < ABREAST; k++) highest[k] = load(c.rest), odd[k] = zero();
+  c.each([&](int k, F v) { highest[k] = max(highest[k], v), odd[k] = fma(v, zero(), odd[k]); });
+  for (int i = c.whole; i < c.count; i++) odd[0] = fma(set1(c.x[i]), zero(), odd[0]);
+  out.top = top(max(max(highest[0], highest[1]), max(highest[2], highest[3]))) + total(odd);
+  out.best = c.first + find(c.x, c.count, out.top);
+  F all[ABREAST], weighted[ABREAST];
+  for (int k = 0; k < ABREAST; k++) all[k] = weighted[k] = zero();
   auto add_lanes = [&](int k, F v) {
     const F below = max(sub(v, set1(out.top)), set1(-87.0f)), e = power16(mul(below, set1(LOG2_E)));
-    total[k] = add(total[k], e), weighted[k] = fma(e, below, weighted[k]);
+    all[k] = add(all[k], e), weighted[k] = fma(e, below, weighted[k]);
   };
-  each(add_lanes);
-  add_lanes(0, load(rest));
-  out.sum = sum(add(add(total[0], total[1]), add(total[2], total[3])));
-  out.weighted = sum(add(add(weighted[0], weighted[1]), add(weighted[2], weighted[3])));
+  c.each(add_lanes);
+  add_lanes(0, load(c.rest));
+  out.sum = total(all), out.weighted = total(weighted);
   return out;
+}
+
+// The sum of exp((x - top) * gain) over a row's chunk; terms below about 1e-38 are 0.
+inline float weigh_chunk(const float* row, int columns, int chunk, float top, float gain) {
+  const Chunk c(row, columns, chunk);
+  F all[ABREAST];
+  for (F& sum : all) sum = zero();
+  auto weigh = [&](int k, F v) {
+    all[k] = add(all[k], power16(max(mul(sub(v, set1(top)), set1(gain * LOG2_E)), set1(-1000.0f))));
+  };
+  c.each(weigh);
+  weigh(0, load(c.rest));
+  return total(all);
 }
 
 // Chunks in order.

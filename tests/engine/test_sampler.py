@@ -201,6 +201,22 @@ def test_the_ends_of_the_random_numbers(
         assert dense(torch.tensor(row), temperature=1, **options)[got] > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 30}, {"top_k": 90, "top_p": 0.8}])
+@pytest.mark.parametrize("size", [7, 1024, 5000])
+def test_a_number_leads_where_it_would_among_all_weights(size: int, options: dict[str, Any]) -> None:
+    """Though first a chunk of ids is found, by sums in single precision: that may be off by so little."""
+    logits = noise(2, size, scale=2.0)
+    logits[1, : size // 2] = -INF
+    for row in logits:
+        probabilities, ids = distribution(row, SamplingParams(temperature=0.8, **options))
+        ends = probabilities.cumsum(-1)
+        order = list(range(size)) if ids is None else ids.tolist()
+        for index in range(100):
+            place = order.index(one(row, temperature=0.8, index=index, **options).id)
+            number = sampler.uniform(b"seed", index)
+            assert float(ends[place] - probabilities[place]) - 1e-6 <= number <= float(ends[place]) + 1e-6
+
+
 @pytest.mark.parametrize("row", [[-INF, -INF], [math.nan, 1.0], [INF, 1.0], [INF, INF]])
 def test_broken_logits_raise_nothing(row: list[float]) -> None:
     """They may be one request's in a batch of many."""

@@ -17,7 +17,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.kernels import library, native
 from twostroke.kernels.formats import FORMATS, RawTensor
-from twostroke.kernels.summary import summarize
+from twostroke.kernels.summary import summarize, weigh
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
@@ -241,6 +241,21 @@ def test_summaries(kernels: native.NativeKernels, width: int) -> None:
     for i in range(4):
         alone = one.summarize(logits[i : i + 1])
         assert (alone.logsumexp[0], alone.entropy[0]) == (got.logsumexp[i], got.entropy[i])
+
+
+@pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
+def test_weights(kernels: native.NativeKernels, width: int) -> None:
+    logits = torch.randn(6, width, generator=torch.Generator().manual_seed(width)) * 8
+    logits[1, ::3] = -math.inf
+    logits[2] = -3.0
+    tops, temperatures = logits.max(-1).values.tolist(), [1.0, 0.3, 2.5, 0.0, 1e-30, 100.0]
+    found = kernels.weigh(logits, tops, temperatures)
+    np.testing.assert_allclose(found, weigh(logits, tops, temperatures), rtol=1e-5, atol=1e-37)
+    assert not found[3].any()
+    assert found[4].sum() == (logits[4] == tops[4]).sum()
+    for i in range(6):
+        alone = kernels.weigh(logits[i : i + 1], tops[i : i + 1], temperatures[i : i + 1])
+        assert (alone == found[i]).all()
 
 
 @pytest.mark.parametrize("variant", library.variants())

@@ -15,6 +15,7 @@ from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import library, native
 from twostroke.kernels.encode import Encoder
 from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.summary import CHUNK
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
@@ -53,7 +54,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("name", native.FORMATS)
 def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
     """Any number of rows, more than a search takes too, and panels that do not fill the last chunk."""
-    head = head_of(kernels, raw_tensor(name, 2 * native.SUMMARY_CHUNK + 48, COLUMNS))
+    head = head_of(kernels, raw_tensor(name, 2 * CHUNK + 48, COLUMNS))
     assert (head.sketch_bytes > 0) == (not name.startswith("Q4") and not rounds_minima(name, kernels.variant))
     for count in range(1, native.SKETCH_ROWS + 2):
         x = noise(count, COLUMNS, seed=count)

@@ -217,8 +217,8 @@ class Engine:
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
         rows = [lane.answer for lane, _ in pairs if isinstance(lane.answer, torch.Tensor)]
         logits = _together(rows)
-        summarize = pairs[0][0].model.decoder.kernels.summarize
-        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], summarize), strict=True):
+        kernels = pairs[0][0].model.decoder.kernels
+        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], kernels), strict=True):
             self._guarded({lane.choice.request}, self._take, lane, sampled)
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels.summary import Summary, argmax, summarize
+from twostroke.kernels import summary
+from twostroke.kernels.summary import CHUNK, Statistics, Summary, argmax
 
 # How many candidates top_p looks at before it sorts all, which takes long.
 FEW = (512, 4096)
+MOST_GROUPED = 64
+COLDEST = 1e-30  # a temperature below does what this does
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,10 @@ class Sampled:
     proposal: torch.Tensor | None = None
 
 
-def sample(
-    logits: torch.Tensor, draws: Sequence[Draw], summarize: Callable[[torch.Tensor], Summary] = summarize
-) -> list[Sampled]:
-    """Sample a token from each row of [R, vocab] float32 logits, with a backend's own `summarize`."""
-    shaped, summary = logits, summarize(logits)
-    ids, best = list(summary.best), summary.top
+def sample(logits: torch.Tensor, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
+    """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
+    shaped, found = logits, statistics.summarize(logits)
+    ids, best = list(found.best), found.top
     if any(draw.params.shapes_logits for draw in draws):
         shaped = logits.clone()
         for row, draw in zip(shaped, draws, strict=True):
@@ -79,12 +80,20 @@ def sample(
         ids = argmax(shaped)
         best = shaped[list(range(len(ids))), ids].tolist()
     proposals: list[torch.Tensor | None] = [None] * len(draws)
-    for i, draw in enumerate(draws):
-        # Where even the largest logit is not finite there is nothing to draw from.
-        if draw.params.temperature > 0 and math.isfinite(best[i]):
-            ids[i] = _draw(shaped[i], draw)
-            proposals[i] = _dense(shaped[i], draw.params) if draw.keep_proposal else None
-    return [_report(draw, ids[i], logits[i], summary, i, proposals[i]) for i, draw in enumerate(draws)]
+    # Where even the largest logit is not finite there is nothing to draw from.
+    drawn = [i for i, draw in enumerate(draws) if draw.params.temperature > 0 and math.isfinite(best[i])]
+    weighed = {i: max(draws[i].params.temperature, COLDEST) for i in drawn if _wants_weights(draws[i])}
+    sums = statistics.weigh(shaped, best, [weighed.get(i, 0) for i in range(len(draws))]) if weighed else None
+    for i in drawn:
+        ids[i] = _draw(shaped[i], draws[i], best[i], sums[i] if sums is not None and i in weighed else None)
+        proposals[i] = _dense(shaped[i], draws[i].params) if draws[i].keep_proposal else None
+    return [_report(draw, ids[i], logits[i], found, i, proposals[i]) for i, draw in enumerate(draws)]
+
+
+def _wants_weights(draw: Draw) -> bool:
+    """Whether the weights of all ids count for what is drawn."""
+    params = draw.params
+    return draw.guess is None and not params.top_k and (params.top_p < 1 or not params.min_p)
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:
@@ -112,22 +121,29 @@ def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(ids[(ids >= 0) & (ids < len(row))]).long().to(row.device)
 
 
-def _draw(row: torch.Tensor, draw: Draw) -> int:
-    """One token: the guess if it is accepted, else by inverse transform."""
+def _draw(row: torch.Tensor, draw: Draw, top: float, sums: np.ndarray | None) -> int:
+    """One token: the guess if it is accepted, else by inverse transform. `sums` are those of weights by chunks."""
     if draw.guess is not None:
         return _judge(row, draw, *draw.guess)
-    probabilities, ids = distribution(row, draw.params)
-    place = _walk(probabilities, draw)
+    params, number = draw.params, uniform(draw.seed, draw.index)
+    if sums is not None and params.top_p == 1:
+        chunk, rest = _walk(sums.astype(np.float64), number)
+        scores = row[chunk * CHUNK : (chunk + 1) * CHUNK].double().cpu().numpy()
+        return chunk * CHUNK + _walk(np.exp((scores - top) / max(params.temperature, COLDEST)), rest)[0]
+    total = None if sums is None else float(sums.sum(dtype=np.float64))
+    probabilities, ids = distribution(row, params, total)
+    place, _ = _walk(probabilities.cpu().numpy(), number)
     return place if ids is None else int(ids[place])
 
 
-def _walk(weights: torch.Tensor, draw: Draw) -> int:
-    """Inverse transform: walk the candidates' cumulated weights up to one number."""
-    ends = weights.cumsum(-1)
-    # right=True steps over candidates of no probability, also where the number drawn is exactly 0.
-    place = torch.searchsorted(ends, ends[-1:] * uniform(draw.seed, draw.index), right=True)
-    # Rounding must not lead past the last candidate that has any.
-    return int(torch.minimum(place, torch.searchsorted(ends, ends[-1:])))
+def _walk(weights: np.ndarray, number: float) -> tuple[int, float]:
+    """Inverse transform: where a number from 0 to 1 leads among cumulated weights, and how far into that weight."""
+    ends = weights.cumsum()
+    wanted = number * ends[-1]
+    # From the right it steps over candidates of no probability, also where the number drawn is exactly 0; and rounding
+    # must not lead past the last candidate that has any.
+    place = int(min(ends.searchsorted(wanted, "right"), ends.searchsorted(ends[-1])))
+    return place, float(min(max(1 - (ends[place] - wanted) / weights[place], 0), 1))
 
 
 def _judge(row: torch.Tensor, draw: Draw, guess: int, proposal: torch.Tensor) -> int:
@@ -141,7 +157,7 @@ def _judge(row: torch.Tensor, draw: Draw, guess: int, proposal: torch.Tensor) ->
     if uniform(draw.seed + b"accept", draw.index) * float(q[guess]) < float(p[guess]):
         return guess
     rest = (p - q).clamp_min(0)
-    return _walk(rest if rest.any() else p, draw)
+    return _walk((rest if rest.any() else p).cpu().numpy(), uniform(draw.seed, draw.index))[0]
 
 
 def _dense(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -152,41 +168,72 @@ def _dense(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return torch.zeros(len(row), dtype=probabilities.dtype, device=row.device).scatter_(0, ids, probabilities)
 
 
-def distribution(row: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
+def distribution(
+    row: torch.Tensor, params: SamplingParams, total: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What a token is drawn from: (float64 probabilities, their ids or None for all ids in order).
 
-    `row` is [vocab] logits, of which the largest must be finite; temperature must be above 0.
+    `row` is [vocab] logits, of which the largest must be finite; temperature must be above 0. `total` is the sum of all
+    weights, exp((logit - largest) / temperature), where it is known; with top_k it is not wanted.
     """
-    ids = _likeliest(row, params.top_k) if params.top_k else None
-    scores = (row if ids is None else row[ids]).double()
-    weights = ((scores - scores.max()) / params.temperature).exp()
-    if params.top_p < 1:
-        goal = params.top_p * weights.sum()
-        if ids is None:
-            ids, weights = _enough(row, weights, goal)
-        weights = weights[: 1 + int((weights.cumsum(-1) < goal).sum())]
-        ids = ids[: len(weights)]
+    top = float(_array(row).max())
+
+    def weigh(ids: torch.Tensor | None) -> torch.Tensor:
+        return (((row if ids is None else row[ids]).double() - top) / params.temperature).exp()
+
+    ids = None
+    if params.top_k:
+        ids = _likeliest(row, params.top_k)
+    elif params.top_p < 1:
+        total = float(weigh(None).sum()) if total is None else total
+        ids = _enough(row, weigh, params.top_p * total)
+    elif params.min_p:  # most are far too small, which shows without their weights
+        floor = top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
+        ids = _tensor(np.flatnonzero(_array(row) >= floor), row)
+    weights = weigh(ids)
+    if ids is not None and params.top_p < 1:
+        goal = params.top_p * (float(weights.sum()) if total is None else total)
+        kept = 1 + int((weights.cumsum(-1) < goal).sum())
+        ids, weights = ids[:kept], weights[:kept]
     if params.min_p:
         weights = weights.where(weights >= params.min_p, 0)  # the largest is 1
     return weights / weights.sum(), ids
 
 
-def _enough(row: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest ids and their weights: as many as reach the goal, or all."""
+def _enough(row: torch.Tensor, weigh: Callable[[torch.Tensor], torch.Tensor], goal: float) -> torch.Tensor:
+    """The likeliest ids: as many as have weights that reach the goal, or all."""
     for count in FEW:
         ids = _likeliest(row, count)
-        if weights[ids].cumsum(-1)[-1] >= goal:
-            return ids, weights[ids]
-    ids = _likeliest(row, len(row))
-    return ids, weights[ids]
+        if weigh(ids).cumsum(-1)[-1] >= goal:
+            return ids
+    return _likeliest(row, len(row))
 
 
 def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
     """The ids of so many largest values and of all equal to the last of them, falling, equal ones by id."""
-    if count >= len(row):
-        return row.sort(descending=True, stable=True).indices
-    ids = (row >= row.topk(count).values[-1]).nonzero()[:, 0]
-    return ids[row[ids].sort(descending=True, stable=True).indices]
+    values = _array(row)
+    ids = np.flatnonzero(values >= _floor(values, count)) if count < len(values) else np.arange(len(values))
+    found = values[ids]
+    if count < len(found):
+        ids = ids[found >= np.partition(found, -count)[-count]]
+    return _tensor(ids[np.argsort(-values[ids], kind="stable")], row)
+
+
+def _floor(values: np.ndarray, count: int) -> float:
+    """What at least `count` values are not below, and few more: the last of so many groups with the largest tops."""
+    size = min(MOST_GROUPED, max(1, len(values) // (4 * count)))
+    groups = len(values) // size
+    tops = values[: groups * size].reshape(size, groups).max(0)
+    return float(np.partition(tops, -count)[-count])
+
+
+def _array(row: torch.Tensor) -> np.ndarray:
+    """On a CPU, numpy does what follows in a fraction of the time of PyTorch, which shares it among threads."""
+    return row.detach().cpu().numpy()
+
+
+def _tensor(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(ids).to(row.device)
 
 
 def uniform(seed: bytes, index: int) -> float:

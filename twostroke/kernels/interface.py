@@ -97,6 +97,10 @@ class Kernels(Protocol):
         """[R, vocab] float32 logits, each row by itself."""
         ...
 
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
+        """Of the same, sums of weights by chunks, as `kernels.summary.weigh` gives them."""
+        ...
+
 
 class Operations(Kernels, Protocol):
     """The operations of a pass, for a backend that is called one by one."""

@@ -22,13 +22,14 @@ from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.mapped import row_reader
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summaries
+from twostroke.kernels.summary import CHUNK, MadeSummaries, Summary, combine, new_summaries
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
-PANEL, PAGE_SIZE, SUMMARY_CHUNK = 16, 16, 1024
+PANEL, PAGE_SIZE = 16, 16
+LARGEST_GAIN = 1e30  # times a difference of two logits: all or nothing long before
 SKETCH_ROWS = 8  # that the likeliest tokens are searched for at once: of more rows all logits are made
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
@@ -114,9 +115,19 @@ class NativeKernels:
             return made
         logits = logits.contiguous()
         rows, count = logits.shape
-        chunks, out = new_summaries(rows * -(-count // SUMMARY_CHUNK)), new_summaries(rows)
+        chunks, out = new_summaries(rows * -(-count // CHUNK)), new_summaries(rows)
         self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, chunks.ctypes.data, out.ctypes.data)
         return combine(out)
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
+        logits = logits.contiguous()
+        rows, count = logits.shape
+        sums = np.zeros((rows, -(-count // CHUNK)), np.float32)
+        gains = np.array([min(1 / t, LARGEST_GAIN) if t > 0 else 0 for t in temperatures], np.float32)
+        best = np.array(tops, np.float32)
+        places = (array.ctypes.data for array in (best, gains, sums))
+        self.library.twostroke_weigh(self.team, logits.data_ptr(), rows, count, *places)
+        return sums
 
 
 class Matrix:

@@ -1,10 +1,14 @@
-"""What sampling asks of logits, row by row: the likeliest token, the normalizer, the entropy."""
+"""What sampling asks of logits, row by row: the likeliest token, normalizer and entropy, weights at a temperature."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+CHUNK = 1024  # columns whose weights are added up; native/summary.h has the same
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,28 @@ def summarize(logits: torch.Tensor) -> Summary:
     # A probability of 0 contributes 0, not nan.
     terms = [torch.where(row > -torch.inf, row.exp() * row, 0).sum() for row in logprobs]
     return Summary(best, top.tolist(), (top - logprobs[rows, best]).tolist(), (-torch.stack(terms)).tolist())
+
+
+def weigh(logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
+    """Of [R, vocab] logits, sums of exp((logit - top) / temperature) by chunks of CHUNK columns, in PyTorch.
+
+    Returns:
+        [R, chunks], float32; of a row whose temperature is 0, zeros.
+    """
+    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % CHUNK), value=-torch.inf)
+    sums = torch.zeros(len(logits), padded.shape[1] // CHUNK)
+    for row, values in enumerate(padded.unflatten(-1, (-1, CHUNK))):
+        if temperatures[row] > 0:
+            sums[row] = ((values - tops[row]).double() / temperatures[row]).exp().sum(-1)
+    return sums.numpy()
+
+
+class Statistics(Protocol):
+    """A backend's own way to find these; this module is PyTorch's."""
+
+    def summarize(self, logits: torch.Tensor) -> Summary: ...
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray: ...
 
 
 def argmax(logits: torch.Tensor) -> list[int]:

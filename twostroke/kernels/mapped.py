@@ -4,6 +4,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -58,7 +59,8 @@ class FileRows:
         self.fd = os.dup(file.fd)
         weakref.finalize(self, os.close, self.fd)
         self.opened = self._version()
-        os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
+        with suppress(OSError):  # not every file system takes hints
+            os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, rows: Sequence[int]) -> bytes:
         """[len(rows), row_bytes]. Raises CheckpointError when the file was changed since."""

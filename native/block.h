@@ -70,15 +70,13 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
 
 void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
-  const Format format = Format(m.config.embedding_format);
-  const size_t row_bytes = m.embed ? 0 : raw_row_bytes(format, hidden);
   float* out = pass.room.of(0).x;
   m.team->share(pass.batch.num_rows, own.member, [&](int row) {
     float *weights = own.row.get<float>(hidden), *x = out + size_t(row) * hidden;
     if (m.embed)
       unpack_row(*m.embed, int(pass.batch.tokens[row]), weights);
     else
-      read_row(format, pass.batch.embeddings + row * row_bytes, hidden, weights);
+      read_row(Format(m.config.embedding_format), pass.batch.embeddings + row * m.config.embedding_bytes(), hidden, weights);
     const F scale = set1(m.config.embedding_scale);
     for (int i = 0; i < hidden; i += GROUP) {
       const F a = mul(load(weights + i), scale), b = mul(load(weights + i + 16), scale);

@@ -78,6 +78,8 @@ struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
   int32_t embedding_format;  // of rows that are lent, where `embed` is null
   float eps, attention_scale, embedding_scale;
+
+  size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
 };
 
 struct Block {

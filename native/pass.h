@@ -68,8 +68,7 @@ class Pass {
     batch = lent, kv_ = kv, config_ = &model.config;
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
-    if (!model.embed)
-      keep(embeddings_, batch.embeddings, rows * raw_row_bytes(Format(config_->embedding_format), config_->hidden));
+    if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows);
     keep(spans_, batch.spans, lent.span_starts[sequences]);

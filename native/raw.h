@@ -101,7 +101,7 @@ struct RawScales {
   float first, second, minimum;
 };
 
-inline RawScales scales_of(Format format, const RawBlock& block, int g) {
+inline RawScales raw_scales(Format format, const RawBlock& block, int g) {
   const float d = _cvtsh_ss(block.d), m = _cvtsh_ss(block.m);
   if (format == Q6_K) return {d * int8_t(block.scales[2 * g]), d * int8_t(block.scales[2 * g + 1]), 0};
   const bool nested = LAYOUTS[format].block == 256;
@@ -126,7 +126,7 @@ inline void read_row(Format format, const uint8_t* raw, int cols, float* out) {
     }
     read_block(format, raw, block);
     for (int g = 0; g < l.block / GROUP; g++) {
-      const RawScales scales = scales_of(format, block, g);
+      const RawScales scales = raw_scales(format, block, g);
       for (int c = 0; c < GROUP; c++)
         *out++ = (c < GROUP / 2 ? scales.first : scales.second) * float(block.q[g * GROUP + c] - l.zero) + scales.minimum;
     }

@@ -10,12 +10,11 @@ import torch
 
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import summary
-from twostroke.kernels.summary import CHUNK, Statistics, Summary, argmax
+from twostroke.kernels.summary import CHUNK, COLDEST, Statistics, Summary, argmax
 
 # How many candidates top_p looks at before it sorts all, which takes long.
 FEW = (512, 4096)
 MOST_GROUPED = 64
-COLDEST = 1e-30  # a temperature below does what this does
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _draw(row: torch.Tensor, draw: Draw, top: float, sums: np.ndarray | None) ->
         scores = row[chunk * CHUNK : (chunk + 1) * CHUNK].double().cpu().numpy()
         return chunk * CHUNK + _walk(np.exp((scores - top) / max(params.temperature, COLDEST)), rest)[0]
     total = None if sums is None else float(sums.sum(dtype=np.float64))
-    probabilities, ids = distribution(row, params, total)
+    probabilities, ids = distribution(row, params, top, total)
     place, _ = _walk(probabilities.cpu().numpy(), number)
     return place if ids is None else int(ids[place])
 
@@ -169,14 +168,14 @@ def _dense(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def distribution(
-    row: torch.Tensor, params: SamplingParams, total: float | None = None
+    row: torch.Tensor, params: SamplingParams, top: float | None = None, total: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What a token is drawn from: (float64 probabilities, their ids or None for all ids in order).
 
-    `row` is [vocab] logits, of which the largest must be finite; temperature must be above 0. `total` is the sum of all
-    weights, exp((logit - largest) / temperature), where it is known; with top_k it is not wanted.
+    `row` is [vocab] logits, of which the largest must be finite; temperature must be above 0. `top` is that
+    logit and `total` the sum of all weights, exp((logit - top) / temperature), where known; with top_k none is wanted.
     """
-    top = float(_array(row).max())
+    top = float(_array(row).max()) if top is None else top
 
     def weigh(ids: torch.Tensor | None) -> torch.Tensor:
         return (((row if ids is None else row[ids]).double() - top) / params.temperature).exp()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE = 16, 16
-LARGEST_GAIN = 1e30  # times a difference of two logits: all or nothing long before
 SKETCH_ROWS = 8  # that the likeliest tokens are searched for at once: of more rows all logits are made
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
@@ -123,7 +122,7 @@ class NativeKernels:
         logits = logits.contiguous()
         rows, count = logits.shape
         sums = np.zeros((rows, -(-count // CHUNK)), np.float32)
-        gains = np.array([min(1 / t, LARGEST_GAIN) if t > 0 else 0 for t in temperatures], np.float32)
+        gains = np.array([1 / t if t > 0 else 0 for t in temperatures], np.float32)
         best = np.array(tops, np.float32)
         places = (array.ctypes.data for array in (best, gains, sums))
         self.library.twostroke_weigh(self.team, logits.data_ptr(), rows, count, *places)

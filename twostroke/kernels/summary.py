@@ -9,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 CHUNK = 1024  # columns whose weights are added up; native/summary.h has the same
+COLDEST = 1e-30  # of temperatures: one below does what this does, and its inverse would be no float32
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def summarize(logits: torch.Tensor) -> Summary:
 
 def weigh(logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
     """Of [R, vocab] logits, sums of exp((logit - top) / temperature) by chunks of CHUNK columns, in PyTorch.
+
+    Temperatures are 0 or at least COLDEST.
 
     Returns:
         [R, chunks], float32; of a row whose temperature is 0, zeros.

@@ -1,5 +1,5 @@
-// The head of a decoder: logits, and what sampling asks of them, found while they are in cache; or the likeliest tokens
-// alone.
+// The head of a decoder: logits, and what sampling asks of them, found while they are in cache; or the tokens alone that
+// are the likeliest, or drawn.
 #pragma once
 #include "layers.h"
 #include "pass.h"
@@ -25,13 +25,17 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
 
 constexpr int SEARCH_PHASES = 4;  // at most
 
-// The largest product of each row, from the panels that the sketch does not rule out.
+// The largest product of each row with its noise, from the panels that the sketch does not rule out.
 inline void run_search(Model& m, Model::Private& own, const Search& search, int count) {
   const Linear& layer = *m.head;
   const Sketch& sketch = *m.sketch;
   const Rows rows = prepare_together(m, own, layer, search.x, count, search.inputs, m.head_norm);
-  const SketchRows sketched = sketch.prepare(layer.kinds, rows, own.sketched);
+  const SketchRows sketched = sketch.prepare(layer.kinds, rows, search.noises, own.sketched);
   const int chunks = chunks_of(layer.width), panels = int(layer.jobs.size());
+  auto noisy = [&](const F* sums, int r, int column) {
+    const Noise& noise = search.noises[r];
+    return with_noise(sums[r], noise, gumbel(noise, column));
+  };
   auto each_panel = [&](int chunk, const auto& action) {
     for (int p = chunk * (CHUNK / PANEL); p < std::min(panels, (chunk + 1) * (CHUNK / PANEL)); p++) action(p);
   };
@@ -51,7 +55,7 @@ inline void run_search(Model& m, Model::Private& own, const Search& search, int 
     Job job = layer.jobs[std::max_element(likely, likely + panels) - likely];
     job.next = job.begin();
     multiply_all(own, &job, 1, layer, rows, count, [&](const Job*, int, int, int, const F* sums) {
-      search.floors[r] = top(sums[r]);
+      search.floors[r] = top(noisy(sums, r, job.column));
     });
   });
   m.team->share(chunks, own.member, [&](int chunk) {
@@ -62,12 +66,14 @@ inline void run_search(Model& m, Model::Private& own, const Search& search, int 
       if (may_win) own.candidates.push_back(layer.jobs[p]);
     });
     for (size_t i = 0; i + 1 < own.candidates.size(); i++) own.candidates[i].next = own.candidates[i + 1].begin();
-    Search::Best found[SKETCH_ROWS];  // another member may be in this piece: it gets to see nothing unfinished
+    Best found[SKETCH_ROWS];  // another member may be in this piece: it gets to see nothing unfinished
     for (const Job& job : own.candidates)
       multiply_all(own, &job, 1, layer, rows, count, [&](const Job*, int, int, int, const F* sums) {
-        for (int r = 0; r < count; r++)
-          if (const float value = top(sums[r]); found[r].value < value)
-            found[r] = {value, job.column + std::countr_zero(equal_lanes(sums[r], set1(value)))};
+        for (int r = 0; r < count; r++) {
+          const F values = noisy(sums, r, job.column);
+          if (const float value = top(values); found[r].value < value)
+            found[r] = {value, job.column + std::countr_zero(equal_lanes(values, set1(value)))};
+        }
       });
     for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = found[r];
   });
@@ -77,7 +83,7 @@ inline void run_search(Model& m, Model::Private& own, const Search& search, int 
 inline void end_search(const Search& search, int count, int chunks, int32_t* columns) {
   for (int r = 0; r < count; r++) {
     const auto* found = search.found + r * chunks;
-    const Search::Best best = *std::max_element(found, found + chunks);
+    const Best best = *std::max_element(found, found + chunks);
     columns[r] = std::isfinite(search.floors[r]) && std::isfinite(best.value) ? best.column : -1;
   }
 }

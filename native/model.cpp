@@ -14,6 +14,17 @@ static void multiply_rows(Model& m, const Linear& layer, const float* x, int cou
   if (summaries) std::copy_n(product.summaries, count, summaries);
 }
 
+// found(row, chunk) of [rows, count] logits, row after row, by all members of the team.
+template <class Found, class Find>
+static std::vector<Found> each_chunk(void* team, int rows, int count, const Find& find) {
+  const int chunks = chunks_of(count);
+  std::vector<Found> found(size_t(rows) * chunks);
+  ((Team*)team)->run(1, [&](int member) {
+    ((Team*)team)->share(rows * chunks, member, [&](int i) { found[i] = find(i / chunks, i % chunks); });
+  });
+  return found;
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -90,7 +101,7 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
   multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
 }
 
-// Makes what twostroke_likeliest needs: its bytes; 0 if that would be of no use, -1 without memory for it.
+// Makes what twostroke_search needs: its bytes; 0 if that would be of no use, -1 without memory for it.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Matrix& head = *m.head->jobs[0].matrix;
@@ -103,40 +114,46 @@ int64_t twostroke_sketch(void* model) {
   return m.sketch ? int64_t(m.sketch->bytes()) : 0;
 }
 
-// The likeliest tokens of up to SKETCH_ROWS rows [count, hidden] of a pass; -1 where the largest logit is not finite. And
-// [count, panels] that no logit of a panel is above, if that is not null.
-void twostroke_likeliest(void* model, const float* x, int count, int32_t* tokens, float* highest) {
+// The tokens with the largest logits, with noise, of up to SKETCH_ROWS rows [count, hidden] of a pass; -1 where that is
+// not finite. And [count, panels] that nothing in a panel is above, if that is not null.
+void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
   const int run = m.team->vacant();
   Search& search = m.searches[run];
-  search.begin(*m.head, x, count);
+  search.begin(*m.head, x, noises, count);
   m.team->run(run, SEARCH_PHASES, true, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
   end_search(search, count, chunks_of(m.head->width), tokens);
   if (highest) std::copy_n(search.highest, count * m.head->jobs.size(), highest);
 }
 
-// [rows, count] logits to a summary each; `chunks` has room for all their chunks.
-void twostroke_summarize(void* team_, const float* logits, int rows, int count, Summary* chunks, Summary* out) {
-  Team& team = *(Team*)team_;
-  const int per_row = chunks_of(count);
-  team.run(1, [&](int member) {
-    team.share(rows * per_row, member, [&](int i) {
-      chunks[i] = summarize_chunk(logits + size_t(i / per_row) * count, count, i % per_row);
-    });
+// [rows, count] logits to a summary each.
+void twostroke_summarize(void* team, const float* logits, int rows, int count, Summary* out) {
+  const auto found = each_chunk<Summary>(team, rows, count, [&](int row, int chunk) {
+    return summarize_chunk(logits + size_t(row) * count, count, chunk);
   });
-  for (int row = 0; row < rows; row++) out[row] = merge_chunks(chunks + size_t(row) * per_row, per_row);
+  for (int row = 0; row < rows; row++) out[row] = merge_chunks(&found[size_t(row) * chunks_of(count)], chunks_of(count));
 }
 
-// Sums of exp((logit - top) * gain) by chunks, [rows, chunks], of rows whose gain is above 0.
-void twostroke_weigh(void* team_, const float* logits, int rows, int count, const float* tops, const float* gains, float* sums) {
-  Team& team = *(Team*)team_;
-  const int per_row = chunks_of(count);
-  team.run(1, [&](int member) {
-    team.share(rows * per_row, member, [&](int i) {
-      const int row = i / per_row;
-      if (gains[row] > 0) sums[i] = weigh_chunk(logits + size_t(row) * count, count, i % per_row, tops[row], gains[row]);
-    });
+// Sums of exp((logit - top) * gain) of rows whose gain is above 0.
+void twostroke_weigh(void* team, const float* logits, int rows, int count, const float* tops, const float* gains, double* sums) {
+  const auto found = each_chunk<float>(team, rows, count, [&](int row, int chunk) {
+    return gains[row] > 0 ? weigh_chunk(logits + size_t(row) * count, count, chunk, tops[row], gains[row]) : 0;
   });
+  for (int row = 0; row < rows; row++) {
+    const float* first = &found[size_t(row) * chunks_of(count)];
+    sums[row] = std::accumulate(first, first + chunks_of(count), 0.0);
+  }
+}
+
+// Of each row the first of its largest logits, with noise.
+void twostroke_draw(void* team, const float* logits, int rows, int count, const Noise* noises, int32_t* tokens) {
+  const auto found = each_chunk<Best>(team, rows, count, [&](int row, int chunk) {
+    return draw_chunk(logits + size_t(row) * count, count, chunk, noises[row]);
+  });
+  for (int row = 0; row < rows; row++) {
+    const Best* first = &found[size_t(row) * chunks_of(count)];
+    tokens[row] = std::max_element(first, first + chunks_of(count))->column;
+  }
 }
 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
@@ -151,7 +168,7 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
 // dimensions have strides; result: [rows, hidden]. Members may still read weights and `kv` when this, twostroke_logits or
-// twostroke_likeliest returns: whoever frees either calls twostroke_settle first.
+// twostroke_search returns: whoever frees either calls twostroke_settle first.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const int run = m.team->vacant(), blocks = int(m.blocks.size());

@@ -1,6 +1,7 @@
 // What a pass works on. It keeps all of it by itself, and not what its caller lends: a member that lost its core may
 // still be in a pass that is over.
 #pragma once
+#include "noise.h"
 #include "room.h"
 #include "summary.h"
 
@@ -29,27 +30,24 @@ struct Product {
   Buffer memory_;
 };
 
-// A search for the largest product of each row, in memory of its own, so that its pieces are pure.
+// A search for the largest product of each row with its noise, in memory of its own, so that its pieces are pure.
 struct Search {
-  struct Best {
-    float value = -INFINITY;
-    int32_t column = 0;
-    bool operator<(Best other) const { return value < other.value; }  // equal ones in order
-  };
   const float* x;
+  Noise* noises;            // [rows]
   uint8_t* inputs;          // ready to be multiplied
   float *likely, *highest;  // [rows, panels]: what a panel's largest product may be, and what none is above
   float* floors;            // [rows]: what some product is
   Best* found;              // [rows, chunks]
 
-  void begin(const Linear& layer, const float* lent, int count) {
+  void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count) {
     const size_t values = size_t(count) * layer.cols, panels = layer.jobs.size(), floats = values + count * (2 * panels + 1);
     const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE);
-    inputs = memory_.get<uint8_t>(ready + sizeof(float) * floats + sizeof(Best) * count * chunks_of(layer.width));
+    const size_t bests = size_t(count) * chunks_of(layer.width);
+    inputs = memory_.get<uint8_t>(ready + sizeof(float) * floats + sizeof(Best) * bests + sizeof(Noise) * count);
     float* at = (float*)(inputs + ready);
     x = at, likely = at + values, highest = likely + count * panels, floors = highest + count * panels;
-    found = (Best*)(floors + count);
-    std::copy_n(lent, values, at);
+    found = (Best*)(floors + count), noises = (Noise*)(found + bests);
+    std::copy_n(lent, values, at), std::copy_n(lent_noises, count, noises);
   }
 
  private:

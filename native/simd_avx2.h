@@ -107,7 +107,16 @@ inline I sums(I* v) {
   return load_bytes((const uint8_t*)each);
 }
 inline I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I sub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I mul(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+inline I operator^(I x, I y) { return {x.a ^ y.a, x.b ^ y.b}; }
+inline I operator&(I x, I y) { return {x.a & y.a, x.b & y.b}; }
+inline I bits_of(F v) { return {(__m256i)v.a, (__m256i)v.b}; }
+inline F float_of(I bits) { return {(__m256)bits.a, (__m256)bits.b}; }
+template <int N>
+inline I left(I v) { return {_mm256_slli_epi32(v.a, N), _mm256_slli_epi32(v.b, N)}; }
+template <int N>
+inline I right(I v) { return {_mm256_srli_epi32(v.a, N), _mm256_srli_epi32(v.b, N)}; }
 inline void store(int32_t* p, I v) { store_bytes((uint8_t*)p, v); }
 inline void store_int8(int8_t* p, I v) {  // values fit
   const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);

@@ -73,7 +73,14 @@ inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
 inline I to_int(F v) { return _mm512_cvtps_epi32(v); }  // to the nearest, ties to even
 inline int32_t sum(I v) { return _mm512_reduce_add_epi32(v); }
 inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+inline I bits_of(F v) { return (I)v; }
+inline F float_of(I bits) { return (F)bits; }
+template <int N>
+inline I left(I v) { return _mm512_slli_epi32(v, N); }
+template <int N>
+inline I right(I v) { return _mm512_srli_epi32(v, N); }
 inline I sums(I* v) { return (I)across((F*)v, [](F a, F b) { return (F)add((I)a, (I)b); }); }
 inline void store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline void store_int8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }

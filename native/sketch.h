@@ -1,5 +1,6 @@
-// A sketch of a head: 4 bits of each weight, from which one sees which tokens may be the likeliest. A step that wants no
-// more than that multiplies their panels alone: of 8 bits or 16 it reads little more than the sketch.
+// A sketch of a head: 4 bits of each weight, from which one sees which tokens may have the largest logit, or the largest
+// with noise. A step that wants no more than that multiplies their panels alone: of 8 bits or 16 it reads little more
+// than the sketch.
 //
 // Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, adds the same to every
 // product. WIDE columns, those of the largest weights, meet large activations too and have 8 bits. By Cauchy and Schwarz
@@ -11,6 +12,7 @@
 #pragma once
 #include "decoder.h"
 #include "dots.h"
+#include "noise.h"
 #include "threads.h"
 
 constexpr int WIDE = GROUP, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
@@ -29,6 +31,7 @@ struct SketchRows {
   int8_t *q, *wide;     // [groups, count, GROUP], [count, WIDE]
   float* scale;         // [groups, count]
   int32_t* zero;        // [groups, count]: what the quants' zero adds
+  const Noise* noises;  // [count]
   struct Row {
     float mean, slack;  // the product of the head's mean; how far rounding of sums may lead
     float rest, size;   // what the panel's norms are multiplied with
@@ -49,8 +52,8 @@ class Sketch {
   int panels() const { return head_.rows / PANEL; }
 
   // `rows` of the head, as they are ready to be multiplied, in `memory`.
-  SketchRows prepare(Kinds kinds, Rows rows, Buffer& memory) const;
-  // Of a panel and each of rows.count: what its largest product is likely to be, and what none is above.
+  SketchRows prepare(Kinds kinds, Rows rows, const Noise* noises, Buffer& memory) const;
+  // Of a panel and each of rows.count: what its largest product with noise is likely to be, and what none is above.
   void bounds(int panel, const SketchRows& rows, float* likely, float* highest) const {
     with_count(rows.count, [&]<int M>() { multiply<M>(panel, rows, likely, highest); });
   }
@@ -207,9 +210,9 @@ inline bool Sketch::draw(int p, F* w) const {
   return std::isfinite(sum(mul(add(load(out.rest), load(out.size)), zero())));
 }
 
-inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, Buffer& memory) const {
+inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, Buffer& memory) const {
   const int count = rows.count, cols = head_.cols, n = groups();
-  SketchRows out{count, nullptr, nullptr, nullptr, nullptr, {}};
+  SketchRows out{count, nullptr, nullptr, nullptr, nullptr, noises, {}};
   float* x = memory.get<float>(size_t(cols) + size_t(count) * (2 * n + (cols + WIDE) / 4));
   out.scale = x + cols, out.zero = (int32_t*)(out.scale + count * n);
   out.q = (int8_t*)(out.zero + count * n), out.wide = out.q + size_t(count) * cols;
@@ -277,6 +280,8 @@ template <int M>
     const F wide_product = mul(to_float(sums[m]), set1(row.wide_scale));
     const F product = add(fma(wide_product, load(from.wide_scale), acc[m]), set1(row.mean + row.slack));
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
-    likely[m] = top(product), highest[m] = top(add(product, off));
+    const Noise& noise = rows.noises[m];
+    const F added = gumbel(noise, p * PANEL);
+    likely[m] = top(with_noise(product, noise, added)), highest[m] = top(with_noise(add(product, off), noise, added));
   }
 }

@@ -1,10 +1,9 @@
 // What sampling asks of a row of logits, found in chunks of fixed size, so that the bits do not depend on threads.
 #pragma once
 #include <algorithm>
-#include <bit>
 
+#include "noise.h"
 #include "rounding.h"
-#include "simd.h"
 
 constexpr int CHUNK = 1024;  // columns
 constexpr int chunks_of(int columns) { return ceil_div(columns, CHUNK); }
@@ -81,6 +80,26 @@ inline float weigh_chunk(const float* row, int columns, int chunk, float top, fl
   c.each(weigh);
   weigh(0, load(c.rest));
   return total(all);
+}
+
+// The largest of a row's chunk with noise.
+inline Best draw_chunk(const float* row, int columns, int chunk, const Noise& noise) {
+  const Chunk c(row, columns, chunk);
+  F highest = set1(-INFINITY), where = zero();
+  auto look = [&](int i, F v) {
+    const F value = max(with_noise(v, noise, gumbel(noise, c.first + i)), highest);
+    where = select(equal_lanes(value, highest), where, set1(float(i))), highest = value;
+  };
+  for (int i = 0; i < c.whole; i += 16) look(i, load(c.x + i));
+  look(c.whole, load(c.rest));
+  alignas(64) float values[16], places[16];
+  store(values, highest), store(places, where);
+  Best best{-INFINITY, c.first};
+  for (int lane = 0; lane < 16; lane++) {
+    const Best other{values[lane], c.first + int(places[lane]) + lane};
+    if (best < other || (best.value == other.value && other.column < best.column)) best = other;
+  }
+  return best;
 }
 
 // Chunks in order.

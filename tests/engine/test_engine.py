@@ -56,7 +56,7 @@ CASES: list[Method] = [
     method("refresh", when="probe", every=5, threshold=0.001),
     method("refresh", when="mc-dropout", every=5, threshold=0.5, passes=3),
     method("speculative", draft="student"),
-    method("speculative", draft="draft"),  # rejection sampling: tests/methods, with bits that it can count on
+    method("speculative", draft="draft"),
 ]
 
 

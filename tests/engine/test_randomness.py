@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.engine.test_sampler import dense, draw, noise
-from twostroke.engine.sampler import sample, uniform
+from twostroke.engine.sampler import sample
+from twostroke.kernels import noise as kernels_noise
+from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -45,14 +47,29 @@ def kolmogorov_smirnov(numbers: list[float]) -> float:
     return max((ordered - steps / count).max(), ((steps + 1) / count - ordered).max()) * math.sqrt(count)
 
 
-def test_random_numbers_are_uniform_and_depend_on_seed_and_index_alone() -> None:
-    by_index = [uniform(b"a", i) for i in range(20000)]
-    by_seed = [uniform(i.to_bytes(16, "little"), 0) for i in range(20000)]
-    for numbers in (by_index, by_seed):
-        assert all(0 <= number < 1 for number in numbers)
-        assert len(set(numbers)) == len(numbers)
-        assert kolmogorov_smirnov(numbers) < 1.95
-        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
-    assert kolmogorov_smirnov([number**1.05 for number in by_index]) > 1.95, "the test finds a small bias"
-    assert by_index == [uniform(b"a", i) for i in range(20000)]
-    assert uniform(b"b", 0) != uniform(b"a", 0)
+def test_noise_is_gumbels_and_depends_on_key_and_id_alone() -> None:
+    """exp(-exp(-noise)) is uniform: of a token's ids, and of an id over an answer's tokens and over seeds."""
+    keys = [Noise.of(1.0, b"a", i).key or 0 for i in range(20000)]
+    seeds = [Noise.of(1.0, i.to_bytes(16, "little"), 0).key or 0 for i in range(20000)]
+    assert len({*keys, *seeds}) == 40000
+    ids = np.arange(20000)
+    for kind in (
+        [gumbel(keys[0], ids), gumbel(2**64 - 1, ids), gumbel(0, ids), gumbel(5, ids + 130000)],
+        [np.concatenate([gumbel(key, np.array([id])) for key in each]) for each in (keys, seeds) for id in (0, 151935)],
+    ):
+        for values in kind:
+            uniform = np.exp(-np.exp(-values))
+            assert kolmogorov_smirnov(uniform.tolist()) < 1.95
+            assert kolmogorov_smirnov((uniform**1.05).tolist()) > 1.95, "the test finds a small bias"
+            assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.03
+    grid = np.stack([gumbel(key, ids[:300]) for key in keys[:2000]])
+    assert abs(np.corrcoef(grid.T) - np.eye(300)).max() < 0.12, "ids are independent of each other"
+    assert (gumbel(keys[7], ids[5:9]) == gumbel(keys[7], ids)[5:9]).all()
+    assert Noise.of(0.5, b"a", 3) == Noise.of(0.5, b"a", 3) != Noise.of(0.5, b"b", 3)
+    assert Noise.of(0.0, b"a", 3) == NO_NOISE
+
+
+@pytest.mark.parametrize("bits", [0, 2**32 - 1])
+def test_the_ends_of_the_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_noise, "_mixed", lambda x: np.full_like(x, bits))
+    assert np.isfinite(gumbel(1, np.arange(3))).all()

@@ -17,7 +17,8 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.kernels import library, native
 from twostroke.kernels.formats import FORMATS, RawTensor
-from twostroke.kernels.summary import summarize, weigh
+from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
+from twostroke.kernels.summary import draw, summarize, weigh
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
@@ -248,14 +249,35 @@ def test_weights(kernels: native.NativeKernels, width: int) -> None:
     logits = torch.randn(6, width, generator=torch.Generator().manual_seed(width)) * 8
     logits[1, ::3] = -math.inf
     logits[2] = -3.0
-    tops, temperatures = logits.max(-1).values.tolist(), [1.0, 0.3, 2.5, 0.0, 1e-30, 100.0]
-    found = kernels.weigh(logits, tops, temperatures)
-    np.testing.assert_allclose(found, weigh(logits, tops, temperatures), rtol=1e-5, atol=1e-37)
-    assert not found[3].any()
-    assert found[4].sum() == (logits[4] == tops[4]).sum()
+    tops, gains = logits.max(-1).values.tolist(), [1.0, 3.0, 0.4, 0.0, 1e30, 0.01]
+    found = kernels.weigh(logits, tops, gains)
+    assert found == pytest.approx(weigh(logits, tops, gains), rel=1e-5)
+    assert found[3] == 0
+    assert found[4] == (logits[4] == tops[4]).sum()
     for i in range(6):
-        alone = kernels.weigh(logits[i : i + 1], tops[i : i + 1], temperatures[i : i + 1])
-        assert (alone == found[i]).all()
+        assert kernels.weigh(logits[i : i + 1], tops[i : i + 1], gains[i : i + 1]) == [found[i]]
+
+
+@pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
+def test_draws(kernels: native.NativeKernels, width: int) -> None:
+    """Those of the reference, but for the nearest of races; a row's own, and the lowest of equal ones."""
+    logits = torch.randn(400, width, generator=torch.Generator().manual_seed(width)) * 2
+    logits[:50, ::3] = -math.inf
+    logits[50:60] = -math.inf
+    logits[torch.arange(50, 60), width - 1 - torch.arange(10)] = -40.0  # all that is left, and far away
+    noises = [Noise.of((0.0, 0.3, 1.0, 5.0)[i % 4], b"seed", i) for i in range(400)]
+    found = kernels.draw(logits, noises)
+    ids = np.arange(width)
+    for row, noise, id in zip(logits.numpy(), noises, found, strict=True):
+        scores = row * np.float64(noise.gain) + (0 if noise.key is None else gumbel(noise.key, ids))
+        assert scores[id] >= scores.max() - 1e-4 * noise.gain
+    assert np.mean(np.array(found) == np.array(draw(logits, noises))) > 0.98
+    assert found[50:60] == [width - 1 - i for i in range(10)]
+    for i in range(0, 400, 37):
+        assert kernels.draw(logits[i : i + 1], noises[i : i + 1]) == [found[i]]
+    equal = kernels.draw(torch.zeros(2, width), [NO_NOISE, Noise.of(1e-300, b"seed", 0)])
+    assert equal[0] == 0
+    assert kernels.draw(torch.full((1, width), math.nan), noises[1:2])[0] in range(width)
 
 
 @pytest.mark.parametrize("variant", library.variants())

@@ -1,4 +1,4 @@
-"""Speculation changes how fast tokens come, never which: to the bit where guesses are matched, in law where judged."""
+"""Speculation changes how fast tokens come, never which, at any temperature."""
 
 import itertools
 from collections import Counter
@@ -87,23 +87,14 @@ def test_the_kv_is_the_plain_answers(chosen: Speculative, native_llm: Native, ot
 
 
 @needs_native
-@pytest.mark.parametrize("accept", ["same", "rejection"])
 @pytest.mark.parametrize("role", ["student", "draft"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_that_knows_is_always_right(role: str, accept: str, temperature: float, native_llm: Native) -> None:
+def test_a_draft_that_knows_is_always_right(role: str, temperature: float, native_llm: Native) -> None:
     llm = native_llm(**{role: "int8"})
-    chosen = Speculative(role, guesses=3, adaptive=False, accept=accept)
+    chosen = Speculative(role, guesses=3, adaptive=False)
     _, _, facts = runs_of(llm, chosen, PROMPT, temperature=temperature, seed=1, max_tokens=41)
     assert facts.accepted == facts.guessed == 30
     assert facts.rounds == 10
-
-
-@needs_native
-def test_rejection_at_temperature_0_is_greedy(native_llm: Native, other: str) -> None:
-    llm = native_llm(student="int2", draft=other)
-    for role in ("student", "draft"):
-        chosen = Speculative(role, accept="rejection")
-        assert tokens(llm, chosen, [TEXT, [7]]) == tokens(llm, Plain(), [TEXT, [7]])
 
 
 @needs_native
@@ -143,33 +134,22 @@ def far(statistic: float, freedom: int) -> bool:
     return (statistic / freedom) ** (1 / 3) > 1 - 2 / (9 * freedom) + 4 * (2 / (9 * freedom)) ** 0.5
 
 
-@pytest.mark.parametrize("fields", [{}, {"top_p": 0.8}, {"top_k": 6, "min_p": 0.05}], ids=repr)
-def test_judged_guesses_follow_the_models_distribution(fields: dict[str, Any]) -> None:
-    """Whatever they were drawn from; the same test tells the draft's own distribution from the model's."""
-    generator = torch.Generator().manual_seed(0)
-    target = torch.randn(40, generator=generator) * 2
-    guessing = target + torch.randn(40, generator=generator)
-    params = SamplingParams(temperature=1.0, **fields)
-
-    def dense(row: torch.Tensor) -> torch.Tensor:
-        probabilities, ids = distribution(row, params)
-        return torch.zeros(40, dtype=torch.float64).index_add_(
-            0, torch.arange(40) if ids is None else ids, probabilities
-        )
-
-    p, q, trials = dense(target), dense(guessing), 5000
-    guesses = np.random.default_rng(1).choice(40, trials, p=q.numpy())
-    judged = [
-        Draw(params, index.to_bytes(16, "little"), 3, np.zeros(0, np.int32), [], guess=(int(guess), q))
-        for index, guess in enumerate(guesses)
-    ]
-    made = [one.id for one in sample(target.expand(trials, -1), judged)]
-    expected = dict(enumerate(p.tolist()))
-    assert not far(*chi_square(Counter(made), expected))
-    assert far(*chi_square(Counter(guesses.tolist()), expected))
-    # An accepted guess is one that stayed; one drawn anew is never the guess, for there q > p.
-    accepted = np.mean([id == guess for id, guess in zip(made, guesses, strict=True)])
-    assert accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=4 * 0.5 / trials**0.5)
+def test_a_draft_guesses_nearly_as_well_as_can_be() -> None:
+    """Tokens drawn from two distributions with the same noise are the same at least as often as (1 - d) / (1 + d), d
+    being how far these are from each other; 1 - d is the most there can be (Daliri et al. 2025, arXiv:2408.07978)."""
+    generator, trials = torch.Generator().manual_seed(0), 4000
+    for spread in (0.1, 1.0, 3.0):
+        target = torch.randn(40, generator=generator) * 2
+        guessing = target + torch.randn(40, generator=generator) * spread
+        draws = [
+            Draw(SamplingParams(temperature=0.7), index.to_bytes(16, "little"), 3, np.zeros(0, np.int32), [])
+            for index in range(trials)
+        ]
+        made, guessed = ([one.id for one in sample(row.expand(trials, -1), draws)] for row in (target, guessing))
+        same = np.mean([a == b for a, b in zip(made, guessed, strict=True)])
+        most = float(torch.minimum((target / 0.7).softmax(-1), (guessing / 0.7).softmax(-1)).sum())
+        error = 4 * 0.5 / trials**0.5
+        assert most / (2 - most) - error < same < most + error
 
 
 @needs_native
@@ -182,8 +162,9 @@ def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> N
         longer = {}
         for text, probability in expected.items():
             tail = llm.prefill([*PROMPT, *text]).tail
-            weights, ids = distribution(tail.logits, params)  # pyright: ignore[reportOptionalMemberAccess,reportArgumentType]
-            assert ids is not None
+            assert tail is not None
+            assert tail.logits is not None
+            weights, ids = distribution(tail.logits.numpy(), params)
             longer |= {(*text, i): probability * w for i, w in zip(ids.tolist(), weights.tolist(), strict=True)}
         expected = longer
 
@@ -191,7 +172,7 @@ def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> N
         made = tokens(llm, chosen, [PROMPT], seed=9, n=1000, **fields)
         return Counter(tuple(token.id for token in answer) for answer in made)
 
-    for chosen in (Speculative("student", accept="rejection"), Speculative("student"), Plain()):
+    for chosen in (Speculative("student"), Plain()):
         assert not far(*chi_square(counts(chosen), expected))
     assert far(*chi_square(counts(OverFill()), expected))
 
@@ -214,7 +195,6 @@ def test_lookup(text: list[int], ngram: int, count: int) -> None:
         ({"draft": "oracle"}, "draft must be one of lookup, student, draft"),
         ({"guesses": 33}, "guesses must be an integer from 1 to 32"),
         ({"adaptive": 1}, "adaptive must be true or false"),
-        ({"accept": "all"}, "accept must be one of same, rejection"),
         ({"ngram": 0}, "ngram must be an integer from 1 to 16"),
     ],
 )
@@ -227,20 +207,3 @@ def test_a_draft_with_a_shorter_context_is_refused(tiny_llm: Native, tmp_path: P
     short = write_model("llama", tmp_path, max_position_embeddings=512)
     with pytest.raises(InvalidRequest, match="it has 512 positions"):
         tiny_llm(draft=str(short))
-
-
-@needs_native
-@pytest.mark.parametrize("role", ["student", "draft"])
-def test_judged_answers_do_not_depend_on_the_schedule(role: str, native_llm: Native, other: str) -> None:
-    """Alone, batched, chunked, prefix-hit and preempted: the same bits."""
-    companion = {role: other if role == "draft" else "int4"}
-    chosen, sampling = Speculative(role, accept="rejection"), {"temperature": 1.0, "seed": 3, "n": 3}
-    prompts = [TEXT, PROMPT, [7]]
-    expected = [tokens(native_llm(**companion), chosen, [prompt], **sampling) for prompt in prompts]
-    whole = list(itertools.chain(*expected))
-    assert tokens(native_llm(**companion), chosen, prompts, **sampling) == whole
-    chunked = native_llm(**companion, max_step_tokens=6, prefix_index="radix")
-    assert tokens(chunked, chosen, prompts, **sampling) == tokens(chunked, chosen, prompts, **sampling) == whole
-    tight = native_llm(**companion, kv_bytes=20 * chunked.pool.page_bytes)
-    assert tokens(tight, chosen, prompts, **sampling) == whole
-    assert tight.engine.preemptions > 0

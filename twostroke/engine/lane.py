@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,6 +16,7 @@ from twostroke.engine.strokes import Decode, Prefill, Prefilled, Run
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.dropout import Dropout
+from twostroke.kernels.noise import Noise
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
-Answer = torch.Tensor | int  # a row's logits, or its likeliest token where no more is wanted
+Answer = torch.Tensor | int  # a row's logits, or its token where no more is wanted
 
 
 class Lane(Generic[StrokeKind]):
@@ -39,7 +39,7 @@ class Lane(Generic[StrokeKind]):
         result: the stroke's result once it is done; kv: the value in it.
         cached_tokens: how many tokens came from the prefix index.
         dropout: what its rows are computed under.
-        wants_logits: whether the likeliest token of a row is not enough.
+        wants_logits: whether the token that a row's logits and noise make is not enough.
     """
 
     wants_logits = True
@@ -73,6 +73,10 @@ class Lane(Generic[StrokeKind]):
 
     def logit_rows(self, count: int) -> int:
         """How many of the last rows need logits when the next `count` tokens are entered."""
+        raise NotImplementedError
+
+    def noises(self, count: int) -> list[Noise]:
+        """What draws the tokens that so many rows make. Only of a lane that does not want logits."""
         raise NotImplementedError
 
     def enter(self, count: int) -> tuple[list[int], Places]:
@@ -193,7 +197,7 @@ class DecodeLane(Lane[Decode]):
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.decoder.config.windows, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
-        self.wants_logits = not track.params.greedy or stroke.wants_logits
+        self.wants_logits = not track.params.simple or stroke.wants_logits
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
         if record.complete and not self.todo:
@@ -211,6 +215,10 @@ class DecodeLane(Lane[Decode]):
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
+    def noises(self, count: int) -> list[Noise]:
+        first = len(self.track.ids) + len(self._rows)
+        return [Noise.of(self.track.params.temperature, self.seed, first + i) for i in range(count)]
+
     def computed(self, answers: torch.Tensor | list[int] | None) -> None:
         if self.guesses and answers is not None:
             self._rows += answers
@@ -225,8 +233,6 @@ class DecodeLane(Lane[Decode]):
         """How to sample the next token."""
         stroke, track = self.stroke, self.track
         banned = track.ending_ids if track.params.min_tokens else ()
-        place = len(self.record.sampled)
-        judged = place < min(len(self.guesses), len(stroke.proposals))
         return Draw(
             track.params,
             self.seed,
@@ -237,8 +243,6 @@ class DecodeLane(Lane[Decode]):
             None if track.constraint is None else track.constraint.mask(),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
-            stroke.keep_proposals,
-            (self.guesses[place], stroke.proposals[place]) if judged else None,
         )
 
     def sampled(self, token: Sampled) -> None:
@@ -269,8 +273,6 @@ class DecodeLane(Lane[Decode]):
         if self.guesses:
             wrong = len(self.guesses) + 1 - len(self.record.sampled)
             self.writer.truncate(len(self.writer) - wrong)
-            for record in self.choice.records:
-                record.forget_proposals()
         self._finish(wrong)
 
     def _finish(self, wrong: int = 0) -> None:
@@ -290,11 +292,6 @@ class Record:
         self.sampled: list[Sampled] = []
         self.complete = False
         self.start: int | None = None
-
-    def forget_proposals(self) -> None:
-        """They are large, and of no use once the guesses have been judged."""
-        if self.sampled and self.sampled[0].proposal is not None:
-            self.sampled = [replace(sampled, proposal=None) for sampled in self.sampled]
 
 
 def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits or likeliest tokens."""
+"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits or tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -59,7 +59,11 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
     if wanted:
         # All logits for everybody if anybody wants them: what is read for one row is read for all.
         whole = any(entry.logit_rows and entry.lane.wants_logits for entry in entries)
-        answers = model.decoder.logits(hidden) if whole else model.decoder.likeliest(hidden)
+        if whole:
+            answers = model.decoder.logits(hidden)
+        else:
+            noises = (entry.lane.noises(entry.logit_rows) for entry in entries if entry.logit_rows)
+            answers = model.decoder.draw(hidden, list(chain.from_iterable(noises)))
     taken = handed_out = 0
     for entry in entries:
         mine = None

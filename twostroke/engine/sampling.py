@@ -98,9 +98,14 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
     @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token, by the model's own logits, is all that is asked for."""
-        return self.temperature == 0 and self.logprobs is None and not self.shapes_logits
+    def simple(self) -> bool:
+        """Whether a token is all that is asked for, and follows from the model's own logits and the temperature."""
+        return self.logprobs is None and not self.shapes_logits and not self.filters
+
+    @property
+    def filters(self) -> bool:
+        """Whether some of the tokens may not be drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def shapes_logits(self) -> bool:

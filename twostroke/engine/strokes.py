@@ -57,12 +57,9 @@ class Decode:
         recompute: compute the last entry again with `model` even if another model's logits are at hand.
         stats: whether `Sampled` carries log-probability, entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
-        keep_proposals: whether `Sampled` carries the distribution that it was drawn from.
         queries: of so many of the last tokens entered the run has the queries.
         guesses: tokens that may come first. They are entered at once; those that turn out to be what is sampled stand,
             and the stroke ends with the first token that was not guessed.
-        proposals: the distributions that the guesses were drawn from, [vocab] each. With them guesses are accepted by
-            rejection sampling; without, a guess stands if it is the very token sampled.
     """
 
     kv: KVCache
@@ -74,15 +71,13 @@ class Decode:
     recompute: bool = False
     stats: bool = False
     keep_logits: bool = False
-    keep_proposals: bool = False
     queries: int = 0
     guesses: Sequence[int] = ()
-    proposals: Sequence[torch.Tensor] = ()
 
     @property
     def wants_logits(self) -> bool:
         """Whether a sampled token is not all that it asks for."""
-        return self.stats or self.until is not None or self.keep_logits or self.keep_proposals or bool(self.proposals)
+        return self.stats or self.until is not None or self.keep_logits
 
 
 @dataclass(frozen=True)

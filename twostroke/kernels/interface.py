@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope
 from twostroke.kernels.summary import Summary
 
@@ -62,7 +63,7 @@ class Pass(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
-    def likeliest(self, hidden: torch.Tensor) -> list[int]: ...
+    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]: ...
 
 
 class Kernels(Protocol):
@@ -97,8 +98,12 @@ class Kernels(Protocol):
         """[R, vocab] float32 logits, each row by itself."""
         ...
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-        """Of the same, sums of weights by chunks, as `kernels.summary.weigh` gives them."""
+    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+        """Of each of the same rows the id of the largest, with noise: `kernels.summary.draw`."""
+        ...
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+        """Of the same rows sums of weights: `kernels.summary.weigh`."""
         ...
 
 

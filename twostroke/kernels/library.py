@@ -38,10 +38,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "sketch": (ctypes.c_int64, (_POINTER,)),
-    "likeliest": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
+    "search": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "weigh": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER)),
-    "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
+    "draw": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
+    "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
 }
 
 

@@ -21,15 +21,16 @@ from twostroke.kernels import library
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.mapped import row_reader
+from twostroke.kernels.noise import NO_NOISE, Noise
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import CHUNK, MadeSummaries, Summary, combine, new_summaries
+from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summaries
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL, PAGE_SIZE = 16, 16
-SKETCH_ROWS = 8  # that the likeliest tokens are searched for at once: of more rows all logits are made
+SKETCH_ROWS = 8  # whose tokens are searched for at once: of more rows all logits are made
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
 _POINTER = ctypes.c_void_p
@@ -114,19 +115,24 @@ class NativeKernels:
             return made
         logits = logits.contiguous()
         rows, count = logits.shape
-        chunks, out = new_summaries(rows * -(-count // CHUNK)), new_summaries(rows)
-        self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, chunks.ctypes.data, out.ctypes.data)
+        out = new_summaries(rows)
+        self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, out.ctypes.data)
         return combine(out)
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
+    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
         logits = logits.contiguous()
         rows, count = logits.shape
-        sums = np.zeros((rows, -(-count // CHUNK)), np.float32)
-        gains = np.array([1 / t if t > 0 else 0 for t in temperatures], np.float32)
-        best = np.array(tops, np.float32)
-        places = (array.ctypes.data for array in (best, gains, sums))
+        ids, lent = np.empty(rows, np.int32), _noises(noises)
+        self.library.twostroke_draw(self.team, logits.data_ptr(), rows, count, lent.ctypes.data, ids.ctypes.data)
+        return ids.tolist()
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+        logits = logits.contiguous()
+        rows, count = logits.shape
+        arrays = np.array(tops, np.float32), np.array(gains, np.float32), np.empty(rows)
+        places = (array.ctypes.data for array in arrays)
         self.library.twostroke_weigh(self.team, logits.data_ptr(), rows, count, *places)
-        return sums
+        return arrays[-1].tolist()
 
 
 class Matrix:
@@ -278,25 +284,35 @@ class NativePass:
         self.kernels.latest = MadeSummaries(out, summaries)
         return out
 
-    def likeliest(self, hidden: torch.Tensor) -> list[int]:
+    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
         """[R, hidden] -> R ids."""
         if self.sketch_bytes and len(hidden) <= SKETCH_ROWS:
-            ids = self._search(hidden, None)
+            ids = self._search(hidden, noises, None)
             if min(ids) >= 0:
                 return ids
-        return self.kernels.summarize(self.logits(hidden)).best
+        logits = self.logits(hidden)
+        if any(noise != NO_NOISE for noise in noises):
+            return self.kernels.draw(logits, noises)
+        return self.kernels.summarize(logits).best  # which the head has found
 
-    def bounds(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab / PANEL], which the logits of a panel are not above. For tests."""
+    def bounds(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""
         highest = torch.empty(len(hidden), self.head.shape[0] // PANEL)
-        self._search(hidden, highest)
+        self._search(hidden, noises, highest)
         return highest
 
-    def _search(self, hidden: torch.Tensor, highest: torch.Tensor | None) -> list[int]:
-        hidden, ids = hidden.contiguous(), np.empty(len(hidden), np.int32)
-        place = None if highest is None else highest.data_ptr()
-        self.library.twostroke_likeliest(self.handle, hidden.data_ptr(), len(ids), ids.ctypes.data, place)
+    def _search(self, hidden: torch.Tensor, noises: Sequence[Noise], highest: torch.Tensor | None) -> list[int]:
+        hidden, ids, lent = hidden.contiguous(), np.empty(len(hidden), np.int32), _noises(noises)
+        places = (lent.ctypes.data, ids.ctypes.data, None if highest is None else highest.data_ptr())
+        self.library.twostroke_search(self.handle, hidden.data_ptr(), len(ids), *places)
         return ids.tolist()
+
+
+def _noises(noises: Sequence[Noise]) -> np.ndarray:
+    """As native/noise.h has them."""
+    keys = [noise.key or 0 for noise in noises]
+    fields = [(n.gain, n.key is not None, k & 0xFFFFFFFF, k >> 32) for n, k in zip(noises, keys, strict=True)]
+    return np.array(fields, [("gain", np.float32), ("drawn", np.uint32), ("low", np.uint32), ("high", np.uint32)])
 
 
 def _vector(raw: RawTensor) -> torch.Tensor:

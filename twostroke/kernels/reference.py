@@ -17,8 +17,9 @@ import torch.nn.functional as F
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
+from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import Summary, summarize, weigh
+from twostroke.kernels.summary import Summary, draw, summarize, weigh
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
 BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
@@ -82,8 +83,11 @@ class ReferenceKernels:
     def summarize(self, logits: torch.Tensor) -> Summary:
         return summarize(logits)
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-        return weigh(logits, tops, temperatures)
+    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+        return draw(logits, noises)
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+        return weigh(logits, tops, gains)
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         rows = F.embedding(token_ids, weight.matrix)

@@ -1,4 +1,4 @@
-"""What sampling asks of logits, row by row: the likeliest token, normalizer and entropy, weights at a temperature."""
+"""What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer and entropy, weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-CHUNK = 1024  # columns whose weights are added up; native/summary.h has the same
-COLDEST = 1e-30  # of temperatures: one below does what this does, and its inverse would be no float32
+from twostroke.kernels.noise import Noise, gumbel
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,22 @@ def summarize(logits: torch.Tensor) -> Summary:
     return Summary(best, top.tolist(), (top - logprobs[rows, best]).tolist(), (-torch.stack(terms)).tolist())
 
 
-def weigh(logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """Of [R, vocab] logits, sums of exp((logit - top) / temperature) by chunks of CHUNK columns, in PyTorch.
+def draw(logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+    """Of each row of [R, vocab] logits the id of the largest, with noise; the lowest of several."""
+    ids = np.arange(logits.shape[1])
 
-    Temperatures are 0 or at least COLDEST.
+    def scores(row: torch.Tensor, noise: Noise) -> torch.Tensor:
+        if noise.key is None:
+            return row
+        return row.double() * noise.gain + torch.from_numpy(gumbel(noise.key, ids)).to(row.device)
 
-    Returns:
-        [R, chunks], float32; of a row whose temperature is 0, zeros.
-    """
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % CHUNK), value=-torch.inf)
-    sums = torch.zeros(len(logits), padded.shape[1] // CHUNK)
-    for row, values in enumerate(padded.unflatten(-1, (-1, CHUNK))):
-        if temperatures[row] > 0:
-            sums[row] = ((values - tops[row]).double() / temperatures[row]).exp().sum(-1)
-    return sums.numpy()
+    return [argmax(scores(row, noise)[None])[0] for row, noise in zip(logits, noises, strict=True)]
+
+
+def weigh(logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+    """Of each row of [R, vocab] logits the sum of exp((logit - top) * gain), or 0 where its gain is 0."""
+    rows = zip(logits, tops, gains, strict=True)
+    return [float(((row.double() - top) * gain).exp().sum()) if gain else 0.0 for row, top, gain in rows]
 
 
 class Statistics(Protocol):
@@ -62,7 +63,9 @@ class Statistics(Protocol):
 
     def summarize(self, logits: torch.Tensor) -> Summary: ...
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], temperatures: Sequence[float]) -> np.ndarray: ...
+    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]: ...
+
+    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]: ...
 
 
 def argmax(logits: torch.Tensor) -> list[int]:
@@ -72,7 +75,7 @@ def argmax(logits: torch.Tensor) -> list[int]:
 
 
 def new_summaries(count: int) -> np.ndarray:
-    """Room for what native/summary.h finds in each of so many rows or chunks."""
+    """Room for what native/summary.h finds in each of so many rows."""
     return np.empty(count, [("best", np.int32), ("top", np.float32), ("sum", np.float32), ("weighted", np.float32)])
 
 

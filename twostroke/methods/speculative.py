@@ -2,7 +2,9 @@
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv:2211.17192); Chen et al. 2023
 (arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
-guesses only change how many tokens of it a step yields.
+guesses only change how many tokens of it a step yields. A guess stands if it is the token sampled, so at any
+temperature the answer is the plain request's, token by token; a draft guesses with the noise of the tokens that it
+guesses (`kernels/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
 
 from collections.abc import Sequence
@@ -35,24 +37,18 @@ class Speculative(Method, name="speculative"):
             student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with its own KV.
         guesses: tokens guessed in a round; the first one's if `adaptive`.
         adaptive: two more after a round whose guesses all stood, one less after any other.
-        accept: "same": a guess stands if it is the token sampled, so the answer is the plain request's, token by
-            token, at any temperature; guesses are drawn with the random numbers of the tokens they guess. "rejection":
-            by rejection sampling, which accepts as many as can be (not with lookup, whose guesses are not drawn); the
-            answer has the same distribution.
         ngram: the most tokens that a lookup compares.
     """
 
     draft: str = "lookup"
     guesses: int = 4
     adaptive: bool = True
-    accept: str = "same"
     ngram: int = 3
 
     def __post_init__(self) -> None:
         require_choice(self, "draft", ("lookup", "student", "draft"))
         require_int(self, "guesses", 1, MOST)
         require_bool(self, "adaptive")
-        require_choice(self, "accept", ("same", "rejection"))
         require_int(self, "ngram", 1, 16)
 
     @property
@@ -64,14 +60,12 @@ class Speculative(Method, name="speculative"):
         drafted: KVCache | None = None
         count, rounds, guessed, accepted = self.guesses, 0, 0, 0
         while run.finish_reason is None:
-            guesses, proposals = [], []
             if self.draft == "lookup":
                 guesses = lookup([*run.kv.tokens, run.tokens[-1]], self.ngram, count)
             else:
                 draft: Run = yield (yield from self.drafting(run, drafted, count))
                 drafted, guesses = draft.kv, draft.tokens
-                proposals = [one.proposal for one in draft.sampled if one.proposal is not None]
-            run = yield Decode(run.kv, guesses=guesses, proposals=proposals, max_tokens=len(guesses) + 1)
+            run = yield Decode(run.kv, guesses=guesses, max_tokens=len(guesses) + 1)
             stood = sum(made == guess for made, guess in zip(run.tokens, guesses, strict=False))
             rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
             if self.adaptive and guesses:
@@ -85,10 +79,7 @@ class Speculative(Method, name="speculative"):
             base = None if drafted is None else drafted[: len(kv)].with_tail(None)
             missing = [*kv[0 if base is None else len(base) :].tokens, run.tokens[-1]]
             kv = yield Prefill(missing, base, model="draft")
-        rejecting = self.accept == "rejection"
-        return Decode(
-            kv, model=self.draft, max_tokens=count, emit=False, stream=int(rejecting), keep_proposals=rejecting
-        )
+        return Decode(kv, model=self.draft, max_tokens=count, emit=False)
 
 
 def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:

@@ -1,13 +1,13 @@
 """The decoder-only transformer, every family in one description of its blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels, Operations, RaggedBatch
-from twostroke.kernels.summary import argmax
+from twostroke.kernels.noise import Noise
 from twostroke.models.config import ModelConfig
 
 
@@ -89,6 +89,8 @@ class Decoder:
         operations = cast(Operations, self.kernels)
         return operations.head(operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
 
-    def likeliest(self, hidden: torch.Tensor) -> list[int]:
-        """[R, hidden] -> the id of each row's largest logit, the lowest of several: often sooner than by all logits."""
-        return argmax(self.logits(hidden)) if self._pass is None else self._pass.likeliest(hidden)
+    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+        """[R, hidden] -> the id of each row's largest logit, with noise, often sooner than by way of all logits."""
+        if self._pass is not None:
+            return self._pass.draw(hidden, noises)
+        return self.kernels.draw(self.logits(hidden), noises)

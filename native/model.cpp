@@ -107,7 +107,7 @@ int64_t twostroke_sketch(void* model) {
   const Matrix& head = *m.head->jobs[0].matrix;
   if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
-    m.sketch = Sketch::of(head, *m.team);
+    m.sketch = Sketch::of(head, m.head_norm, *m.team);
   } catch (const std::bad_alloc&) {
     return -1;
   }

@@ -3,7 +3,7 @@
 // than the sketch.
 //
 // Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, adds the same to every
-// product. WIDE columns, those of the largest weights, meet large activations too and have 8 bits. By Cauchy and Schwarz
+// product. WIDE columns, those of the largest weights or activations, have 8 bits. By Cauchy and Schwarz
 // a row's product is at most |rest_r| |x| from that of its mean and its sketch. Here x is what the head's own kernel
 // multiplies, activations as it rounds them, and rest_r is what the sketch leaves of weights as it rounds those.
 //
@@ -42,8 +42,9 @@ struct SketchRows {
 
 class Sketch {
  public:
-  // Null if a weight is not finite. Throws std::bad_alloc without memory for it.
-  static std::unique_ptr<Sketch> of(const Matrix& head, Team& team);
+  // `norm` [cols] is what activations are normed with. Null if a weight is not finite. Throws std::bad_alloc without
+  // memory for it.
+  static std::unique_ptr<Sketch> of(const Matrix& head, const float* norm, Team& team);
 
   size_t panel_bytes() const {
     return sizeof(SketchPanel) + size_t(ceil_div(groups(), STRETCH)) * LINE + size_t(groups()) * group_bytes(SKETCH_BITS);
@@ -62,7 +63,7 @@ class Sketch {
   explicit Sketch(const Matrix& head) : head_(head), mean_(head.cols) {}
   int groups() const { return head_.cols / GROUP; }
   SketchPanel& panel(int p) const { return *(SketchPanel*)(data_ + panel_bytes() * p); }
-  void look(Team& team);
+  void look(const float* norm, Team& team);
   bool draw(int panel, F* weights) const;
   template <int M>
   void multiply(int panel, const SketchRows& rows, float* likely, float* highest) const;
@@ -80,11 +81,11 @@ class Sketch {
   uint8_t* data_ = nullptr;
 };
 
-inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, Team& team) {
+inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, const float* norm, Team& team) {
   std::unique_ptr<Sketch> sketch(new Sketch(head));
   sketch->memory_ = take_memory(sketch->bytes());
   if (!(sketch->data_ = sketch->memory_.get())) throw std::bad_alloc();
-  sketch->look(team);
+  sketch->look(norm, team);
   std::atomic<bool> finite{true};
   std::vector<Buffer> buffers(team.all());
   team.run(1, [&](int member) {
@@ -97,8 +98,10 @@ inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, Team& team) {
   return finite ? std::move(sketch) : nullptr;
 }
 
-// The mean of a column and how large it is, from some of the panels: any mean would do.
-inline void Sketch::look(Team& team) {
+// The means of columns and which are wide, from some of the panels: any would do. What a row's product may be off by goes
+// with the norms of weights and of activations in the other columns, so wide are those with most of either. Activations
+// are about as large as what they are normed with.
+inline void Sketch::look(const float* norm, Team& team) {
   constexpr int SOME = 256;
   const int count = std::min(panels(), SOME), cols = head_.cols;
   std::vector<float> sums(size_t(count) * cols), squares(sums.size());
@@ -122,6 +125,9 @@ inline void Sketch::look(Team& team) {
     all += double(mean_[c]) * mean_[c];
   }
   mean_size_ = float(std::sqrt(all));
+  const double weights = std::accumulate(size.begin(), size.end(), 1e-30);
+  const double activations = std::inner_product(norm, norm + cols, norm, 1e-30);
+  for (int c = 0; c < cols; c++) size[c] = size[c] / weights + double(norm[c]) * norm[c] / activations;
   std::vector<int> order(cols);
   std::iota(order.begin(), order.end(), 0);
   std::partial_sort(order.begin(), order.begin() + WIDE, order.end(), [&](int a, int b) { return size[a] > size[b]; });

@@ -1,5 +1,6 @@
 """Rows that are read from a mapped file: the same bytes, no memory, and an error when the file changes."""
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_a_file_that_was_changed(path: Path, change: str) -> None:
             stream.write(b"GGUF")
     os.utime(path, ns=(before, before + (change == "overwritten")))
     with pytest.raises(CheckpointError, match=r"weights: embed: the file was changed while the model was in use"):
+        read([1])
+
+
+def test_a_disk_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    read = row_reader(matrix(path), "weights: embed")
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(
+        CheckpointError, match=r"embed: the file cannot be read any more \(Input/output error\): see to"
+    ):
         read([1])
 
 

@@ -63,9 +63,15 @@ class FileRows:
             os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, rows: Sequence[int]) -> bytes:
-        """[len(rows), row_bytes]. Raises CheckpointError when the file was changed since."""
+        """[len(rows), row_bytes]. Raises CheckpointError where the file was changed or cannot be read."""
         first, size = self.offset, self.row_bytes
-        found = b"".join([os.pread(self.fd, size, first + row * size) for row in rows])
+        try:
+            found = b"".join([os.pread(self.fd, size, first + row * size) for row in rows])
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointError(
+                f"{self.source}: the file cannot be read any more ({reason}): see to its disk"
+            ) from error
         if self._version() != self.opened or len(found) != len(rows) * size:
             raise CheckpointError(f"{self.source}: the file was changed while the model was in use: open it again")
         return found

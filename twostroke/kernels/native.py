@@ -8,6 +8,7 @@ A row's result is the same bit for bit in any batch, chunk and thread count (`ex
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ SKETCH_ROWS = 8  # whose tokens are searched for at once: of more rows all logit
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
 
 _POINTER = ctypes.c_void_p
+_NOISE = struct.Struct("=fIQ")
 
 
 class _Config(ctypes.Structure):
@@ -122,8 +124,8 @@ class NativeKernels:
     def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
         logits = logits.contiguous()
         rows, count = logits.shape
-        ids, lent = np.empty(rows, np.int32), _noises(noises)
-        self.library.twostroke_draw(self.team, logits.data_ptr(), rows, count, lent.ctypes.data, ids.ctypes.data)
+        ids = np.empty(rows, np.int32)
+        self.library.twostroke_draw(self.team, logits.data_ptr(), rows, count, _packed(noises), ids.ctypes.data)
         return ids.tolist()
 
     def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
@@ -302,17 +304,15 @@ class NativePass:
         return highest
 
     def _search(self, hidden: torch.Tensor, noises: Sequence[Noise], highest: torch.Tensor | None) -> list[int]:
-        hidden, ids, lent = hidden.contiguous(), np.empty(len(hidden), np.int32), _noises(noises)
-        places = (lent.ctypes.data, ids.ctypes.data, None if highest is None else highest.data_ptr())
-        self.library.twostroke_search(self.handle, hidden.data_ptr(), len(ids), *places)
+        hidden, ids = hidden.contiguous(), np.empty(len(hidden), np.int32)
+        places = (ids.ctypes.data, None if highest is None else highest.data_ptr())
+        self.library.twostroke_search(self.handle, hidden.data_ptr(), len(ids), _packed(noises), *places)
         return ids.tolist()
 
 
-def _noises(noises: Sequence[Noise]) -> np.ndarray:
+def _packed(noises: Sequence[Noise]) -> bytes:
     """As native/noise.h has them."""
-    keys = [noise.key or 0 for noise in noises]
-    fields = [(n.gain, n.key is not None, k & 0xFFFFFFFF, k >> 32) for n, k in zip(noises, keys, strict=True)]
-    return np.array(fields, [("gain", np.float32), ("drawn", np.uint32), ("low", np.uint32), ("high", np.uint32)])
+    return b"".join([_NOISE.pack(noise.gain, noise.key is not None, noise.key or 0) for noise in noises])
 
 
 def _vector(raw: RawTensor) -> torch.Tensor:

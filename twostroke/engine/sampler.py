@@ -86,21 +86,24 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], statistics: Statistics =
         filtered = [draw.params.filters for draw in draws]
         ids = statistics.draw(shaped, [NO_NOISE if own else n for n, own in zip(noises, filtered, strict=True)])
         if any(filtered):
-            _draw_filtered(shaped, draws, ids, statistics)
+            _draw_filtered(shaped, draws, noises, ids, statistics)
     return [_report(draw, ids[i], logits[i], found, i) for i, draw in enumerate(draws)]
 
 
-def _draw_filtered(rows: torch.Tensor, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
-    """Replace likeliest ids of rows with filters by what is drawn from those that these leave."""
+def _draw_filtered(
+    rows: torch.Tensor, draws: Sequence[Draw], noises: Sequence[Noise], ids: list[int], statistics: Statistics
+) -> None:
+    """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
     tops = rows[list(range(len(ids))), ids].tolist()
-    gains = [draw.noise.gain if draw.params.top_p < 1 and not draw.params.top_k else 0.0 for draw in draws]
+    by_total = [draw.params.filters and draw.params.top_p < 1 and not draw.params.top_k for draw in draws]
+    gains = [noise.gain if wanted else 0.0 for noise, wanted in zip(noises, by_total, strict=True)]
     totals = statistics.weigh(rows, tops, gains) if any(gains) else gains
-    for i, draw in enumerate(draws):
+    for i, (draw, noise) in enumerate(zip(draws, noises, strict=True)):
         # Where even the largest logit is not finite there is nothing to draw from.
-        if draw.params.filters and draw.noise.key is not None and math.isfinite(tops[i]):
+        if draw.params.filters and noise.key is not None and math.isfinite(tops[i]):
             chances, left = distribution(_array(rows[i]), draw.params, tops[i], totals[i] or None)
             with np.errstate(divide="ignore"):
-                ids[i] = int(left[(np.log(chances) + gumbel(draw.noise.key, left)).argmax()])
+                ids[i] = int(left[(np.log(chances) + gumbel(noise.key, left)).argmax()])
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:

@@ -1,6 +1,8 @@
 // The head of a decoder: logits, and what sampling asks of them, found while they are in cache; or the tokens alone that
 // are the likeliest, or drawn.
 #pragma once
+#include <bit>
+
 #include "layers.h"
 #include "pass.h"
 

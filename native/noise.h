@@ -1,6 +1,5 @@
 // Noise that makes drawing a token a search for the largest of a row. See kernels/noise.py, which has the same in numpy.
 #pragma once
-#include <bit>
 #include <limits>
 
 #include "simd.h"

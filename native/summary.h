@@ -1,6 +1,7 @@
 // What sampling asks of a row of logits, found in chunks of fixed size, so that the bits do not depend on threads.
 #pragma once
 #include <algorithm>
+#include <bit>
 
 #include "noise.h"
 #include "rounding.h"
@@ -82,16 +83,20 @@ inline float weigh_chunk(const float* row, int columns, int chunk, float top, fl
   return total(all);
 }
 
-// The largest of a row's chunk with noise.
+// The largest of a row's chunk with noise; what is no number is larger than all others.
 inline Best draw_chunk(const float* row, int columns, int chunk, const Noise& noise) {
   const Chunk c(row, columns, chunk);
   F highest = set1(-INFINITY), where = zero();
+  uint32_t numbers = 0xffff;
   auto look = [&](int i, F v) {
+    numbers &= equal_lanes(v, v);
     const F value = max(with_noise(v, noise, gumbel(noise, c.first + i)), highest);
     where = select(equal_lanes(value, highest), where, set1(float(i))), highest = value;
   };
   for (int i = 0; i < c.whole; i += 16) look(i, load(c.x + i));
   look(c.whole, load(c.rest));
+  if (numbers != 0xffff)
+    return {INFINITY, c.first + int(std::find_if(c.x, c.x + c.count, [](float x) { return std::isnan(x); }) - c.x)};
   alignas(64) float values[16], places[16];
   store(values, highest), store(places, where);
   Best best{-INFINITY, c.first};

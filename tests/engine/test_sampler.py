@@ -21,13 +21,20 @@ from transformers.generation.logits_process import (
 from twostroke.engine import sampler
 from twostroke.engine.sampler import Draw, Sampled, distribution, sample
 from twostroke.engine.sampling import SamplingParams
+from twostroke.kernels import library, summary
+from twostroke.kernels.native import NativeKernels
+from twostroke.kernels.noise import Noise
+from twostroke.kernels.summary import Statistics
 
 INF = math.inf
 
 
 def draw(index: int = 0, *, seed: bytes = b"seed", prompt: Sequence[int] = (), output: Sequence[int] = (), **rest: Any):
     own = {name: rest.pop(name) for name in ("banned", "stats", "keep_logits") if name in rest}
-    return Draw(SamplingParams(**rest), seed, index, np.array(prompt, np.int32), list(output), **own)
+    params = SamplingParams(**rest)
+    return Draw(
+        params, Noise.of(params.temperature, seed, index), index, np.array(prompt, np.int32), list(output), **own
+    )
 
 
 def one(logits: Sequence[float] | torch.Tensor, **options: Any) -> Sampled:
@@ -199,18 +206,47 @@ def test_filters_leave_what_is_drawn_without_them(size: int, options: dict[str, 
         free = [one(row, temperature=0.8, index=index).id for index in range(100)]
         filtered = [one(row, temperature=0.8, index=index, **options).id for index in range(100)]
         assert left[filtered].all()
-        assert [id for id in filtered if left[free[filtered.index(id)]]] != []
+        assert any(left[free])
         assert all(a == b for a, b in zip(free, filtered, strict=True) if left[a])
 
 
-@pytest.mark.parametrize("row", [[-INF, -INF], [math.nan, 1.0], [INF, 1.0], [INF, INF]])
-def test_broken_logits_raise_nothing(row: list[float]) -> None:
-    """They may be one request's in a batch of many."""
-    logits = torch.stack([torch.tensor(row), torch.tensor([0.0, 5.0])])
+def every_statistics() -> list[Statistics]:
+    return [summary, *([] if library.unavailable() else [NativeKernels(1)])]
+
+
+@pytest.mark.parametrize("row", [[-INF, -INF], [math.nan, 1.0], [INF, 1.0], [INF, INF], [1.0, math.nan, -INF]])
+@pytest.mark.parametrize("statistics", every_statistics(), ids=["reference", "native"][: len(every_statistics())])
+@pytest.mark.parametrize("width", [0, 2000])
+def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, width: int) -> None:
+    """They may be one request's in a batch of many, whose tokens they do not change."""
+    logits = torch.stack([torch.tensor(row + [0.0] * width), torch.tensor([0.0, 5.0] + [0.0] * (len(row) + width - 2))])
     for options in ({}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}):
-        broken, sound = sample(logits, [draw(temperature=1, **options), draw()])
-        assert 0 <= broken.id < 2
-        assert sound.id == 1
+        for temperature in (0, 1):
+            broken, sound = sample(logits, [draw(temperature=temperature, **options), draw()], statistics)
+            assert broken.id in range(logits.shape[1])
+            assert broken.id == sample(logits[:1], [draw(temperature=temperature, **options)], statistics)[0].id
+            assert sound.id == 1
+
+
+@pytest.mark.parametrize("statistics", every_statistics(), ids=["reference", "native"][: len(every_statistics())])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-7, 1.0])
+def test_extremes(statistics: Statistics, temperature: float) -> None:
+    """The largest biases at the least temperatures: nothing overflows into a tie with what is banned."""
+    row = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    low = draw(temperature=temperature, logit_bias=dict.fromkeys(range(4), -1e30), min_tokens=1, banned=(0,))
+    assert sample(row, [low], statistics)[0].id != 0
+    high = draw(temperature=temperature, logit_bias={1: 1e29, 2: 1e30})
+    assert sample(row, [high], statistics)[0].id == 2
+
+
+def test_who_needs_no_logits() -> None:
+    for options in ({}, {"temperature": 0.8}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"temperature": 1, "seed": 3}):
+        assert SamplingParams(**options).simple
+    for options in ({"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}):
+        assert SamplingParams(temperature=1, **options).filters
+        assert not SamplingParams(temperature=1, **options).simple
+    for options in ({"logprobs": 0}, {"repetition_penalty": 1.1}, {"logit_bias": {1: 2.0}}, {"min_tokens": 2}):
+        assert not SamplingParams(**options).simple
 
 
 KINDS: list[dict[str, Any]] = [
@@ -271,7 +307,9 @@ def test_reports_at_the_edges() -> None:
     assert [id for id, _ in one([1.0, 2.0, 2.0], logprobs=1000).top or ()] == [1, 2, 0], "all there are; equals by id"
 
 
-@pytest.mark.parametrize(("limit", "options"), [(96, {"top_k": 50, "top_p": 0.9, "temperature": 0.8}), (64, {})])
+@pytest.mark.parametrize(
+    ("limit", "options"), [(96, {"top_k": 50, "top_p": 0.9, "temperature": 0.8}), (64, {}), (96, {"temperature": 0.8})]
+)
 def test_quick_enough(limit: float, options: dict[str, Any]) -> None:
     """Processor time of 64 rows in milliseconds: of one thread, so that busy neighbours do not count."""
     logits, draws = noise(64, 49152), [draw(i, **options) for i in range(64)]

@@ -275,8 +275,12 @@ def test_draws(kernels: native.NativeKernels, width: int) -> None:
     assert found[50:60] == [width - 1 - i for i in range(10)]
     for i in range(0, 400, 37):
         assert kernels.draw(logits[i : i + 1], noises[i : i + 1]) == [found[i]]
-    equal = kernels.draw(torch.zeros(2, width), [NO_NOISE, Noise.of(1e-300, b"seed", 0)])
-    assert equal[0] == 0
+    assert kernels.draw(torch.zeros(1, width), [NO_NOISE]) == [0]
+    # The most and the least noise there is: of id 0 with these keys.
+    for others, key, wins in ((8.0, 0, True), (30.0, 0, False), (-30.0, 0xD629356C00000000, True)):
+        row = torch.full((1, width), others)
+        row[0, 0] = 0
+        assert (kernels.draw(row, [Noise(1.0, key)]) == [0]) is wins
     assert kernels.draw(torch.full((1, width), math.nan), noises[1:2])[0] in range(width)
 
 

@@ -18,6 +18,7 @@ from twostroke.engine.sampler import Draw, distribution, sample
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
+from twostroke.kernels.noise import Noise
 from twostroke.llm import LLM
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup
@@ -33,6 +34,7 @@ METHODS = [
 ]
 SAMPLINGS: list[dict[str, Any]] = [
     {},
+    {"temperature": 0.8, "seed": 6},
     {"temperature": 0.3, "seed": 2, "logprobs": 3},
     {"temperature": 1.0, "seed": 1, "top_p": 0.8, "top_k": 20, "n": 3},
     {"temperature": 0.5, "seed": 3, "presence_penalty": 1.5, "frequency_penalty": 0.3, "repetition_penalty": 1.3},
@@ -142,7 +144,7 @@ def test_a_draft_guesses_nearly_as_well_as_can_be() -> None:
         target = torch.randn(40, generator=generator) * 2
         guessing = target + torch.randn(40, generator=generator) * spread
         draws = [
-            Draw(SamplingParams(temperature=0.7), index.to_bytes(16, "little"), 3, np.zeros(0, np.int32), [])
+            Draw(SamplingParams(temperature=0.7), Noise.of(0.7, b"seed", index), index, np.zeros(0, np.int32), [])
             for index in range(trials)
         ]
         made, guessed = ([one.id for one in sample(row.expand(trials, -1), draws)] for row in (target, guessing))

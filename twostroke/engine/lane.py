@@ -216,8 +216,11 @@ class DecodeLane(Lane[Decode]):
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
     def noises(self, count: int) -> list[Noise]:
-        first = len(self.track.ids) + len(self._rows)
-        return [Noise.of(self.track.params.temperature, self.seed, first + i) for i in range(count)]
+        return [self._noise(len(self._rows) + i) for i in range(count)]
+
+    def _noise(self, ahead: int) -> Noise:
+        """Of the token that comes after the track's, or after so many more."""
+        return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
 
     def computed(self, answers: torch.Tensor | list[int] | None) -> None:
         if self.guesses and answers is not None:
@@ -235,7 +238,7 @@ class DecodeLane(Lane[Decode]):
         banned = track.ending_ids if track.params.min_tokens else ()
         return Draw(
             track.params,
-            self.seed,
+            self._noise(0),
             len(track.ids),
             self._prompt,
             track.ids,

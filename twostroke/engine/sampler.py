@@ -23,7 +23,8 @@ class Draw:
 
     Attributes:
         params: its request's.
-        seed, index: the noise is a function of these two alone.
+        noise: what draws it.
+        index: its token's, of the choice's.
         prompt, output: int token ids so far, for penalties.
         banned: ids that may not be sampled (ending tokens before min_tokens).
         allowed: bool [n], the only ids that may be; None for all.
@@ -32,7 +33,7 @@ class Draw:
     """
 
     params: SamplingParams
-    seed: bytes
+    noise: Noise
     index: int
     prompt: np.ndarray
     output: Sequence[int]
@@ -45,10 +46,6 @@ class Draw:
     def reports(self) -> bool:
         """Whether log-probabilities of the model's own are asked for."""
         return self.stats or self.params.logprobs is not None
-
-    @property
-    def noise(self) -> Noise:
-        return Noise.of(self.params.temperature, self.seed, self.index)
 
 
 @dataclass(frozen=True)
@@ -73,37 +70,35 @@ class Sampled:
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
     """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
-    shaped, noises = logits, [draw.noise for draw in draws]
+    shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
         shaped = logits.clone()
         for row, draw in zip(shaped, draws, strict=True):
             _shape(row, draw)
-    greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
+    greedy = shaped is logits and all(draw.noise == NO_NOISE for draw in draws)
     found = statistics.summarize(logits) if greedy or any(draw.reports for draw in draws) else None
-    if greedy and found is not None:
+    if greedy and found is not None and found.finite:
         ids = list(found.best)
     else:
-        filtered = [draw.params.filters for draw in draws]
-        ids = statistics.draw(shaped, [NO_NOISE if own else n for n, own in zip(noises, filtered, strict=True)])
-        if any(filtered):
-            _draw_filtered(shaped, draws, noises, ids, statistics)
+        ids = statistics.draw(shaped, [NO_NOISE if draw.params.filters else draw.noise for draw in draws])
+        if any(draw.params.filters for draw in draws):
+            _draw_filtered(shaped, draws, ids, statistics)
     return [_report(draw, ids[i], logits[i], found, i) for i, draw in enumerate(draws)]
 
 
-def _draw_filtered(
-    rows: torch.Tensor, draws: Sequence[Draw], noises: Sequence[Noise], ids: list[int], statistics: Statistics
-) -> None:
+def _draw_filtered(rows: torch.Tensor, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
     """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
     tops = rows[list(range(len(ids))), ids].tolist()
     by_total = [draw.params.filters and draw.params.top_p < 1 and not draw.params.top_k for draw in draws]
-    gains = [noise.gain if wanted else 0.0 for noise, wanted in zip(noises, by_total, strict=True)]
+    gains = [draw.noise.gain if wanted else 0.0 for draw, wanted in zip(draws, by_total, strict=True)]
     totals = statistics.weigh(rows, tops, gains) if any(gains) else gains
-    for i, (draw, noise) in enumerate(zip(draws, noises, strict=True)):
+    for i, draw in enumerate(draws):
+        key = draw.noise.key
         # Where even the largest logit is not finite there is nothing to draw from.
-        if draw.params.filters and noise.key is not None and math.isfinite(tops[i]):
+        if draw.params.filters and key is not None and math.isfinite(tops[i]):
             chances, left = distribution(_array(rows[i]), draw.params, tops[i], totals[i] or None)
             with np.errstate(divide="ignore"):
-                ids[i] = int(left[(np.log(chances) + gumbel(noise.key, left)).argmax()])
+                ids[i] = int(left[(np.log(chances) + gumbel(key, left)).argmax()])
 
 
 def _shape(row: torch.Tensor, draw: Draw) -> None:

@@ -293,9 +293,9 @@ class NativePass:
             if min(ids) >= 0:
                 return ids
         logits = self.logits(hidden)
-        if any(noise != NO_NOISE for noise in noises):
-            return self.kernels.draw(logits, noises)
-        return self.kernels.summarize(logits).best  # which the head has found
+        if all(noise == NO_NOISE for noise in noises) and (found := self.kernels.summarize(logits)).finite:
+            return found.best  # which the head has found
+        return self.kernels.draw(logits, noises)
 
     def bounds(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> torch.Tensor:
         """[R, hidden] -> [R, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""

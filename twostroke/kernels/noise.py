@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-COLDEST = 1e-30  # of temperatures: one below does what this does, and its inverse would be no float32
+COLDEST = 1e-7  # of temperatures: one below does what this does. Logits of 1e30 over it are still float32
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer and entropy, weights."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +27,11 @@ class Summary:
     top: list[float]
     logsumexp: list[float]
     entropy: list[float]
+
+    @property
+    def finite(self) -> bool:
+        """Whether `best` can be relied upon."""
+        return all(map(math.isfinite, self.top))
 
 
 def summarize(logits: torch.Tensor) -> Summary:

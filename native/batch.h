@@ -24,11 +24,14 @@ struct Batch {
   float* queries;                 // to [blocks, num_queries, heads * dim]
   const float* dropout;           // [blocks, rows, hidden], of the inputs of MLPs; null for none
   const uint8_t* embeddings;      // [rows] as a file has them, where the model has no matrix to look them up in
+  int64_t num_wanted;             // rows that leave the last block,
+  const int64_t* wanted;          // these, rising
 };
 
 // Rows of one sequence that attend together: all splits of a head by one member, or each by any.
 struct Piece {
   int sequence, first, count;  // rows
+  int to;                      // where the first of them is among those that attend
   std::vector<Split> splits;
 };
 
@@ -80,19 +83,21 @@ inline void deal(Attention& plan, int members) {
   for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
 }
 
-// What is to be computed, of a layer with this window, by so many members.
-inline Attention plan_attention(const Config& c, const Batch& batch, int window, int members) {
+// What is to be computed, of a layer with this window, for these rows (rising), by so many members.
+inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members) {
   Attention plan;
   int64_t all = 0;
-  for (int s = 0; s < batch.num_sequences; s++) {
-    const int entries = entries_of(batch, s), num_spans = batch.span_starts[s + 1] - batch.span_starts[s];
-    for (int row = batch.row_starts[s]; row < batch.row_starts[s + 1]; row += QUERY_ROWS) {
-      Piece piece{s, row, std::min(QUERY_ROWS, batch.row_starts[s + 1] - row), {}};
-      find_splits(batch.spans + batch.span_starts[s], num_spans, window, query_of(batch, s, row, entries),
-                  query_of(batch, s, row + piece.count - 1, entries), piece.splits);
-      all += int64_t(c.kv_heads) * length_of(piece);
-      plan.pieces.push_back(std::move(piece));
-    }
+  for (int i = 0, s = 0, entries = entries_of(batch, 0); i < int(rows.size());) {
+    const int row = int(rows[i]);
+    while (row >= batch.row_starts[s + 1]) entries = entries_of(batch, ++s);
+    const int most = std::min({QUERY_ROWS, batch.row_starts[s + 1] - row, int(rows.size()) - i});
+    Piece piece{s, row, 1, i, {}};
+    while (piece.count < most && rows[i + piece.count] == row + piece.count) piece.count++;
+    find_splits(batch.spans + batch.span_starts[s], batch.span_starts[s + 1] - batch.span_starts[s], window,
+                query_of(batch, s, row, entries), query_of(batch, s, row + piece.count - 1, entries), piece.splits);
+    all += int64_t(c.kv_heads) * length_of(piece);
+    i += piece.count;
+    plan.pieces.push_back(std::move(piece));
   }
   for (int index = 0; index < int(plan.pieces.size()); index++) {
     const Piece& piece = plan.pieces[index];

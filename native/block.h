@@ -27,7 +27,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
             const float* sums = query(i).out + d;
             x[i] = mul(load(sums), set1(shares[i])), y[i] = mul(load(sums + 16), set1(shares[i]));
           }
-          put_columns(b.o.kinds, x, y, out, piece.first + start, some, column + d);
+          put_columns(b.o.kinds, x, y, out, piece.to + start, some, column + d);
         }
       }
   };
@@ -86,6 +86,12 @@ void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   });
 }
 
+// Some rows of x one after another.
+void gather(Model& m, Model::Private& own, std::span<const int64_t> rows, const float* x, float* out) {
+  const size_t hidden = m.config.hidden;
+  m.team->share(int(rows.size()), own.member, [&](int i) { std::copy_n(x + rows[i] * hidden, hidden, out + i * hidden); });
+}
+
 // What a block's first product multiplies.
 Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -93,17 +99,18 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int BLOCK_PHASES = 9;  // at most
+constexpr int BLOCK_PHASES = 10;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
   const bool last = i + 1 == m.blocks.size();
   const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
-  const Attention& plan = pass.attention(b.window);
+  const Attention& plan = pass.attention(i, b.window);
   const Layer kv = pass.layer(i);
   const Room::Places at = pass.room.of(i);
-  const int n = batch.num_rows;
+  const std::span<const int64_t> rows = pass.rows(i);
+  const int n = int(rows.size());
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
   // What a layer makes is added to what was there before, in the one step or, after a norm, in the other.
   auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
@@ -116,13 +123,17 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
   project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
-  const Rows attended = Rows::in(at.attended, n, b.o.cols);
-  attention(m, own, heads, plan, kv, at.partials, attended, fetching(b.o));
+  if (!n) return;
+  const Room::Places rest = pass.rest(i);
+  if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
+  const Rows attended = Rows::in(rest.attended, n, b.o.cols);
+  attention(m, own, heads, plan, kv, rest.partials, attended, fetching(b.o));
   if (!last) pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
   const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
-  const Normed middle{Rows::in(at.mlp_inputs, n, b.gate_up.cols), b.gate_up.kinds, b.mlp_norm, dropout, at.mlp_squares};
-  add_on(b.o, attended, b.attn_post_norm, at.attention_out, at.x, at.after, &middle, b.gate_up);
-  const Rows gated = gated_linear(m, own, b.gate_up, middle, at.gated, b.down);
+  const Rows mlp_inputs = Rows::in(rest.mlp_inputs, n, b.gate_up.cols);
+  const Normed middle{mlp_inputs, b.gate_up.kinds, b.mlp_norm, dropout, rest.mlp_squares};
+  add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, rest.after, &middle, b.gate_up);
+  const Rows gated = gated_linear(m, own, b.gate_up, middle, rest.gated, b.down);
   const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
-  add_on(b.down, gated, b.mlp_post_norm, at.mlp_out, at.after, pass.room.of(i + 1).x, last ? nullptr : &next, following);
+  add_on(b.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, pass.result(i), last ? nullptr : &next, following);
 }

@@ -167,7 +167,7 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
-// dimensions have strides; result: [rows, hidden]. Members may still read weights and `kv` when this, twostroke_logits or
+// dimensions have strides; result: [wanted, hidden]. Members may still read weights and `kv` when this, twostroke_logits or
 // twostroke_search returns: whoever frees either calls twostroke_settle first.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
@@ -179,7 +179,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
     pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));
-  std::copy_n(pass.room.of(blocks).x, size_t(batch->num_rows) * m.config.hidden, result);
+  pass.hand_out(result);
 }
 }
 #pragma GCC visibility pop

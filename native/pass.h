@@ -1,6 +1,8 @@
 // What a pass works on. It keeps all of it by itself, and not what its caller lends: a member that lost its core may
 // still be in a pass that is over.
 #pragma once
+#include <numeric>
+
 #include "noise.h"
 #include "room.h"
 #include "summary.h"
@@ -56,6 +58,7 @@ struct Search {
 
 constexpr int DECODE_ROWS = 32;  // more take so long to multiply that what was asked for meanwhile is gone again
 
+// After a pass's keys and values are stored, its last block goes on with those rows alone that are wanted.
 class Pass {
  public:
   Batch batch{};  // in our own memory; angles by row, not by position
@@ -68,7 +71,7 @@ class Pass {
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
     if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
-    keep(positions_, batch.positions, rows);
+    keep(positions_, batch.positions, rows), keep(wanted_, batch.wanted, batch.num_wanted);
     keep(spans_, batch.spans, lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
@@ -81,29 +84,45 @@ class Pass {
     batch.cos = cos_.data(), batch.sin = sin_.data(), batch.turns = rows;
     places_.assign(batch.num_queries ? rows : 0, -1);
     for (int i = 0; i < batch.num_queries; i++) places_[batch.query_rows[i]] = i;
+    all_.resize(rows), std::iota(all_.begin(), all_.end(), 0);
+    last_ = model.blocks.size() - 1, cut_ = wanted_.size() < rows && !batch.dropout;
     plans_.clear();
     size_t partials = 0;
     for (const Block& b : model.blocks) {
       if (find(b.window)) continue;
-      Plan& plan = plans_.emplace_back(b.window, plan_attention(*config_, batch, b.window, members));
-      partials = std::max(partials, plan.attention.num_partials);
-      for (int i = 0; i < members && rows <= DECODE_ROWS; i++)
-        plan.reads.push_back(first_reads(plan.attention, batch, layer(0), i, members, ahead_bytes()));
+      plans_.push_back(plan(b.window, all_, members));
+      partials = std::max(partials, plans_.back().attention.num_partials);
     }
-    room = Room(model, memory_, common, rows, partials * (config_->dim + 16));
+    room = Room(model, model.blocks.size(), memory_, common, rows, partials * (config_->dim + 16));
+    if (!cut_) return;
+    last_plan_ = plan(model.blocks.back().window, wanted_, members);
+    rest_ = Room(model, 1, rest_memory_, rest_memory_, wanted_.size(), last_plan_.attention.num_partials * (config_->dim + 16));
   }
 
   // Whether its pieces may be computed twice, and be late: see threads.h.
   bool pure() const { return room.apart() && !batch.dropout && !batch.num_queries; }
 
+  // Whether only some rows go on with a block after its keys and values; which, and where their numbers lie.
+  bool cut(size_t block) const { return cut_ && block == last_; }
+  std::span<const int64_t> rows(size_t block) const { return cut(block) ? wanted_ : all_; }
+  Room::Places rest(size_t block) const { return cut(block) ? rest_.of(0) : room.of(block); }
+  float* result(size_t block) const { return cut(block) ? rest_.of(1).x : room.of(block + 1).x; }
+
+  // The rows that are wanted, when all is done.
+  void hand_out(float* to) const {
+    const float* from = result(last_);
+    for (size_t i = 0; i < wanted_.size(); i++, to += config_->hidden)
+      std::copy_n(from + (cut_ ? i : wanted_[i]) * config_->hidden, config_->hidden, to);
+  }
+
   // The place of each row among those whose queries are handed out, -1 for none; null if there are none.
   const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
-  const Attention& attention(int window) const { return find(window)->attention; }
+  const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
   // Let a member ask for what it reads first of a block's keys and values, which are wanted when these matrices have been
   // multiplied.
   void begin_reads(Ahead& ahead, const Block& b, size_t index, int member,
                    std::initializer_list<const Linear*> before) const {
-    const auto& reads = find(b.window)->reads;
+    const auto& reads = planned(index, b.window).reads;
     if (reads.empty()) return;
     size_t groups = 0;
     for (const Linear* linear : before) groups += linear->jobs.size() * (linear->cols / GROUP) / reads.size();
@@ -125,20 +144,31 @@ class Pass {
     Attention attention;
     std::vector<std::vector<size_t>> reads;  // [member], of few rows
   };
+  Plan plan(int window, std::span<const int64_t> rows, int members) const {
+    Plan made{window, plan_attention(*config_, batch, rows, window, members), {}};
+    for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
+      made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
+    return made;
+  }
   const Plan* find(int window) const {
     for (auto& plan : plans_)
       if (plan.window == window) return &plan;
     return nullptr;
   }
+  const Plan& planned(size_t block, int window) const { return cut(block) ? last_plan_ : *find(window); }
 
   const Config* config_;
   uint16_t* kv_;
   int64_t strides_[3];
   std::vector<uint8_t> embeddings_;
-  std::vector<int64_t> tokens_, pages_, slots_, positions_;
+  std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
-  std::vector<Plan> plans_;
-  Buffer memory_;
+  std::vector<Plan> plans_;  // by window
+  Plan last_plan_;
+  size_t last_ = 0;  // block
+  bool cut_ = false;
+  Room rest_;
+  Buffer memory_, rest_memory_;
 };

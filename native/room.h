@@ -19,10 +19,11 @@ class Room {
   };
 
   Room() = default;
-  Room(const Decoder& model, Buffer& memory, Buffer& common, size_t rows, size_t partials)
+  // Of so many blocks, and of an x after the last.
+  Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     for (const Block& b : model.blocks) norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
-    const size_t count = model.blocks.size() + 1;  // the last has but an x
+    const size_t count = blocks + 1;
     apart_ = true, size_ = measure();
     apart_ = size_ * count <= APART;
     if (!apart_) size_ = measure();

@@ -108,7 +108,7 @@ class Reader:
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
         start, nowhere = kv.shape[2], torch.zeros(0, dtype=torch.int64)
         positions = torch.arange(start, start + len(tokens))
-        batch = RaggedBatch(tokens, positions, nowhere, nowhere, [0, len(tokens)], [])
+        batch = RaggedBatch(tokens, positions, nowhere, nowhere, [0, len(tokens)], [], torch.arange(len(tokens)))
         logits = self.decoder.logits(self.decoder.forward(batch, kv))
         return logits, torch.stack(batch.scratch["entries"])
 

@@ -50,7 +50,7 @@ def batches(draw: st.DrawFn) -> RaggedBatch:
         starts.append(starts[-1] + rows)
         position_of_row += [0] * rows
     nothing = torch.zeros(starts[-1], dtype=torch.int64)
-    return RaggedBatch(nothing, nothing, nothing, nothing, starts, tables)
+    return RaggedBatch(nothing, nothing, nothing, nothing, starts, tables, nothing)
 
 
 @settings(max_examples=150, deadline=None)
@@ -75,6 +75,7 @@ def test_stray_values_in_unused_slots_do_no_harm() -> None:
     """A slot past the end may hold anything finite: it has weight 0."""
     kv = torch.full((2, 2, KV_HEADS, SIZE, DIM), 1e30)
     kv[:, 1, :, :2] = 1.0
-    batch = RaggedBatch(*[torch.zeros(1, dtype=torch.int64)] * 4, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)])
+    nothing = torch.zeros(1, dtype=torch.int64)
+    batch = RaggedBatch(*[nothing] * 4, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
     out = ReferenceKernels().attention(torch.ones(1, HEADS, DIM), kv, batch, 1.0, None)
     assert (out == 1.0).all()

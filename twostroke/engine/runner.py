@@ -47,16 +47,14 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         slots=slots,
         row_starts=starts,
         tables=[entry.lane.writer.table for entry in entries],
+        wanted=last([entry.logit_rows for entry in entries]),
         dropout=_dropout(model, entries),
     )
     if any(entry.query_rows for entry in entries):
         batch.query_rows = last([entry.query_rows for entry in entries])
     hidden = model.decoder.forward(batch, model.pool.storage)
-    wanted = sum(entry.logit_rows for entry in entries)
-    if 0 < wanted < starts[-1]:
-        hidden = hidden[last([entry.logit_rows for entry in entries])]
     answers = None
-    if wanted:
+    if len(hidden):
         # All logits for everybody if anybody wants them: what is read for one row is read for all.
         whole = any(entry.logit_rows and entry.lane.wants_logits for entry in entries)
         if whole:

@@ -34,6 +34,7 @@ class RaggedBatch:
         pages, slots: [N] int64, where each row's K and V go.
         row_starts: S + 1 ints.
         tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included.
+        wanted: [W] int64, rising, the rows whose result is; the others enter K and V, and no more.
         query_rows: [R] int64, the distinct rows whose queries are handed out; None for none.
         queries: theirs, [layers, R, Hq, D] float32, which the pass fills: turned, and times the attention scale.
         dropout: [layers, N, hidden] float32, what the normed inputs of MLPs are multiplied by (`kernels.dropout`).
@@ -46,6 +47,7 @@ class RaggedBatch:
     slots: torch.Tensor
     row_starts: list[int]
     tables: list[np.ndarray]
+    wanted: torch.Tensor
     query_rows: torch.Tensor | None = None
     queries: torch.Tensor | None = None
     dropout: torch.Tensor | None = None

@@ -55,6 +55,8 @@ class _Batch(ctypes.Structure):
         ("turns", ctypes.c_int64),
         ("num_queries", ctypes.c_int64),
         *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings")),
+        ("num_wanted", ctypes.c_int64),
+        ("wanted", _POINTER),
     ]
 
 
@@ -239,9 +241,9 @@ class NativePass:
             raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
 
     def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] before the last norm; K and V are written to `kv`."""
+        """[W, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
-        hidden = torch.empty(batch.num_rows, config.hidden_size)
+        hidden = torch.empty(len(batch.wanted), config.hidden_size)
         turns = self._turns(max(batch.positions.tolist()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
         span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
@@ -253,6 +255,8 @@ class NativePass:
             *(array.ctypes.data for array in (row_starts, span_starts, spans)),
             *(table.data_ptr() for table in turns),
             turns[0].shape[1],
+            num_wanted=len(batch.wanted),
+            wanted=batch.wanted.data_ptr(),
         )
         if self.table is not None:
             embeddings = np.frombuffer(self.table.read(batch.token_ids.tolist()), np.uint8)

@@ -69,7 +69,7 @@ class Decoder:
             kv: the pool's storage, [layers, 2, pages, Hkv, page_size, D].
 
         Returns:
-            [N, hidden], before the last norm.
+            [W, hidden], of the rows that are wanted, before the last norm.
         """
         config, handed_out = self.config, [None] * len(self.layers)
         if batch.query_rows is not None:
@@ -80,7 +80,7 @@ class Decoder:
         x = cast(Operations, self.kernels).embed(self.embed, batch.token_ids, config.embedding_scale)
         for layer, layer_kv, queries in zip(self.layers, kv, handed_out, strict=True):
             x = layer(x, layer_kv, batch, queries)
-        return x
+        return x[batch.wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""

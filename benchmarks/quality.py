@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,7 +26,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.shuffled import shuffled
 from twostroke.benchmark.machine import describe
@@ -68,9 +66,7 @@ class Setting:
         return found if self.weights == "stored" else shuffled(found)
 
     def open(self, model: str) -> LLM:
-        llm = LLM(self.checkpoint(model), kv_bytes=1 << 26, prefix_index="off", **asdict(self))
-        torch.set_num_threads(len(os.sched_getaffinity(0)))  # the native backend holds PyTorch to one
-        return llm
+        return LLM(self.checkpoint(model), kv_bytes=1 << 26, prefix_index="off", **asdict(self))
 
     def weight_bytes(self, model: str) -> int:
         return sum(tensor.nbytes for tensor in quantize(self.checkpoint(model), self.weights).matrices().values())
@@ -95,7 +91,7 @@ def windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
     return list(islice((ids for ids in starts if len(ids) > length), count))
 
 
-def logits(llm: LLM, ids: Sequence[int]) -> torch.Tensor:
+def logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
     """[len(ids), vocab] float32."""
 
     def program() -> Program:
@@ -106,7 +102,7 @@ def logits(llm: LLM, ids: Sequence[int]) -> torch.Tensor:
     return request.result.logits
 
 
-def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
+def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
     """Logits at every token but the last of each text; the model is gone after them."""
     llm = setting.open(model)
     for ids in texts:
@@ -120,9 +116,9 @@ def measure(model: str, count: int, length: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with TemporaryFile(dir=RESULTS) as file:
         shape = (len(texts), length, checkpoint.config.vocab_size)
-        baseline = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+        baseline = np.memmap(file, np.float32, "w+", shape=shape)
         for kept, found in zip(baseline, read(BASELINE, model, texts), strict=True):
-            kept.copy_(found)
+            kept[:] = found
         for setting in SETTINGS[model]:
             found = baseline if setting == BASELINE else read(setting, model, texts)
             try:

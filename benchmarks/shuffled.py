@@ -24,7 +24,7 @@ def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:
 
     def reorder(name: str) -> RawTensor:
         tensor, part = checkpoint.tensor(name), name.split(".")[-1]
-        x = tensor.dequantize().numpy()
+        x = tensor.dequantize()
         x = x[rows.get(part, slice(None))]
         x = x[:, columns[part]] if part in columns else x
         data = np.ascontiguousarray(x).view(np.uint8).reshape(-1, 4 * x.shape[-1])

@@ -4,11 +4,17 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from twostroke.kernels import library
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
 ALSO = {"session": "conversation", "__main__": "cli", "__init__": "llm"}  # files of one layer with another name
+WITH_TORCH = {"kernels/reference.py", "kv/device.py", "pruning.py", "distilling.py"}
 
 
 def layers() -> list[str]:
@@ -75,3 +81,61 @@ def test_importing_the_package_is_quick() -> None:
     """Neither the package nor the command line loads torch before something runs."""
     code = "import sys, twostroke, twostroke.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def imported_at_once(node: ast.AST) -> Iterator[str]:
+    """What importing a file imports: not for type checking only, nor when a function is called."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from imported_at_once(child)
+
+
+def test_who_imports_torch() -> None:
+    """At the top of a file: whoever imports the file loads torch."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for module in imported_at_once(ast.parse(path.read_text()))
+        if "torch" in module.split(".")
+    }
+    assert found == WITH_TORCH
+
+
+NATIVE = """
+import sys
+
+from twostroke import LLM, KVCache, method
+
+llm = LLM("smollm2-135m", backend="native", kv_bytes=64 << 20)
+prompt, options = list(range(100, 130)) * 2, {"max_tokens": 6, "ignore_eos": True, "seed": 1}
+sampled = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "logprobs": 2}
+for chosen, fields in (
+    (None, {}),
+    (None, sampled),
+    (method("snap", window=4, budget=16), sampled),
+    (method("drop", window=16, every=3, by="attention"), {}),
+    (method("drop", window=16, every=3, by="key-norm"), {}),
+    (method("speculative"), sampled),
+):
+    (completion,) = llm.generate([prompt], method=chosen, **options, **fields)
+    assert len(completion.tokens) == 6
+llm.prefill(prompt).save(sys.argv[1])
+kv = KVCache.load(sys.argv[1], llm)
+assert kv.tokens == prompt
+assert len(list(llm.decode(kv, **options))) == 6
+sys.exit("torch was loaded" if "torch" in sys.modules else 0)
+"""
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+def test_the_native_backend_does_without_torch(tmp_path: Path) -> None:
+    """Opened, sampled from, watched as it attends, and its values saved and loaded."""
+    command = [sys.executable, "-c", NATIVE, str(tmp_path / "a.kv")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_it_reads_what_the_engine_reads(family: str, tiny_directory: Directory, 
     request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
     llm.engine.finish([request])
     for mine, theirs in zip((expected, kv, said), request.result, strict=True):
-        torch.testing.assert_close(mine.detach(), theirs, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mine.detach(), torch.from_numpy(theirs), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

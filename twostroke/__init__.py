@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Importing the package stays quick: torch is loaded when the first of these is asked for.
+    # Importing the package stays quick: what these need is loaded when the first of them is asked for.
     if name not in _HOMES:
         raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

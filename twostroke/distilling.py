@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
-from twostroke.kernels.reference import DenseWeight, ReferenceKernels
+from twostroke.kernels.reference import DenseWeight, ReferenceKernels, TensorBatch
 from twostroke.kernels.rope import Rope
 from twostroke.models.decoder import Decoder
 from twostroke.pruning import write_tensors
@@ -73,11 +74,15 @@ class Differentiable(ReferenceKernels):
                 self.weights.append(([s.name for s in sources], [s.shape[0] for s in sources], tensor))
         return weight
 
+    def enter(self, batch: RaggedBatch[Any], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
+        """Of tensors already."""
+        return batch, kv
+
     def rope_store(
         self,
         qkv: torch.Tensor,
         kv: torch.Tensor,
-        batch: RaggedBatch,
+        batch: TensorBatch,
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> torch.Tensor:
@@ -86,7 +91,7 @@ class Differentiable(ReferenceKernels):
         return q
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         k, v = batch.scratch["entries"][-1].transpose(1, 2)
         own, keys = batch.positions[:, None], torch.arange(k.shape[1])
@@ -106,10 +111,9 @@ class Reader:
         """(logits of every token, [N, vocab]; all entries, [layers, 2, P + N, Hkv, D]) after entries like these."""
         c = self.config
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
-        start, nowhere = kv.shape[2], torch.zeros(0, dtype=torch.int64)
-        positions = torch.arange(start, start + len(tokens))
-        batch = RaggedBatch(tokens, positions, nowhere, nowhere, [0, len(tokens)], [], torch.arange(len(tokens)))
-        logits = self.decoder.logits(self.decoder.forward(batch, kv))
+        start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
+        batch: RaggedBatch[Any] = RaggedBatch(tokens, start + rows, nowhere, nowhere, [0, len(rows)], [], rows)
+        logits = self.decoder.head_of(self.decoder.forward(batch, kv))
         return logits, torch.stack(batch.scratch["entries"])
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -90,7 +90,7 @@ def prune(
     directory.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
     for ours in tensor_shapes(config):
-        tensor = checkpoint.tensor(ours).dequantize()
+        tensor = torch.from_numpy(checkpoint.tensor(ours).dequantize())
         layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
         for axis, kind in enumerate(AXES.get(part, "")):
             if kind != " ":

@@ -97,6 +97,7 @@ def test_ctrl_c_stops_a_reply_and_the_conversation_goes_on(tiny: str) -> None:
         assert process.stderr is not None
         process.stdin.write(b"the quick brown fox\n/kv\n")
         process.stdin.flush()
+        process.stderr.readline()  # the warning that PyTorch computes this, slowly
         process.stderr.read(1)  # the reply has begun (--json sends it to stderr)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

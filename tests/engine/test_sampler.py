@@ -37,27 +37,27 @@ def draw(index: int = 0, *, seed: bytes = b"seed", prompt: Sequence[int] = (), o
     )
 
 
-def one(logits: Sequence[float] | torch.Tensor, **options: Any) -> Sampled:
-    return sample(torch.as_tensor(logits, dtype=torch.float32)[None], [draw(**options)])[0]
+def one(logits: Sequence[float] | np.ndarray, **options: Any) -> Sampled:
+    return sample(np.asarray(logits, np.float32)[None], [draw(**options)])[0]
 
 
-def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
 
 
-def dense(row: torch.Tensor, **params: Any) -> torch.Tensor:
+def dense(row: np.ndarray, **params: Any) -> np.ndarray:
     """`distribution` over the whole vocabulary."""
-    probabilities, ids = distribution(row.numpy(), SamplingParams(**params))
+    probabilities, ids = distribution(row, SamplingParams(**params))
     assert abs(float(probabilities.sum()) - 1) < 1e-12
     assert len(np.unique(ids)) == len(ids)
-    whole = torch.zeros(len(row), dtype=torch.float64)
-    whole[torch.from_numpy(ids)] = torch.from_numpy(probabilities)
+    whole = np.zeros(len(row))
+    whole[ids] = probabilities
     return whole
 
 
 # Few distinct values give ties; the others, neighbours that only double precision tells apart after division.
 tied = st.sampled_from([-INF, -2.0, 0.0, 0.5, 0.5000001, 3.0])
-rows = st.lists(tied | st.floats(-20, 20, width=32), min_size=1, max_size=40).map(torch.tensor)
+rows = st.lists(tied | st.floats(-20, 20, width=32), min_size=1, max_size=40).map(lambda row: np.array(row, np.float32))
 rows = rows.filter(lambda row: bool(row.max() > -INF))
 
 
@@ -70,9 +70,9 @@ rows = rows.filter(lambda row: bool(row.max() > -INF))
 )
 @settings(max_examples=400, deadline=None)
 def test_distribution_is_that_of_transformers(
-    row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    scores = TemperatureLogitsWarper(temperature)(None, row.double()[None])
+    scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(row).double()[None])
     if top_k:
         scores = TopKLogitsWarper(top_k)(None, scores)
     before = scores.softmax(-1)[0]
@@ -82,7 +82,7 @@ def test_distribution_is_that_of_transformers(
     if min_p:
         scores = MinPLogitsWarper(min_p)(None, scores)
     expected = scores.softmax(-1)[0]
-    got = dense(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    got = torch.from_numpy(dense(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
     falling = before.sort(descending=True).values.cumsum(0)
     edges = [falling - top_p] * (top_p < 1) + [middle / middle.max() - min_p] * (min_p > 0)
     if any(bool((edge.abs() < 1e-9).any()) for edge in edges):
@@ -90,21 +90,21 @@ def test_distribution_is_that_of_transformers(
     # Of ids as likely as each other transformers keeps any; ours are the lowest.
     torch.testing.assert_close(got.sort().values, expected.sort().values, rtol=1e-9, atol=1e-12)
     differ = (got - expected).abs() > 1e-9
-    assert len(row[differ].unique()) <= 1
+    assert len(np.unique(row[differ.numpy()])) <= 1
     assert (not differ.any()) or top_p < 1
 
 
 @given(row=rows, top_p=st.floats(0.01, 0.9999), temperature=st.floats(0.1, 3), few=st.integers(1, 12))
 @settings(max_examples=200, deadline=None)
 def test_top_p_from_a_few_candidates_is_exactly_that_of_a_full_sort(
-    row: torch.Tensor, top_p: float, temperature: float, few: int
+    row: np.ndarray, top_p: float, temperature: float, few: int
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "FEW", ())
-        whole = distribution(row.numpy(), params)
+        whole = distribution(row, params)
         patch.setattr(sampler, "FEW", (few, 2 * few))
-        quick = distribution(row.numpy(), params)
+        quick = distribution(row, params)
     assert whole[0].tolist() == quick[0].tolist()
     assert whole[1].tolist() == quick[1].tolist()
     values = row[whole[1]].tolist()
@@ -117,45 +117,47 @@ def test_top_p_from_a_few_candidates_is_exactly_that_of_a_full_sort(
 def test_top_p_from_a_few_candidates_of_many(scale: float) -> None:
     row = (noise(20000, scale=scale) * 4).round() / 4  # many ties
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    quick = distribution(row.numpy(), params)
+    quick = distribution(row, params)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "FEW", ())
-        whole = distribution(row.numpy(), params)
+        whole = distribution(row, params)
     assert all(np.array_equal(a, b) for a, b in zip(quick, whole, strict=True))
 
 
 @given(rows, st.lists(st.integers(0, 60), max_size=12), st.lists(st.integers(0, 60), max_size=12), st.floats(0.2, 5))
 @settings(deadline=None)
 def test_repetition_penalty_is_that_of_transformers(
-    row: torch.Tensor, prompt: list[int], output: list[int], penalty: float
+    row: np.ndarray, prompt: list[int], output: list[int], penalty: float
 ) -> None:
     """Of prompt and output; ids that the model does not have change nothing."""
     options = {"prompt": prompt, "output": output, "repetition_penalty": penalty}
     known = torch.tensor([[id for id in prompt + output if id < len(row)]], dtype=torch.long)
-    scores = RepetitionPenaltyLogitsProcessor(penalty)(known, row[None])[0] if known.numel() else row
-    shaped = row.clone()
+    scores = torch.from_numpy(row)
+    if known.numel():
+        scores = RepetitionPenaltyLogitsProcessor(penalty)(known, scores[None])[0]
+    shaped = row.copy()
     sampler._shape(shaped, draw(**options))
-    assert torch.equal(shaped, scores)
+    assert torch.equal(torch.from_numpy(shaped), scores)
     got = one(row, **options, logprobs=0)
     assert got.id == int(np.argmax(scores.numpy()))
-    assert got.logprob == pytest.approx(float(row.log_softmax(-1)[got.id]), abs=1e-5)
+    assert got.logprob == pytest.approx(float(torch.from_numpy(row).log_softmax(-1)[got.id]), abs=1e-5)
 
 
 @given(rows, st.lists(st.integers(0, 50), max_size=12), st.floats(-2, 2), st.floats(-2, 2))
 @settings(deadline=None)
 def test_presence_and_frequency_penalties(
-    row: torch.Tensor, output: list[int], presence: float, frequency: float
+    row: np.ndarray, output: list[int], presence: float, frequency: float
 ) -> None:
     """mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts the output alone."""
-    expected = row.double()
+    expected = row.astype(np.float64)
     for id in range(len(row)):
         count = output.count(id)
         expected[id] -= count * frequency + (count > 0) * presence
     options = {"presence_penalty": presence, "frequency_penalty": frequency}
-    shaped = row.clone()
+    shaped = row.copy()
     sampler._shape(shaped, draw(prompt=range(len(row)), output=output, **options))
-    torch.testing.assert_close(shaped.double(), expected, rtol=1e-5, atol=1e-5)
-    assert one(row, output=output, **options).id == int(shaped.numpy().argmax())
+    np.testing.assert_allclose(shaped, expected, rtol=1e-5, atol=1e-5, equal_nan=False)
+    assert one(row, output=output, **options).id == int(shaped.argmax())
 
 
 def test_logit_bias() -> None:
@@ -219,7 +221,7 @@ def every_statistics() -> list[Statistics]:
 @pytest.mark.parametrize("width", [0, 2000])
 def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, width: int) -> None:
     """They may be one request's in a batch of many, whose tokens they do not change."""
-    logits = torch.stack([torch.tensor(row + [0.0] * width), torch.tensor([0.0, 5.0] + [0.0] * (len(row) + width - 2))])
+    logits = np.array([row + [0.0] * width, [0.0, 5.0] + [0.0] * (len(row) + width - 2)], np.float32)
     for options in ({}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}):
         for temperature in (0, 1):
             broken, sound = sample(logits, [draw(temperature=temperature, **options), draw()], statistics)
@@ -232,7 +234,7 @@ def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, w
 @pytest.mark.parametrize("temperature", [1e-300, 1e-7, 1.0])
 def test_extremes(statistics: Statistics, temperature: float) -> None:
     """The largest biases at the least temperatures: nothing overflows into a tie with what is banned."""
-    row = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    row = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     low = draw(temperature=temperature, logit_bias=dict.fromkeys(range(4), -1e30), min_tokens=1, banned=(0,))
     assert sample(row, [low], statistics)[0].id != 0
     high = draw(temperature=temperature, logit_bias={1: 1e29, 2: 1e30})
@@ -261,24 +263,24 @@ KINDS: list[dict[str, Any]] = [
 
 
 def test_a_row_is_the_same_alone_and_in_any_batch_and_order() -> None:
-    """All of it, bit for bit, with enough logits for torch to share a row among threads."""
+    """All of it, bit for bit, with enough logits for sums to be taken in pieces."""
     logits = noise(42, 50000, seed=5)
     draws = [draw(i, seed=bytes([i]), **KINDS[i % len(KINDS)]) for i in range(42)]
     alone = [sample(logits[i : i + 1], [draws[i]])[0] for i in range(42)]
-    kept = logits.clone()
-    for order in (torch.arange(42), torch.arange(41, -1, -1), torch.randperm(42)[:17]):
+    kept = logits.copy()
+    for order in (np.arange(42), np.arange(41, -1, -1), np.random.default_rng(0).permutation(42)[:17]):
         got = sample(logits[order], [draws[i] for i in order])
         for i, s in zip(order.tolist(), got, strict=True):
             fields = ("id", "logprob", "entropy", "top_probability", "top")
             assert [getattr(s, f) for f in fields] == [getattr(alone[i], f) for f in fields]
             assert (s.logits is None) == (alone[i].logits is None)
-            assert s.logits is None or torch.equal(s.logits, logits[i])
-    assert torch.equal(logits, kept), "the caller's logits are left alone"
+            assert s.logits is None or np.array_equal(s.logits, logits[i])
+    assert np.array_equal(logits, kept), "the caller's logits are left alone"
 
 
 def test_reports_are_of_the_models_own_logits() -> None:
     row = noise(500, seed=2)
-    logprobs = row.double().log_softmax(-1)
+    logprobs = torch.from_numpy(row).double().log_softmax(-1)
     got = one(row, temperature=0.3, logit_bias={7: 90.0}, logprobs=10, stats=True, keep_logits=True)
     assert got.id == 7
     assert got.logprob == pytest.approx(float(logprobs[7]), abs=1e-5)
@@ -289,10 +291,11 @@ def test_reports_are_of_the_models_own_logits() -> None:
     assert got.entropy == pytest.approx(float(-(logprobs.exp() * logprobs).sum() / math.log(2)), rel=1e-5)
     assert got.top_probability == pytest.approx(float(best.values[0].exp()), rel=1e-5)
     assert got.logits is not None
-    assert torch.equal(got.logits, row)
+    assert np.array_equal(got.logits, row)
     pair = sample(noise(2, 500), [draw(keep_logits=True), draw()])
     assert pair[0].logits is not None
-    assert pair[0].logits.untyped_storage().nbytes() == 4 * 500, "the batch is not held on to"
+    assert pair[0].logits.base is None, "the batch is not held on to"
+    assert pair[0].logits.nbytes == 4 * 500
 
 
 def test_reports_at_the_edges() -> None:
@@ -313,14 +316,9 @@ def test_reports_at_the_edges() -> None:
 def test_quick_enough(limit: float, options: dict[str, Any]) -> None:
     """Processor time of 64 rows in milliseconds: of one thread, so that busy neighbours do not count."""
     logits, draws = noise(64, 49152), [draw(i, **options) for i in range(64)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        taken = []
-        for _ in range(3):
-            start = time.thread_time()
-            sample(logits, draws)
-            taken.append((time.thread_time() - start) * 1000)
-    finally:
-        torch.set_num_threads(threads)
+    taken = []
+    for _ in range(3):
+        start = time.thread_time()
+        sample(logits, draws)
+        taken.append((time.thread_time() - start) * 1000)
     assert min(taken) < limit

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
@@ -144,7 +145,7 @@ def test_perplexity_is_the_models_own(tiny_llm: TinyLLM, monkeypatch: pytest.Mon
     for token in ids[8:]:
         assert kv.tail is not None
         assert kv.tail.logits is not None
-        expected.append(kv.tail.logits.log_softmax(-1)[token].item())
+        expected.append(torch.from_numpy(kv.tail.logits).log_softmax(-1)[token].item())
         kv = llm.prefill([token], after=kv)
     assert line.measures["likelihood"]["plain"]["logprobs"] == pytest.approx(expected, abs=1e-4)
 
@@ -198,7 +199,8 @@ def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:
         for name, record in judge.items():
             ids = answers[name]["token_ids"]
             rows = [llm.prefill([*case.prompt, *ids[:count]]).tail for count in range(7)]
-            logprobs = [row.logits.log_softmax(-1)[id].item() for row, id in zip(rows, ids, strict=True)]  # pyright: ignore
+            logits = [torch.from_numpy(row.logits) for row in rows]  # pyright: ignore
+            logprobs = [row.log_softmax(-1)[id].item() for row, id in zip(logits, ids, strict=True)]
             assert record["logprobs"] == pytest.approx(logprobs, abs=2e-3)
             assert -record["judge_surprise"] == record["judge_tail"] == pytest.approx(sum(logprobs) / 7, abs=2e-3)
 

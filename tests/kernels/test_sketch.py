@@ -1,12 +1,12 @@
 """What is found by way of the head's sketch is what all logits make: a sketch may only rule out what loses."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,17 +29,17 @@ def head_of(kernels: native.NativeKernels, raw: RawTensor) -> native.NativePass:
     config = SimpleNamespace(
         **dict.fromkeys(fields.split(), 1), ropes=[], hidden_size=raw.shape[1], activation="silu", norm_eps=1e-6
     )
-    weight, norm = kernels.pack([raw]), native.NativeWeight((), torch.ones(raw.shape[1]), None)
+    weight, norm = kernels.pack([raw]), native.NativeWeight((), np.ones(raw.shape[1], np.float32), None)
     decoder: Any = SimpleNamespace(config=config, embed=weight, head=weight, norm=norm, layers=[])
     return native.NativePass(kernels, decoder)
 
 
-def noises_of(x: torch.Tensor) -> list[Noise]:
+def noises_of(x: np.ndarray) -> list[Noise]:
     """No two rows' alike, and every fifth without any."""
     return [Noise.of((1.0, 0.2, 0.0, 3.0, 1e-3)[i % 5], b"seed", i) for i in range(len(x))]
 
 
-def same_by_all_logits(head: native.NativePass, x: torch.Tensor) -> bool:
+def same_by_all_logits(head: native.NativePass, x: np.ndarray) -> bool:
     """Of the likeliest tokens and of some that are drawn."""
     return all(
         head.draw(x, noises) == head.kernels.draw(head.logits(x), noises)
@@ -47,28 +47,28 @@ def same_by_all_logits(head: native.NativePass, x: torch.Tensor) -> bool:
     )
 
 
-def slack(head: native.NativePass, x: torch.Tensor) -> torch.Tensor:
+def slack(head: native.NativePass, x: np.ndarray) -> np.ndarray:
     """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
-    return head.bounds(x, [NO_NOISE] * len(x)) - head.logits(x).view(len(x), -1, native.PANEL).amax(-1)
+    return head.bounds(x, [NO_NOISE] * len(x)) - head.logits(x).reshape(len(x), -1, native.PANEL).max(-1)
 
 
-def noisy_slack(head: native.NativePass, x: torch.Tensor) -> torch.Tensor:
+def noisy_slack(head: native.NativePass, x: np.ndarray) -> np.ndarray:
     """The same with noise, relative to the size of what is compared."""
-    logits, noises = head.logits(x).double(), [noise for noise in noises_of(x) if noise.gain < 100]
+    logits, noises = head.logits(x).astype(np.float64), [noise for noise in noises_of(x) if noise.gain < 100]
     kept = [i for i, noise in enumerate(noises_of(x)) if noise.gain < 100]
     ids = np.arange(logits.shape[1])
-    added = [torch.zeros(len(ids)) if n.key is None else torch.from_numpy(gumbel(n.key, ids)) for n in noises]
-    scores = torch.stack([logits[i] * n.gain + a for i, n, a in zip(kept, noises, added, strict=True)])
-    gap = head.bounds(x[kept], noises) - scores.view(len(kept), -1, native.PANEL).amax(-1)
-    return gap / scores.abs().amax(-1, keepdim=True)
+    added = [np.zeros(len(ids)) if n.key is None else gumbel(n.key, ids) for n in noises]
+    scores = np.stack([logits[i] * n.gain + a for i, n, a in zip(kept, noises, added, strict=True)])
+    gap = head.bounds(x[kept], noises) - scores.reshape(len(kept), -1, native.PANEL).max(-1)
+    return gap / np.abs(scores).max(-1, keepdims=True)
 
 
-def stored(values: torch.Tensor, name: str) -> RawTensor:
-    return Encoder(name)(RawTensor("w", "F32", tuple(values.shape), values.numpy().view(np.uint8), "test"))
+def stored(values: np.ndarray, name: str) -> RawTensor:
+    return Encoder(name)(RawTensor("w", "F32", values.shape, values.view(np.uint8), "test"))
 
 
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize("name", native.FORMATS)
@@ -96,8 +96,8 @@ def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeKernels) ->
     """
     for seed in range(60):
         rows = noise(1, 64, seed=seed) + 0.05 * noise(2048, 64, seed=100 + seed)
-        rows[torch.arange(2048) % native.PANEL != seed % native.PANEL] *= -1
-        x = torch.cat([noise(1, 64, seed=seed), noise(5, 64, seed=200 + seed)])
+        rows[np.arange(2048) % native.PANEL != seed % native.PANEL] *= -1
+        x = np.concatenate([noise(1, 64, seed=seed), noise(5, 64, seed=200 + seed)])
         head = head_of(kernels, stored(rows, name))
         assert same_by_all_logits(head, x)
         assert slack(head, x).min() >= 0
@@ -107,9 +107,9 @@ def test_activations_are_rounded_too(kernels: native.NativeKernels) -> None:
     """Weights of one size, with a mean of 0, are exact in the sketch: all that it is wrong about is x."""
     for seed in range(60):
         x = noise(1, 64, seed=seed)
-        small = torch.where(noise(128, 64, seed=100 + seed) > 0.5 * x.abs(), -1.0, 1.0)
-        rows = torch.zeros(2048, 64)
-        rows[seed % 15 :: native.PANEL] = x.sign() * torch.where(x.abs() < 0.3, small, 1.0)
+        small = np.where(noise(128, 64, seed=100 + seed) > 0.5 * np.abs(x), -1.0, 1.0)
+        rows = np.zeros((2048, 64), np.float32)
+        rows[seed % 15 :: native.PANEL] = np.sign(x) * np.where(np.abs(x) < 0.3, small, 1.0)
         rows[1 + seed % 15 :: native.PANEL] = -rows[seed % 15 :: native.PANEL]
         head = head_of(kernels, stored(rows, "BF16"))
         assert same_by_all_logits(head, x)
@@ -128,7 +128,7 @@ def test_the_first_of_equals(kernels: native.NativeKernels) -> None:
         assert head.draw(x, nothing)[0] == min(best, *copies) == head.kernels.draw(head.logits(x), nothing)[0]
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_rows_that_are_not_finite(bad: float, kernels: native.NativeKernels) -> None:
     head = head_of(kernels, raw_tensor("Q8_0", 2048, COLUMNS))
     x = noise(4, COLUMNS)
@@ -156,8 +156,8 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
     rows += common * generator.standard_normal(96)
     rows[generator.integers(0, 512, 8), generator.integers(0, 96, 8)] *= outlier
     rows[generator.integers(0, 512, 4)] = 0
-    raw = stored(torch.from_numpy(rows).float().clamp(-6e4, 6e4), name)
-    x = torch.from_numpy(generator.standard_normal((5, 96)) * np.exp(spread * generator.standard_normal(96))).float()
+    raw = stored(rows.astype(np.float32).clip(-6e4, 6e4), name)
+    x = (generator.standard_normal((5, 96)) * np.exp(spread * generator.standard_normal(96))).astype(np.float32)
     for variant in library.variants():
         head = head_of(native.NativeKernels(2, variant), raw)
         assert same_by_all_logits(head, x)

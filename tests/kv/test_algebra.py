@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.kv.values import computed, make_pool, same_tail, tensor
+from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kernels.interface import PAGE
 from twostroke.kv.cache import KVCache
@@ -28,7 +27,7 @@ indices = st.integers(0, MAX_VALUES - 1)
 bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
 token_lists = st.lists(st.integers(0, 2), max_size=9)
 tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
-tails = tails | st.builds(lambda x: Tail("m", torch.tensor([x, -0.0])), st.floats(width=32, allow_nan=False))
+tails = tails | st.builds(lambda x: Tail("m", np.array([x, -0.0], np.float32)), st.floats(width=32, allow_nan=False))
 
 
 class Entry:
@@ -121,7 +120,7 @@ class Values(RuleBasedStateMachine):
             expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
             expected.next_position += 1
         new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
-        pool.write(places.pages, places.slots, tensor(new))
+        pool.write(places.pages, places.slots, array(new))
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -213,7 +212,8 @@ class Values(RuleBasedStateMachine):
             assert kv.positions == [entry.position for entry in entries]
             assert kv.next_position == expected.next_position
             assert kv.nbytes == len(entries) * 2 * 2 * 2 * 4 * 4
-            assert torch.equal(kv.entries(), tensor([entry.data for entry in entries]))
+            assert kv.entries().dtype == np.float32
+            assert np.array_equal(kv.entries(), array([entry.data for entry in entries]))
             assert same_tail(kv.tail, expected.tail)
             for model in MODELS:
                 assert kv.canonical_length(model) == expected.canonical_length(model)

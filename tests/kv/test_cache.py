@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from tests.kv.values import GEOMETRY, computed, contents, enter, prefill
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
@@ -19,7 +18,7 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
-LOGITS = Tail("m", logits=torch.tensor([0.5, -1.0]))
+LOGITS = Tail("m", logits=np.array([0.5, -1.0], np.float32))
 PENDING = Tail("m", pending=7)
 NewPool = Callable[..., PagePool]
 
@@ -207,7 +206,7 @@ def test_a_copy_has_the_same_slots(pool: PagePool, new_pool: NewPool) -> None:
     moved = value.copy_to(there)
     assert moved.pool is there
     assert (moved.table[:, 1:] == value.table[:, 1:]).all()
-    assert torch.equal(moved.entries(), value.entries())
+    assert np.array_equal(moved.entries(), value.entries())
     assert moved.tail is LOGITS
     assert there.num_used == len(value.table)
     longer = prefill(moved, [30])  # in place: nobody wrote behind the copy

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from twostroke.kernels.rope import Rope
 from twostroke.kv.cache import KVCache
@@ -32,15 +31,15 @@ def computed(model: str, context: Sequence[bytes], token: int, position: int) ->
     return hashlib.blake2b(repr((model, token, position)).encode() + b"".join(context), digest_size=32).digest()
 
 
-def tensor(entries: Sequence[bytes]) -> torch.Tensor:
+def array(entries: Sequence[bytes]) -> np.ndarray:
     """[layers, 2, n, heads, head_dim], as `KVCache.entries` returns them."""
     numbers = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), *SHAPE)
-    return torch.from_numpy(np.moveaxis(numbers, 0, 2).astype(np.float32))
+    return np.moveaxis(numbers, 0, 2).astype(np.float32)
 
 
 def contents(kv: KVCache) -> list[bytes]:
-    """The inverse of `tensor`, of a value's entries."""
-    numbers = kv.entries().float().numpy().astype(np.uint8)
+    """The inverse of `array`, of a value's entries."""
+    numbers = kv.entries().astype(np.float32).astype(np.uint8)
     return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
 
 
@@ -50,7 +49,7 @@ def enter(writer: Writer, tokens: Sequence[int]) -> None:
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
     places = writer.append(list(tokens))
-    writer.base.pool.write(places.pages, places.slots, tensor(context[len(context) - len(tokens) :]))
+    writer.base.pool.write(places.pages, places.slots, array(context[len(context) - len(tokens) :]))
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:
@@ -63,4 +62,5 @@ def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", 
 def same_tail(one: Tail | None, other: Tail | None) -> bool:
     if one is None or other is None or one.logits is None or other.logits is None:
         return one == other
-    return (one.model, one.pending) == (other.model, other.pending) and torch.equal(one.logits, other.logits)
+    assert one.logits.dtype == other.logits.dtype
+    return (one.model, one.pending) == (other.model, other.pending) and np.array_equal(one.logits, other.logits)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from tests.methods.watching import PROMPT, needs_native, queried, runs_of
 from twostroke.errors import InvalidRequest
@@ -46,9 +45,8 @@ def test_least_key_norms(native_llm: Native) -> None:
     llm = native_llm()
     kv = llm.prefill(LONG)
     kept = chosen(kv, Drop(by="key-norm", sinks=2, window=30).staying(kv, np.zeros(len(kv))))
-    norms = np.array(
-        [[np.linalg.norm(k.numpy()) for k in entry.flatten(0, 1)] for entry in kv.entries()[:, 0].float().unbind(1)]
-    )
+    keys = kv.entries()[:, 0].astype(np.float32)
+    norms = np.array([[np.linalg.norm(k) for k in entry.reshape(-1, entry.shape[-1])] for entry in keys.swapaxes(0, 1)])
     order = sorted(range(2, len(LONG) - 1), key=lambda i: norms[i].mean())
     assert kept.positions == [0, 1, *sorted(order[:29]), len(LONG) - 1]
     assert kept.tail is kv.tail
@@ -65,8 +63,8 @@ def test_heavy_hitters(window: int, observed: int, native_llm: Native) -> None:
     prefilled = queried(llm, LONG, observed)
     kv, queries, mass = prefilled.kv, prefilled.queries, dict.fromkeys(range(len(LONG) + 40), 0.0)
     for run in runs:
-        weights = torch.stack(list(attention_weights(kv, queries)))
-        for position, column in zip(kv.positions, weights.unbind(-1), strict=True):
+        weights = np.stack(list(attention_weights(kv, queries)))
+        for position, column in zip(kv.positions, np.moveaxis(weights, -1, 0), strict=True):
             mass[position] += float(column.mean((0, 1)).sum())
         recent = kv.positions[-((window + 1) // 2) :]
         others = sorted(kv.positions[3 : -len(recent)], key=lambda position: -mass[position])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from twostroke.errors import InvalidRequest
@@ -151,7 +152,8 @@ def test_the_probe(native_llm: Native) -> None:
 def test_divergence(native_llm: Native) -> None:
     llm = native_llm(student="int2")
     teacher, student = llm.prefill(PROMPT), llm.prefill(PROMPT, model="student")
-    p, q = (value.tail.logits.double().softmax(-1) for value in (teacher, student))  # pyright: ignore[reportOptionalMemberAccess]
+    logits = (torch.from_numpy(value.tail.logits) for value in (teacher, student))  # pyright: ignore[reportOptionalMemberAccess]
+    p, q = (row.double().softmax(-1) for row in logits)
     assert divergence(teacher, student) == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-9)
     assert divergence(teacher, teacher) == 0
 

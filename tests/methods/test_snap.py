@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from tests.methods.watching import PROMPT, needs_native, queried, runs_of
 from twostroke.errors import InvalidRequest
@@ -28,7 +27,7 @@ def by_hand(mass: list[float], window: int, budget: int, kernel: int, sinks: int
 def seen(llm: LLM, ids: list[int], window: int) -> list[float]:
     """What each token gets of the attention of the last ones, the mean over layers and heads."""
     made = queried(llm, ids, window)
-    return torch.stack(list(attention_weights(made.kv, made.queries))).mean((0, 1)).sum(0).tolist()
+    return np.stack(list(attention_weights(made.kv, made.queries))).mean((0, 1)).sum(0).tolist()
 
 
 @needs_native

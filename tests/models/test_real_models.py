@@ -74,7 +74,7 @@ def check(name: str, llm: LLM) -> None:
     with torch.no_grad():
         for count in COUNTS:
             ids = text[7 : 7 + count]
-            assert_close(all_logits(llm, ids), theirs(torch.tensor([ids])).logits[0])
+            assert_close(all_logits(llm, ids), theirs(torch.tensor([ids])).logits[0].numpy())
         for prompt in PROMPTS:
             ids = llm.tokenizer.encode(prompt)
             made = [token.id for token in llm.decode(llm.prefill(ids), max_tokens=24, ignore_eos=True)]

@@ -5,6 +5,7 @@ import platform
 import resource
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,18 @@ def cpu_model() -> str:
 
 def describe(device: str = "cpu") -> dict[str, Any]:
     """Date, processor, accelerator and versions."""
-    import torch
+    gpu = None
+    if device.startswith("cuda"):
+        import torch
 
-    cuda = device.startswith("cuda")
+        gpu = torch.cuda.get_device_name(device)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": cpu_model(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "gpu": torch.cuda.get_device_name(device) if cuda else None,
+            "gpu": gpu,
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": version("torch"),
         },
     }

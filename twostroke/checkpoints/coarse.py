@@ -30,7 +30,7 @@ class CoarseEncoder(Encoder):
         done = 0
         for start in range(0, tensor.shape[0], step):
             rows = tensor.rows(start, min(start + step, tensor.shape[0]))
-            part = _encode(rows.dequantize().numpy().reshape(-1, GROUP), self.bits)
+            part = _encode(rows.dequantize().reshape(-1, GROUP), self.bits)
             blocks[done : done + len(part)] = part
             done += len(part)
         tensor.release()

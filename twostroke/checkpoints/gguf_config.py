@@ -176,7 +176,7 @@ def _rope(meta: _Metadata, head_dim: int, factors: RawTensor | None) -> Rope:
     if factors is not None:
         if factors.shape != (head_dim // 2,):
             raise CheckpointError(f"{factors.source}: shape {factors.shape} where {(head_dim // 2,)} is needed")
-        values = factors.dequantize().numpy()
+        values = factors.dequantize()
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise CheckpointError(f"{factors.source}: RoPE factors must be positive")
         divisors = divisors * values

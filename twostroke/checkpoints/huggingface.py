@@ -303,7 +303,7 @@ def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
 
 def _plus_one(tensor: RawTensor) -> RawTensor:
     """Gemma multiplies by 1 + w in float32; the shifted norms are kept in float32 for the same reason."""
-    shifted = tensor.dequantize().numpy() + np.float32(1)
+    shifted = tensor.dequantize() + np.float32(1)
     return replace(tensor, format="F32", data=shifted.view(np.uint8).reshape(1, -1))
 
 

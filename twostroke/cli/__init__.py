@@ -1,6 +1,6 @@
 """The command line: one file per command, and what they share in `app`, `options` and `report`.
 
-Nothing here imports torch at the top of a file, so that `twostroke --help` stays quick.
+Nothing here imports numpy at the top of a file, so that `twostroke --help` stays quick.
 """
 
 import sys

@@ -95,15 +95,15 @@ def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, An
     common = {
         "model": llm.name,
         "backend": kernels.label,
-        "device": str(kernels.device),
-        "dtype": str(kernels.dtype).removeprefix("torch."),
+        "device": kernels.device,
+        "dtype": kernels.dtype,
         "kv_dtype": llm.pool.geometry.kv_dtype,
         "threads": kernels.threads,
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }
     all_facts = [common | result.as_dict() for result in results]
-    facts = all_facts[0] | describe_machine(str(kernels.device)) | {"definitions": DEFINITIONS}
+    facts = all_facts[0] | describe_machine(kernels.device) | {"definitions": DEFINITIONS}
     return facts | ({"results": all_facts} if len(all_facts) > 1 else {})
 
 

@@ -140,6 +140,8 @@ def serve(
     with a report of what was measured so far."""
     load_options.check()
     workload_options.check()
+    from twostroke.benchmark.machine import describe as describe_machine
+
     try:
         from twostroke.benchmark.serving import files
         from twostroke.benchmark.serving.figures import DEFINITIONS, Objectives, summarize
@@ -152,8 +154,6 @@ def serve(
     objectives = Objectives(*(None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms)))
     timeout_s, warmup = load_options.timeout or 0, load_options.warmup
     target, run = measure(url, api_key, model, workload_options.token_ids, timeout_s, workload, pattern, warmup)
-
-    from twostroke.benchmark.machine import describe as describe_machine  # now: it takes long, and imports torch
 
     facts = {"url": url, "model": target.model, "server": target.owner, "seed": workload.seed, "warmup": warmup}
     facts |= {"workload": describe(workload), "arrivals": {"loop": type(pattern).__name__} | asdict(pattern)}

@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from twostroke.engine.model import Model
 from twostroke.kernels.interface import RaggedBatch
+from twostroke.kv.pool import PagePool
 from twostroke.models.cost import Predictor, Rows
 
 log = logging.getLogger(__name__)
@@ -59,13 +59,12 @@ class _Bench:
 
     def __init__(self, model: Model, entries: int) -> None:
         self.model = model
-        layers, sides, _, heads, self.size, dim = model.pool.storage.shape
-        # Filled, not asked for as zeros: untouched memory is one page of the system's, and quicker than any cache.
-        self.kv = model.pool.storage.new_empty((layers, sides, -(-entries // self.size), heads, self.size, dim)).fill_(
-            0
-        )
+        kernels, self.size = model.decoder.kernels, model.pool.page_size
+        pool = PagePool(model.pool.geometry, -(-entries // self.size), self.size, kernels.device, kernels.kv_in_pairs)
+        self.kv = pool.storage
+        # Filled, not left as zeros: untouched memory is one page of the system's, and quicker than any cache.
+        self.kv[:] = 0
 
-    @torch.inference_mode()
     def seconds(self, step: Sequence[Rows]) -> float:
         """How long one step takes."""
         batch = self._batch(step)
@@ -79,24 +78,19 @@ class _Bench:
     def quickest(self, step: Sequence[Rows]) -> float:
         return min(self.seconds(step) for _ in range(2))
 
-    def _batch(self, step: Sequence[Rows]) -> RaggedBatch:
+    def _batch(self, step: Sequence[Rows]) -> RaggedBatch[np.ndarray]:
         """Sequences begin at page 0 and position 0, all of them: what they write is never read for its meaning."""
         positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
         ends = np.cumsum([0, *(rows.count for rows in step)])
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
-        device = self.kv.device
-
-        def column(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(values.astype(np.int64)).to(device)
-
         return RaggedBatch(
-            token_ids=column(np.zeros_like(positions)),
-            positions=column(positions),
-            pages=column(positions // self.size),
-            slots=column(positions % self.size),
+            token_ids=np.zeros_like(positions),
+            positions=positions,
+            pages=positions // self.size,
+            slots=positions % self.size,
             row_starts=ends.tolist(),
             tables=[self._table(rows.context + rows.count) for rows in step],
-            wanted=column(np.concatenate(wanted)),
+            wanted=np.concatenate(wanted),
         )
 
     def _table(self, entries: int) -> np.ndarray:

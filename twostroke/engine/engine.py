@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from twostroke.engine.driver import Driver
 from twostroke.engine.forecast import Forecast
@@ -23,6 +23,7 @@ from twostroke.engine.sampler import Draw, Sampled, sample
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.kernels.summary import rows_of
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class Engine:
                 self._guarded({lane.choice.request for lane, _ in live}, self._sample_rows, live)
 
     def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
-        rows = [lane.answer for lane, _ in pairs if isinstance(lane.answer, torch.Tensor)]
+        rows = [lane.answer for lane, _ in pairs if isinstance(lane.answer, np.ndarray)]
         logits = _together(rows)
         kernels = pairs[0][0].model.decoder.kernels
         for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], kernels), strict=True):
@@ -261,15 +262,13 @@ class Engine:
                 self._requests.discard(request)
 
 
-def _together(rows: list[torch.Tensor]) -> torch.Tensor:
+def _together(rows: list[np.ndarray]) -> np.ndarray:
     """[R, n] of R rows: a view if they follow one another in memory, as those of a step mostly do, for they are not
     small; else a copy."""
-    first, width = rows[0], rows[0].shape[0]
-    if len(rows) == 1:
-        return first[None]
-    storage = first.untyped_storage().data_ptr()
-    for i, row in enumerate(rows):
-        place = row.storage_offset() - first.storage_offset()
-        if row.untyped_storage().data_ptr() != storage or row.stride() != (1,) or place != i * width:
-            return torch.stack(rows)
-    return first.as_strided((len(rows), width), (width, 1))
+    whole = rows[0].base
+    if isinstance(whole, np.ndarray) and whole.ndim == 2:
+        found = [rows_of(whole, row[None]) for row in rows]
+        first = 0 if found[0] is None else found[0].start
+        if all(one is not None and one.start == first + i for i, one in enumerate(found)):
+            return whole[first : first + len(rows)]
+    return rows[0][None] if len(rows) == 1 else np.stack(rows)

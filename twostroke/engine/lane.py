@@ -7,7 +7,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-import torch
 
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
-Answer = torch.Tensor | int  # a row's logits, or its token where no more is wanted
+Answer = np.ndarray | int  # a row's logits, or its token where no more is wanted
 
 
 class Lane(Generic[StrokeKind]):
@@ -87,7 +86,7 @@ class Lane(Generic[StrokeKind]):
         self.started = True
         return tokens, places
 
-    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+    def computed(self, answers: np.ndarray | list[int] | None) -> None:
         """The tokens entered last have been computed; `answers` are the rows asked for: logits, if they are wanted."""
         raise NotImplementedError
 
@@ -129,7 +128,7 @@ class PrefillLane(Lane[Prefill]):
         super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout)
         self.shared = shared
         self.cached_tokens = len(known) - len(base)
-        self._scores: list[torch.Tensor] = []
+        self._scores: list[np.ndarray] = []
         if not todo:
             self._finish(base.tail)
 
@@ -145,18 +144,18 @@ class PrefillLane(Lane[Prefill]):
             return count
         return int(self.stroke.logits == "last" and count == len(self.todo))
 
-    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+    def computed(self, answers: np.ndarray | list[int] | None) -> None:
         assert not isinstance(answers, list)
         if self.stroke.logits == "all" and answers is not None:
             self._scores.append(answers)
         if not self.todo:
-            self._finish(None if answers is None else Tail(self.model.id, answers[-1].clone()))
+            self._finish(None if answers is None else Tail(self.model.id, answers[-1].copy()))
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
         if self.stroke.logits == "all" or self.stroke.queries is not None:
-            logits = torch.cat(self._scores) if self._scores else torch.zeros(0, self.model.vocab_size)
-            self.result = Prefilled(kv, logits, self.queries.all())
+            scores = self._scores or [np.empty((0, self.model.vocab_size), np.float32)]
+            self.result = Prefilled(kv, np.concatenate(scores), self.queries.all())
         else:
             self.result = kv
 
@@ -222,9 +221,9 @@ class DecodeLane(Lane[Decode]):
         """Of the token that comes after the track's, or after so many more."""
         return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
 
-    def computed(self, answers: torch.Tensor | list[int] | None) -> None:
+    def computed(self, answers: np.ndarray | list[int] | None) -> None:
         if self.guesses and answers is not None:
-            self._rows += answers
+            self._rows.extend(answers)  # += would be numpy's
         if not self.todo:
             if self.record.complete:
                 self._finish()

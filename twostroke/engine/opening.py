@@ -26,6 +26,7 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
 from twostroke.models.decoder import Decoder
 
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
@@ -33,7 +34,7 @@ def open_model(
     checkpoint: Checkpoint, tokenizer: Tokenizer, kernels: Kernels, index: str, pool_for: Callable[[Geometry], PagePool]
 ) -> Model:
     """Load a checkpoint's weights. `index` is one of `INDEXES`; `pool_for` finds KV of its geometry a home."""
-    geometry = Geometry.of(checkpoint.config, _kv_dtype(kernels), tokenizer.fingerprint)
+    geometry = Geometry.of(checkpoint.config, kernels.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes)
     identity, made = _identity(checkpoint, kernels), INDEXES[index]
     checkpoint.release()
@@ -104,7 +105,7 @@ def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
     """Of the matrices of all layers, and of the head, as the backend computes on them."""
 
     def size(tensor: RawTensor) -> int:
-        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * kernels.dtype.itemsize
+        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * ITEM_BYTES[kernels.dtype]
 
     matrices = checkpoint.matrices()
     layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
@@ -117,9 +118,5 @@ def _trim() -> None:
         trim(0)
 
 
-def _kv_dtype(kernels: Kernels) -> str:
-    return str(kernels.kv_dtype).removeprefix("torch.")
-
-
 def _identity(checkpoint: Checkpoint, kernels: Kernels) -> str:
-    return f"{checkpoint.weights_id}-{kernels.name}-{_kv_dtype(kernels)}"
+    return f"{checkpoint.weights_id}-{kernels.name}-{kernels.kv_dtype}"

@@ -1,6 +1,6 @@
 """The queries of a lane's last tokens, gathered step by step."""
 
-import torch
+import numpy as np
 
 from twostroke.kv.attention import NO_QUERIES, Queries
 
@@ -12,15 +12,15 @@ class LastQueries:
         """`most` are asked for; so many `guesses` may be taken back after their queries came."""
         self._most, self._windows = most, windows
         self._room = most + guesses if most else 0
-        self._parts: list[torch.Tensor] = []  # [layers, rows, Hq, D] each
+        self._parts: list[np.ndarray] = []  # [layers, rows, Hq, D] each
 
     def wanted(self, count: int, todo: int) -> int:
         """How many of the last of the next `count` tokens are among the last that are asked for, with `todo` to go."""
         return max(0, count - max(0, todo - self._room))
 
-    def add(self, rows: torch.Tensor) -> None:
+    def add(self, rows: np.ndarray) -> None:
         """Those of the tokens entered last. A copy is kept, for a step's own holds everybody's."""
-        self._parts.append(rows.clone())
+        self._parts.append(rows.copy())
         while sum(part.shape[1] for part in self._parts[1:]) >= self._room:
             del self._parts[0]
 
@@ -28,5 +28,5 @@ class LastQueries:
         """What there is, without those of `wrong` guesses at the end."""
         if not self._parts:
             return NO_QUERIES
-        found = Queries(torch.cat(self._parts, 1), self._windows).without_last(wrong)
+        found = Queries(np.concatenate(self._parts, 1), self._windows).without_last(wrong)
         return Queries(found.rows[:, -self._most :], self._windows)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import numpy as np
-import torch
 
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
@@ -24,22 +23,18 @@ class Entry:
     query_rows: int = 0  # and how many queries
 
 
-@torch.inference_mode()
 def run(model: Model, entries: Sequence[Entry]) -> None:
     """Compute the entries of one model together and hand each lane the logits and queries it asked for."""
-    device = model.pool.storage.device
     starts = [0, *accumulate(len(entry.tokens) for entry in entries)]
 
-    def last(counts: Sequence[int]) -> torch.Tensor:
+    def last(counts: Sequence[int]) -> np.ndarray:
         """So many of the last rows of each entry."""
-        rows = [np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)]
-        return torch.from_numpy(np.concatenate(rows)).to(device)
+        return np.concatenate([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
 
-    # In one array, since a step of a small model is not much longer than what a tensor costs.
     columns = np.empty((4, starts[-1]), np.int64)
     for entry, start, end in zip(entries, starts, starts[1:], strict=False):
         columns[0, start:end], columns[1:, start:end] = entry.tokens, entry.places.rows
-    token_ids, positions, pages, slots = torch.from_numpy(columns).to(device).unbind()
+    token_ids, positions, pages, slots = columns
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
@@ -74,7 +69,7 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         entry.lane.computed(mine)
 
 
-def _dropout(model: Model, entries: Sequence[Entry]) -> torch.Tensor | None:
+def _dropout(model: Model, entries: Sequence[Entry]) -> np.ndarray | None:
     """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
     if all(entry.lane.dropout is None for entry in entries):
         return None
@@ -85,4 +80,4 @@ def _dropout(model: Model, entries: Sequence[Entry]) -> torch.Tensor | None:
         else entry.lane.dropout.factors(entry.places.positions, blocks, columns)
         for entry in entries
     ]
-    return torch.from_numpy(np.concatenate(parts, 1)).to(model.pool.storage.device)
+    return np.concatenate(parts, 1)

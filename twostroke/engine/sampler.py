@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import summary
@@ -65,14 +64,14 @@ class Sampled:
     entropy: float | None = None
     top_probability: float | None = None
     top: tuple[tuple[int, float], ...] | None = None
-    logits: torch.Tensor | None = None
+    logits: np.ndarray | None = None
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
+def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
     """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
     shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
-        shaped = logits.clone()
+        shaped = logits.copy()
         for row, draw in zip(shaped, draws, strict=True):
             _shape(row, draw)
     greedy = shaped is logits and all(draw.noise == NO_NOISE for draw in draws)
@@ -86,9 +85,9 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], statistics: Statistics =
     return [_report(draw, ids[i], logits[i], found, i) for i, draw in enumerate(draws)]
 
 
-def _draw_filtered(rows: torch.Tensor, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
+def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
     """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
-    tops = rows[list(range(len(ids))), ids].tolist()
+    tops = rows[np.arange(len(ids)), ids].tolist()
     by_total = [draw.params.filters and draw.params.top_p < 1 and not draw.params.top_k for draw in draws]
     gains = [draw.noise.gain if wanted else 0.0 for draw, wanted in zip(draws, by_total, strict=True)]
     totals = statistics.weigh(rows, tops, gains) if any(gains) else gains
@@ -96,34 +95,34 @@ def _draw_filtered(rows: torch.Tensor, draws: Sequence[Draw], ids: list[int], st
         key = draw.noise.key
         # Where even the largest logit is not finite there is nothing to draw from.
         if draw.params.filters and key is not None and math.isfinite(tops[i]):
-            chances, left = distribution(_array(rows[i]), draw.params, tops[i], totals[i] or None)
+            chances, left = distribution(rows[i], draw.params, tops[i], totals[i] or None)
             with np.errstate(divide="ignore"):
                 ids[i] = int(left[(np.log(chances) + gumbel(key, left)).argmax()])
 
 
-def _shape(row: torch.Tensor, draw: Draw) -> None:
+def _shape(row: np.ndarray, draw: Draw) -> None:
     """Bias, penalties and bans, in place. Ids that this model does not have are passed over."""
     params = draw.params
     if params.logit_bias:
         known = {id: bias for id, bias in params.logit_bias.items() if id < len(row)}
-        row[list(known)] += torch.tensor(list(known.values())).to(row)
+        row[list(known)] += np.array(list(known.values()), np.float32)
     if params.repetition_penalty != 1.0:
         seen = _ids(np.concatenate([draw.prompt, np.array(draw.output, np.int64)]), row)
-        scores = row[seen]
-        row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
+        scores, penalty = row[seen], np.float32(params.repetition_penalty)
+        row[seen] = np.where(scores > 0, scores / penalty, scores * penalty)
     if (params.presence_penalty or params.frequency_penalty) and draw.output:
-        counts = torch.bincount(_ids(np.array(draw.output, np.int64), row), minlength=len(row)).to(row)
-        row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        counts = np.bincount(_ids(np.array(draw.output, np.int64), row), minlength=len(row))
+        row -= (params.presence_penalty * (counts > 0) + params.frequency_penalty * counts).astype(np.float32)
     if draw.index < params.min_tokens and draw.banned:
-        row[_ids(np.array(draw.banned, np.int64), row)] = -torch.inf
+        row[_ids(np.array(draw.banned, np.int64), row)] = -np.inf
     if draw.allowed is not None:
         count = min(len(draw.allowed), len(row))
-        row[:count].masked_fill_(torch.from_numpy(~draw.allowed[:count]).to(row.device), -torch.inf)
-        row[count:] = -torch.inf
+        row[:count][~draw.allowed[:count]] = -np.inf
+        row[count:] = -np.inf
 
 
-def _ids(ids: np.ndarray, row: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(ids[(ids >= 0) & (ids < len(row))]).long().to(row.device)
+def _ids(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return ids[(ids >= 0) & (ids < len(row))]
 
 
 def distribution(
@@ -191,12 +190,7 @@ def _floor(values: np.ndarray, count: int) -> float:
     return float(np.partition(tops, -count)[-count])
 
 
-def _array(row: torch.Tensor) -> np.ndarray:
-    """On a CPU, numpy takes a fraction of the time of PyTorch, which shares what is small among threads."""
-    return row.detach().cpu().numpy()
-
-
-def _report(draw: Draw, token: int, logits: torch.Tensor, summary: Summary | None, place: int) -> Sampled:
+def _report(draw: Draw, token: int, logits: np.ndarray, summary: Summary | None, place: int) -> Sampled:
     own = entropy = top_probability = top = None
     if summary is not None and draw.reports:
         likeliest, best = summary.best[place], summary.top[place]
@@ -204,12 +198,11 @@ def _report(draw: Draw, token: int, logits: torch.Tensor, summary: Summary | Non
         def logprob(logit: float) -> float:
             return logit - summary.logsumexp[place]
 
-        own = logprob(best if token == likeliest else logits[token].item())
+        own = logprob(best if token == likeliest else float(logits[token]))
         if draw.stats:
             entropy = max(0.0, summary.entropy[place] / math.log(2))
             top_probability = math.exp(logprob(best))
         if (count := draw.params.logprobs) is not None:
-            values = _array(logits)
-            ids = _likeliest(values, max(1, count))[:count]
-            top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), values[ids].tolist(), strict=True))
-    return Sampled(token, own, entropy, top_probability, top, logits.clone() if draw.keep_logits else None)
+            ids = _likeliest(logits, max(1, count))[:count]
+            top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
+    return Sampled(token, own, entropy, top_probability, top, logits.copy() if draw.keep_logits else None)

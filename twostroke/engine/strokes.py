@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
+import numpy as np
 
 from twostroke.engine.sampler import Sampled
 from twostroke.kernels.dropout import Dropout
@@ -97,7 +97,7 @@ class Prefilled:
     """
 
     kv: KVCache
-    logits: torch.Tensor
+    logits: np.ndarray
     queries: Queries = NO_QUERIES
 
 

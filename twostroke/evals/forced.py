@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from twostroke.engine.sampler import Sampled
 from twostroke.engine.strokes import Decode, Emit, Prefill, Prefilled, Program, Run, Stroke
 from twostroke.errors import InvalidRequest
+from twostroke.kernels.summary import information, log_softmax
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
 
@@ -32,14 +33,13 @@ class Forced:
         entries, kv_bytes: of the value that its first decode starts from: what the method keeps of the prompt.
     """
 
-    logits: torch.Tensor
+    logits: np.ndarray
     entries: int
     kv_bytes: int
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Of each of the n tokens."""
-        log_p = self.logits.log_softmax(-1)
-        return log_p.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        return log_softmax(self.logits)[np.arange(len(tokens)), list(tokens)].tolist()
 
 
 def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
@@ -48,7 +48,7 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
     Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side): what it
     answers is not one continuation of one value. Also if it ends before the text does. `name` is who, in errors.
     """
-    logits: list[torch.Tensor] = []
+    logits: list[np.ndarray] = []
     first: Decode | None = None
     answer, done = None, 0
     try:
@@ -69,7 +69,7 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
     finally:
         program.close()
     assert first is not None
-    return Forced(torch.cat(logits), len(first.kv), first.kv.nbytes)
+    return Forced(np.concatenate(logits), len(first.kv), first.kv.nbytes)
 
 
 def watched(program: Program, note: Callable[[Stroke, float], None]) -> Program:
@@ -97,10 +97,10 @@ def _decodes(asked: Any) -> bool:
     return any(isinstance(stroke, Decode | Emit) for stroke in (asked if isinstance(asked, list) else [asked]))
 
 
-def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[torch.Tensor, Run]]:
+def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[np.ndarray, Run]]:
     """What the decode would see before each token, up to its own end, and its result if it had sampled them."""
     kv, tail, tokens = stroke.kv, stroke.kv.tail, tokens[: stroke.max_tokens]
-    rows: list[torch.Tensor] = []
+    rows: list[np.ndarray] = []
     queries = NO_QUERIES
     entering = list(tokens[:-1])
     if tail is not None and tail.logits is not None and not stroke.recompute:
@@ -112,7 +112,7 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[t
         scored: Prefilled = yield Prefill(entering, kv, stroke.model, "all", stroke.queries)
         rows.append(scored.logits)
         kv, tail, queries = scored.kv, scored.kv.tail, scored.queries
-    logits = torch.cat(rows)
+    logits = np.concatenate(rows)
     sampled = _until(stroke, logits, tokens)
     assert tail is not None
     # All tokens but the last are entered; a condition may have ended the stroke before the text does.
@@ -121,15 +121,15 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[t
     return logits[: len(sampled)], Run(kv, tuple(sampled), queries=queries.without_last(excess))
 
 
-def _until(stroke: Decode, logits: torch.Tensor, tokens: Sequence[int]) -> list[Sampled]:
+def _until(stroke: Decode, logits: np.ndarray, tokens: Sequence[int]) -> list[Sampled]:
     """The tokens as if sampled, up to and with the one after which the stroke's condition holds."""
-    log_p, stats = logits.log_softmax(-1), stroke.stats or stroke.until is not None
+    log_p, stats = log_softmax(logits), stroke.stats or stroke.until is not None
     sampled: list[Sampled] = []
     for token, row, raw in zip(tokens, log_p, logits, strict=True):
-        entropy = -torch.special.xlogy(row.exp(), row.exp()).sum().item() / math.log(2) if stats else None
-        top = row.max().exp().item() if stats else None
-        kept = raw.clone() if stroke.keep_logits else None
-        logprob = row[token].item() if stats else None
+        entropy = -float(information(row)) / math.log(2) if stats else None
+        top = math.exp(row.max()) if stats else None
+        kept = raw.copy() if stroke.keep_logits else None
+        logprob = float(row[token]) if stats else None
         sampled.append(Sampled(token, logprob, entropy, top, logits=kept))
         if stroke.until is not None and stroke.until(sampled):
             break

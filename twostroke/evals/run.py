@@ -131,7 +131,7 @@ class Evaluation:
                 if role != MAIN
             },
             "backend": kernels.label,
-            "dtype": str(kernels.dtype).removeprefix("torch."),
+            "dtype": kernels.dtype,
             "methods": [contender.facts for contender in contenders],
             "baseline": baseline,
             "measures": [measure.name for measure in self.measures],

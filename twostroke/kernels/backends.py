@@ -4,13 +4,10 @@ import logging
 import os
 from collections.abc import Mapping
 
-import torch
-
 from twostroke.errors import InvalidRequest
 from twostroke.kernels import library, native
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels
-from twostroke.kernels.reference import ReferenceKernels
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +37,23 @@ def create_kernels(
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if threads is not None and threads < 1:
         raise InvalidRequest(f"threads must be at least 1, not {threads}")
-    try:
-        place = torch.device(device)
-        torch.empty(1, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    threads = threads or len(os.sched_getaffinity(0))
-    if place.type == "cpu":
-        torch.set_num_threads(threads)
+    threads, on_cpu = threads or len(os.sched_getaffinity(0)), device in ("cpu", "cpu:0")
     if backend != "reference":
         variant = backend.partition("-")[2] or None
         reason = library.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
-        if place.type != "cpu" or dtype == "bfloat16":
-            reason = f"it computes in float32 on a CPU, not in {dtype} on {place}"
+        if not on_cpu or dtype == "bfloat16":
+            reason = f"it computes in float32 on a CPU, not in {dtype} on {device}"
         if reason is None and (backend in NATIVE or dtype == "auto"):
-            # PyTorch's own threads would spin on the cores that the kernels compute on.
-            torch.set_num_threads(1)
             return native.NativeKernels(threads, variant)
         if backend in NATIVE:
             raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
-        if place.type == "cpu" and dtype == "auto":
+        if on_cpu and dtype == "auto":
             log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
-        dtype = "float32" if place.type == "cpu" else "bfloat16"
-    return ReferenceKernels(place, getattr(torch, dtype))
+        dtype = "float32" if on_cpu else "bfloat16"
+    from twostroke.kernels.reference import ReferenceKernels  # imports PyTorch
+
+    try:
+        return ReferenceKernels(device, dtype, threads)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None

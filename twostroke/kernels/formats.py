@@ -4,12 +4,11 @@ Each format packs a fixed number of elements into a block of a fixed number of b
 (ggml-common.h and ggml-quants.c of llama.cpp). Integers and f16 scales are little-endian.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-import torch
 
 from twostroke.errors import CheckpointError
 from twostroke.kernels.mapped import release
@@ -186,15 +185,19 @@ class RawTensor:
             raise ValueError(f"{self.source}: not an order of the rows of shape {self.shape}")
         return replace(self, data=self.data[index])
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The values, of `shape`. Decoded in chunks, so that the result is nearly all the memory it takes."""
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The values, in order, some at a time: where the first of them stands, and float32 ones."""
         fmt = FORMATS[self.format]
         blocks = self.data.reshape(-1, fmt.block_bytes)
-        result = torch.empty(self.num_elements, dtype=dtype)
         step = CHUNK_ELEMENTS // fmt.block_size
         for start in range(0, len(blocks), step):
-            values = torch.from_numpy(fmt.decode(blocks[start : start + step]).reshape(-1))
-            result[start * fmt.block_size :][: len(values)] = values
+            yield start * fmt.block_size, fmt.decode(blocks[start : start + step]).reshape(-1)
+
+    def dequantize(self) -> np.ndarray:
+        """The values, of `shape`, float32. The result is nearly all the memory it takes."""
+        result = np.empty(self.num_elements, np.float32)
+        for start, values in self.chunks():
+            result[start : start + len(values)] = values
         return result.reshape(self.shape)
 
     def release(self) -> None:

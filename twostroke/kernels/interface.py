@@ -4,27 +4,36 @@ A step works on a *ragged batch*: N rows, each one token of one of S sequences, 
 chunks side by side. Keys and values live in pages; each sequence brings a table of spans. Operations are
 coarse and their epilogues fused (bias, residual, gate), so that a backend can run each as one kernel over
 weights it packed itself, or record the calls of one forward pass and replay them.
+
+What comes and goes is numpy's. PyTorch takes a second and 190 MiB to import, so only who computes with it does.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope
 from twostroke.kernels.summary import Summary
 
+if TYPE_CHECKING:
+    import torch
+
 # Columns of a span table, one row per page that a sequence reads, in the order of its entries.
 PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
 
 
+Array = TypeVar("Array")  # numpy's, or a tensor
+
+
 @dataclass
-class RaggedBatch:
-    """The rows of one step.
+class RaggedBatch(Generic[Array]):
+    """The rows of one step: numpy's arrays, or what `Operations.enter` makes of them.
 
     Sequence s owns rows row_starts[s] to row_starts[s + 1]; they are the last entries of its table.
 
@@ -41,48 +50,50 @@ class RaggedBatch:
         scratch: room for what a backend derives once per step (RoPE tables, masks).
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    pages: torch.Tensor
-    slots: torch.Tensor
+    token_ids: Array
+    positions: Array
+    pages: Array
+    slots: Array
     row_starts: list[int]
     tables: list[np.ndarray]
-    wanted: torch.Tensor
-    query_rows: torch.Tensor | None = None
-    queries: torch.Tensor | None = None
-    dropout: torch.Tensor | None = None
+    wanted: Array
+    query_rows: Array | None = None
+    queries: np.ndarray | None = None
+    dropout: Array | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
-        return len(self.token_ids)
+        return self.row_starts[-1]
 
 
 class Pass(Protocol):
     """A decoder's forward pass as one call, and its head; what `Decoder`'s methods of these names do otherwise."""
 
-    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor: ...
+    def forward(self, batch: RaggedBatch[np.ndarray], kv: Any) -> Any: ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, hidden: Any) -> np.ndarray: ...
 
-    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]: ...
+    def draw(self, hidden: Any, noises: Sequence[Noise]) -> list[int]: ...
 
 
 class Kernels(Protocol):
     """One backend. Weights are opaque: whatever `pack` returned is what the backend's operations take.
 
+    So are hidden states, which only the backend that made them reads. Logits leave it as numpy's arrays.
+
     `exact` says whether a row's result is bit for bit the same in any batch, chunk and thread count;
-    `kv_in_pairs` whether its pages hold K and V in pairs (kv/pool.py).
+    `kv_in_pairs` whether its pages hold K and V in pairs (kv/memory.py).
     """
 
     name: str
     label: str  # the name with the variant of it that runs, for reports
     exact: bool
     kv_in_pairs: bool
-    device: torch.device
+    device: str  # "cpu", or another of PyTorch's
     threads: int  # of the CPU
-    dtype: torch.dtype  # of activations
-    kv_dtype: torch.dtype
+    dtype: str  # of activations: "float32", "bfloat16"
+    kv_dtype: str
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> Any:
         """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
@@ -96,21 +107,29 @@ class Kernels(Protocol):
         """The decoder's forward pass as one call; None where the decoder calls `Operations` one by one."""
         ...
 
-    def summarize(self, logits: torch.Tensor) -> Summary:
+    def summarize(self, logits: np.ndarray) -> Summary:
         """[R, vocab] float32 logits, each row by itself."""
         ...
 
-    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         """Of each of the same rows the id of the largest, with noise: `kernels.summary.draw`."""
         ...
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
         """Of the same rows sums of weights: `kernels.summary.weigh`."""
         ...
 
 
 class Operations(Kernels, Protocol):
-    """The operations of a pass, for a backend that is called one by one."""
+    """The operations of a pass, for a backend that is called one by one, on PyTorch's tensors."""
+
+    def enter(self, batch: RaggedBatch[np.ndarray], kv: Any) -> tuple[RaggedBatch[torch.Tensor], torch.Tensor]:
+        """A batch whose arrays are tensors, and a pool's storage as one, both where the operations compute."""
+        ...
+
+    def leave(self, x: torch.Tensor) -> np.ndarray:
+        """What they made, as an array."""
+        ...
 
     def embed(self, weight: Any, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         """[N] ids -> [N, hidden], times `scale`."""
@@ -132,7 +151,7 @@ class Operations(Kernels, Protocol):
         self,
         qkv: torch.Tensor,
         kv: torch.Tensor,
-        batch: RaggedBatch,
+        batch: RaggedBatch[torch.Tensor],
         rope: Rope,
         norms: tuple[Any, Any, float] | None,
     ) -> torch.Tensor:
@@ -143,11 +162,11 @@ class Operations(Kernels, Protocol):
         ...
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch[torch.Tensor], scale: float, window: int | None
     ) -> torch.Tensor:
         """Each row over its sequence's entries up to its own (at positions > own - window): [N, Hq * D]."""
         ...
 
     def head(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """[R, hidden] -> logits [R, vocab], float32."""
+        """[R, hidden], normed, -> logits [R, vocab], float32."""
         ...

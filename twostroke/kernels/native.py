@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from twostroke.kernels import library
 from twostroke.kernels.formats import RawTensor
@@ -80,8 +79,8 @@ class NativeWeight:
     """Packed matrices whose outputs follow one another, or a float32 vector; biases joined."""
 
     matrices: tuple[Matrix, ...]
-    vector: torch.Tensor | None
-    bias: torch.Tensor | None
+    vector: np.ndarray | None
+    bias: np.ndarray | None
 
 
 class NativeKernels:
@@ -91,18 +90,18 @@ class NativeKernels:
 
     def __init__(self, threads: int, variant: str | None = None) -> None:
         """`variant` is one of `library.variants()`, the quickest unless said."""
-        self.device, self.dtype, self.kv_dtype = torch.device("cpu"), torch.float32, torch.bfloat16
+        self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
         self.variant, self.threads = variant or library.variants()[0], threads
         self.label, self.library = f"native-{self.variant}", library.load(self.variant)
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
-        self.latest = MadeSummaries(torch.empty(0, 1), new_summaries(0))
+        self.latest = MadeSummaries(np.empty((0, 1), np.float32), new_summaries(0))
         # A model without blocks has all that a product by itself takes.
         self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, self.bare)
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
-        joined = torch.cat([_vector(b) for b in bias]) if bias else None
+        joined = np.concatenate([_vector(b) for b in bias]) if bias else None
         if len(parts[0].shape) == 1:
             return NativeWeight((), _vector(parts[0]), joined)
         return NativeWeight(tuple(Matrix(self, part) for part in parts), None, joined)
@@ -113,29 +112,29 @@ class NativeKernels:
     def whole_pass(self, decoder: Decoder) -> NativePass:
         return NativePass(self, decoder)
 
-    def summarize(self, logits: torch.Tensor) -> Summary:
+    def summarize(self, logits: np.ndarray) -> Summary:
         made = self.latest.take(logits)
         if made is not None:
             return made
-        logits = logits.contiguous()
+        logits = _floats(logits)
         rows, count = logits.shape
         out = new_summaries(rows)
-        self.library.twostroke_summarize(self.team, logits.data_ptr(), rows, count, out.ctypes.data)
+        self.library.twostroke_summarize(self.team, _at(logits), rows, count, _at(out))
         return combine(out)
 
-    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
-        logits = logits.contiguous()
+    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
+        logits = _floats(logits)
         rows, count = logits.shape
         ids = np.empty(rows, np.int32)
-        self.library.twostroke_draw(self.team, logits.data_ptr(), rows, count, _packed(noises), ids.ctypes.data)
+        self.library.twostroke_draw(self.team, _at(logits), rows, count, _packed(noises), _at(ids))
         return ids.tolist()
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
-        logits = logits.contiguous()
+    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+        logits = _floats(logits)
         rows, count = logits.shape
         arrays = np.array(tops, np.float32), np.array(gains, np.float32), np.empty(rows)
-        places = (array.ctypes.data for array in arrays)
-        self.library.twostroke_weigh(self.team, logits.data_ptr(), rows, count, *places)
+        places = (_at(array) for array in arrays)
+        self.library.twostroke_weigh(self.team, _at(logits), rows, count, *places)
         return arrays[-1].tolist()
 
 
@@ -151,7 +150,7 @@ class Matrix:
         for first in range(0, raw.shape[0], rows):
             part = replace(raw, data=raw.data[first : first + rows])
             data = np.ascontiguousarray(part.data)
-            kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), data.ctypes.data, data.shape[1])
+            kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), _at(data), data.shape[1])
             part.release()  # or a mapped file would stay in memory beside what was packed from it
         weakref.finalize(self, _free_settled, kernels.library.twostroke_matrix_free, self.handle, kernels)
 
@@ -159,14 +158,14 @@ class Matrix:
     def nbytes(self) -> int:
         return self.kernels.library.twostroke_matrix_bytes(self.handle)
 
-    def row(self, index: int) -> torch.Tensor:
-        out = torch.empty(self.shape[1])
-        self.kernels.library.twostroke_unpack(self.handle, index, out.data_ptr())
+    def row(self, index: int) -> np.ndarray:
+        out = np.empty(self.shape[1], np.float32)
+        self.kernels.library.twostroke_unpack(self.handle, index, _at(out))
         return out
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        out, x, kernels = torch.empty(len(x), self.shape[0]), x.contiguous(), self.kernels
-        kernels.library.twostroke_multiply(kernels.bare, self.handle, x.data_ptr(), len(x), out.data_ptr())
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        out, x, kernels = np.empty((len(x), self.shape[0]), np.float32), _floats(x), self.kernels
+        kernels.library.twostroke_multiply(kernels.bare, self.handle, _at(x), len(x), _at(out))
         return out
 
 
@@ -180,9 +179,9 @@ class Table:
         self.kernels, self.shape, self.format = kernels, raw.shape, FORMATS.index(raw.format)
         self.read = row_reader(raw.data, raw.source)
 
-    def row(self, index: int) -> torch.Tensor:
-        out, raw = torch.empty(self.shape[1]), np.frombuffer(self.read([index]), np.uint8)
-        self.kernels.library.twostroke_read_row(self.format, raw.ctypes.data, self.shape[1], out.data_ptr())
+    def row(self, index: int) -> np.ndarray:
+        out, raw = np.empty(self.shape[1], np.float32), np.frombuffer(self.read([index]), np.uint8)
+        self.kernels.library.twostroke_read_row(self.format, _at(raw), self.shape[1], _at(out))
         return out
 
 
@@ -193,7 +192,7 @@ class NativePass:
         config = decoder.config
         self.kernels, self.decoder, self.library = kernels, decoder, kernels.library
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
-        self.turns = torch.empty(0, 0), torch.empty(0, 0)
+        self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.head = decoder.head.matrices[0]
         self.table = decoder.embed if isinstance(decoder.embed, Table) else None  # else rows are the head's
         fields = _Config(
@@ -212,11 +211,11 @@ class NativePass:
         norm = decoder.norm.vector
         embed = None if self.table else self.head.handle
         self.handle = self.library.twostroke_model(
-            kernels.team, ctypes.byref(fields), embed, self.head.handle, norm.data_ptr()
+            kernels.team, ctypes.byref(fields), embed, self.head.handle, _at(norm)
         )
         # What a pass reads has to outlive it, and members of the team may be late.
-        self.lent: list[torch.Tensor] = [norm]
-        self.kv: list[torch.Tensor] = []
+        self.lent: list[np.ndarray] = [norm]
+        self.kv: list[np.ndarray] = []
         free = self.library.twostroke_model_free
         weakref.finalize(self, _free_settled, free, self.handle, kernels, self.lent, self.kv)
         for layer in decoder.layers:
@@ -228,9 +227,9 @@ class NativePass:
             matrices = [*layer.qkv.matrices, *layer.o.matrices, *layer.gate_up.matrices, *layer.down.matrices]
             self.library.twostroke_add_block(
                 self.handle,
-                (_POINTER * 6)(*(None if norm is None else norm.vector.data_ptr() for norm in norms)),
+                (_POINTER * 6)(*(None if norm is None else _at(norm.vector) for norm in norms)),
                 (_POINTER * 7)(*(matrix.handle for matrix in matrices)),
-                None if layer.qkv.bias is None else layer.qkv.bias.data_ptr(),
+                None if layer.qkv.bias is None else _at(layer.qkv.bias),
                 self.ropes.index(layer.rope),
                 layer.window or 0,
             )
@@ -240,57 +239,56 @@ class NativePass:
         if self.sketch_bytes < 0:
             raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
 
-    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: RaggedBatch[np.ndarray], kv: np.ndarray) -> np.ndarray:
         """[W, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
-        hidden = torch.empty(len(batch.wanted), config.hidden_size)
-        turns = self._turns(max(batch.positions.tolist()) + 1)
+        hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
+        turns = self._turns(int(batch.positions.max()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
         span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
         spans = np.concatenate(batch.tables, dtype=np.int32)
         fields = _Batch(
             batch.num_rows,
             len(batch.tables),
-            *(t.data_ptr() for t in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
-            *(array.ctypes.data for array in (row_starts, span_starts, spans)),
-            *(table.data_ptr() for table in turns),
+            *(_at(array) for array in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
+            *(_at(array) for array in (row_starts, span_starts, spans, *turns)),
             turns[0].shape[1],
             num_wanted=len(batch.wanted),
-            wanted=batch.wanted.data_ptr(),
+            wanted=_at(batch.wanted),
         )
         if self.table is not None:
             embeddings = np.frombuffer(self.table.read(batch.token_ids.tolist()), np.uint8)
-            fields.embeddings = embeddings.ctypes.data
+            fields.embeddings = _at(embeddings)
         if batch.dropout is not None:
-            fields.dropout = batch.dropout.data_ptr()
+            fields.dropout = _at(batch.dropout)
         if batch.query_rows is not None and batch.queries is not None:
             fields.num_queries = len(batch.query_rows)
-            fields.query_rows, fields.queries = batch.query_rows.data_ptr(), batch.queries.data_ptr()
+            fields.query_rows, fields.queries = _at(batch.query_rows), _at(batch.queries)
         if not (self.kv and self.kv[0] is kv):
             self.library.twostroke_settle(self.kernels.team)
             self.kv[:] = [kv]
-        strides = (ctypes.c_int64 * 3)(*kv.stride()[:3])
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), kv.data_ptr(), strides, hidden.data_ptr())
+        strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
+        self.library.twostroke_forward(self.handle, ctypes.byref(fields), _at(kv), strides, _at(hidden))
         return hidden
 
-    def _turns(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of at least so many positions: [ropes, positions, head_dim / 2] each."""
         if self.turns[0].shape[1] < count:
-            positions = torch.arange(max(1024, 1 << (count - 1).bit_length()), dtype=torch.float32)[:, None]
-            angles = torch.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
-            self.turns = angles.cos(), angles.sin()
+            positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
+            angles = np.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
+            turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
+            self.turns = turns[0].astype(np.float32), turns[1].astype(np.float32)
         return self.turns
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
         """[R, hidden] -> [R, vocab]."""
-        hidden = hidden.contiguous()
-        count = hidden.shape[0]
-        out, summaries = torch.empty(count, self.head.shape[0]), new_summaries(count)
-        self.library.twostroke_logits(self.handle, hidden.data_ptr(), count, out.data_ptr(), summaries.ctypes.data)
+        hidden, count = _floats(hidden), len(hidden)
+        out, summaries = np.empty((count, self.head.shape[0]), np.float32), new_summaries(count)
+        self.library.twostroke_logits(self.handle, _at(hidden), count, _at(out), _at(summaries))
         self.kernels.latest = MadeSummaries(out, summaries)
         return out
 
-    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+    def draw(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         """[R, hidden] -> R ids."""
         if self.sketch_bytes and len(hidden) <= SKETCH_ROWS:
             ids = self._search(hidden, noises, None)
@@ -301,16 +299,16 @@ class NativePass:
             return found.best  # which the head has found
         return self.kernels.draw(logits, noises)
 
-    def bounds(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> torch.Tensor:
+    def bounds(self, hidden: np.ndarray, noises: Sequence[Noise]) -> np.ndarray:
         """[R, hidden] -> [R, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""
-        highest = torch.empty(len(hidden), self.head.shape[0] // PANEL)
+        highest = np.empty((len(hidden), self.head.shape[0] // PANEL), np.float32)
         self._search(hidden, noises, highest)
         return highest
 
-    def _search(self, hidden: torch.Tensor, noises: Sequence[Noise], highest: torch.Tensor | None) -> list[int]:
-        hidden, ids = hidden.contiguous(), np.empty(len(hidden), np.int32)
-        places = (ids.ctypes.data, None if highest is None else highest.data_ptr())
-        self.library.twostroke_search(self.handle, hidden.data_ptr(), len(ids), _packed(noises), *places)
+    def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
+        hidden, ids = _floats(hidden), np.empty(len(hidden), np.int32)
+        places = (_at(ids), None if highest is None else _at(highest))
+        self.library.twostroke_search(self.handle, _at(hidden), len(ids), _packed(noises), *places)
         return ids.tolist()
 
 
@@ -319,13 +317,23 @@ def _packed(noises: Sequence[Noise]) -> bytes:
     return b"".join([_NOISE.pack(noise.gain, noise.key is not None, noise.key or 0) for noise in noises])
 
 
-def _vector(raw: RawTensor) -> torch.Tensor:
-    values = raw.dequantize(torch.float32)
+def _at(array: np.ndarray) -> int:
+    """Where it lies, found in half the time of `ctypes.data`."""
+    return array.__array_interface__["data"][0]
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    """As kernels read them."""
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _vector(raw: RawTensor) -> np.ndarray:
+    values = raw.dequantize()
     raw.release()
     return values
 
 
-def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKernels, *_kept: list[torch.Tensor]) -> None:
+def _free_settled(free: Callable[[int], None], handle: int, kernels: NativeKernels, *_kept: list[np.ndarray]) -> None:
     """Frees what a team may read, when none of its members is late with a pass."""
     kernels.library.twostroke_settle(kernels.team)
     free(handle)

@@ -8,9 +8,10 @@ schedules agree within tolerance only (`exact` is False).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
 
+import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope, frequencies
 from twostroke.kernels.summary import Summary, draw, summarize, weigh
+
+TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
 TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
 BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
@@ -58,21 +61,27 @@ class ReferenceKernels:
     exact = False
     kv_in_pairs = False
 
-    def __init__(self, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        self.device = torch.device(device)
-        self.dtype = self.kv_dtype = dtype
+    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
+        """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
+        on_cpu = torch.empty(1, device=device).device.type == "cpu"
+        if threads is not None and on_cpu:
+            torch.set_num_threads(threads)
+        self.device, self.dtype, self.kv_dtype = "cpu" if on_cpu else device, dtype, dtype
         self.threads = torch.get_num_threads()
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
-        # Filled part by part: a concatenation would hold two copies of the largest matrix.
+        return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)
+
+    def _joined(self, parts: Sequence[RawTensor]) -> torch.Tensor:
+        """Tensors one after another. Filled in pieces: a concatenation would hold two copies of the largest."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        matrix = torch.empty(shape, dtype=self.dtype, device=self.device)
-        start = 0
+        joined = torch.empty(shape, dtype=getattr(torch, self.dtype), device=self.device)
+        flat, first = joined.view(-1), 0
         for part in parts:
-            matrix[start : start + part.shape[0]] = part.dequantize(self.dtype).to(self.device)
-            start += part.shape[0]
-        joined = torch.cat([b.dequantize(self.dtype) for b in bias]).to(self.device) if bias else None
-        return DenseWeight(matrix, joined)
+            for start, values in part.chunks():
+                flat[first + start :][: len(values)] = torch.from_numpy(values)
+            first += part.num_elements
+        return joined
 
     def table(self, rows: RawTensor) -> DenseWeight:
         return self.pack([rows])
@@ -80,13 +89,23 @@ class ReferenceKernels:
     def whole_pass(self, decoder: Any) -> None:
         """The reference is called operation by operation."""
 
-    def summarize(self, logits: torch.Tensor) -> Summary:
+    def enter(self, batch: RaggedBatch[np.ndarray], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
+        there: dict[str, Any] = {}
+        for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "dropout"):
+            if (array := getattr(batch, name)) is not None:
+                there[name] = torch.from_numpy(array).to(self.device)
+        return cast(TensorBatch, replace(batch, **there)), kv if isinstance(kv, torch.Tensor) else as_tensor(kv)
+
+    def leave(self, x: torch.Tensor) -> np.ndarray:
+        return as_array(x)
+
+    def summarize(self, logits: np.ndarray) -> Summary:
         return summarize(logits)
 
-    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         return draw(logits, noises)
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
         return weigh(logits, tops, gains)
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
@@ -111,7 +130,7 @@ class ReferenceKernels:
         self,
         qkv: torch.Tensor,
         kv: torch.Tensor,
-        batch: RaggedBatch,
+        batch: TensorBatch,
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> torch.Tensor:
@@ -125,7 +144,7 @@ class ReferenceKernels:
         qkv: torch.Tensor,
         num_kv_heads: int,
         head_dim: int,
-        batch: RaggedBatch,
+        batch: TensorBatch,
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -137,21 +156,21 @@ class ReferenceKernels:
         cos, sin = self._angles(batch, rope, head_dim)
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
-    def _angles(self, batch: RaggedBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""
         if (cached := batch.scratch.get(rope)) is not None:
             return cached
-        angles = batch.positions[:, None, None].float() * frequencies(rope, head_dim).to(self.device)
+        angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
         batch.scratch[rope] = angles.cos(), angles.sin()
         return batch.scratch[rope]
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
-            groups = batch.scratch["groups"] = list(_groups(batch, self.device))
+            groups = batch.scratch["groups"] = list(_groups(batch, q.device))
         for group in groups:
             out[group.rows] = self._attend(q[group.rows], kv, group, scale, window).to(q.dtype)
         return out.flatten(1)
@@ -170,7 +189,7 @@ class ReferenceKernels:
         total, out = torch.zeros_like(top), torch.zeros_like(q)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
         if window not in group.tiles:
-            group.tiles[window] = list(_tiles(group, page_size, window, self.device))
+            group.tiles[window] = list(_tiles(group, page_size, window, q.device))
         for tile in group.tiles[window]:
             n = tile.count
             pages = tile.pages[:, None, :]
@@ -193,13 +212,28 @@ class ReferenceKernels:
         return F.linear(x, weight.matrix).float()
 
 
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory, bfloat16 included, which PyTorch does not take from numpy by itself."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The other way round, from any device."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def _groups(batch: RaggedBatch, device: torch.device) -> Iterator[Group]:
+def _groups(batch: TensorBatch, device: torch.device) -> Iterator[Group]:
     """All decode rows together; prefill chunks by themselves, in blocks of rows that have work enough each."""
     decoding: list[tuple[np.ndarray, int]] = []
     for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):

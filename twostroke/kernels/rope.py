@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-import torch
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Rope:
 
 
 @cache
-def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """[head_dim / 2] float32: what each pair turns by per position."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    turns = 1.0 / rope.base**exponents
-    return turns if rope.factors is None else turns / torch.tensor(rope.factors)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    turns = np.float32(1.0) / np.float32(rope.base) ** exponents
+    return turns if rope.factors is None else turns / np.array(rope.factors, np.float32)

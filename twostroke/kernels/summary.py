@@ -1,13 +1,12 @@
 """What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer and entropy, weights."""
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from twostroke.kernels.noise import Noise, gumbel
 
@@ -34,50 +33,54 @@ class Summary:
         return all(map(math.isfinite, self.top))
 
 
-def summarize(logits: torch.Tensor) -> Summary:
-    """[R, vocab] float32 logits, in PyTorch."""
-    best = argmax(logits)
-    rows = list(range(len(best)))
-    # Not logsumexp, which may sum a row in another order when there are others.
-    logprobs = logits.log_softmax(-1)
-    top = logits[rows, best]
-    # A probability of 0 contributes 0, not nan.
-    terms = [torch.where(row > -torch.inf, row.exp() * row, 0).sum() for row in logprobs]
-    return Summary(best, top.tolist(), (top - logprobs[rows, best]).tolist(), (-torch.stack(terms)).tolist())
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities of [..., vocab] float logits, in nats; nan in a row whose largest is not finite."""
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def draw(logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+def information(logprobs: np.ndarray, other: np.ndarray | float = 0.0) -> np.ndarray:
+    """The mean of log p - other under p, float64 [...]: minus the entropy of p, or its divergence from q, in nats."""
+    chances = np.exp(logprobs)
+    with np.errstate(invalid="ignore"):  # what has a probability of 0 contributes 0, not nan
+        return np.where(chances == 0, 0, chances * (logprobs - other)).sum(-1, dtype=float)
+
+
+def summarize(logits: np.ndarray) -> Summary:
+    """[R, vocab] float32 logits, in numpy."""
+    best = logits.argmax(-1)
+    rows = np.arange(len(best))
+    top, logprobs = logits[rows, best], log_softmax(logits)
+    normalizers = top - logprobs[rows, best]
+    return Summary(best.tolist(), top.tolist(), normalizers.tolist(), (-information(logprobs)).tolist())
+
+
+def draw(logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
     """Of each row of [R, vocab] logits the id of the largest, with noise; the lowest of several."""
     ids = np.arange(logits.shape[1])
 
-    def scores(row: torch.Tensor, noise: Noise) -> torch.Tensor:
-        if noise.key is None:
-            return row
-        return row.double() * noise.gain + torch.from_numpy(gumbel(noise.key, ids)).to(row.device)
+    def scores(row: np.ndarray, noise: Noise) -> np.ndarray:
+        return row if noise.key is None else row.astype(np.float64) * noise.gain + gumbel(noise.key, ids)
 
-    return [argmax(scores(row, noise)[None])[0] for row, noise in zip(logits, noises, strict=True)]
+    return [int(scores(row, noise).argmax()) for row, noise in zip(logits, noises, strict=True)]
 
 
-def weigh(logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
+def weigh(logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
     """Of each row of [R, vocab] logits the sum of exp((logit - top) * gain), or 0 where its gain is 0."""
     rows = zip(logits, tops, gains, strict=True)
-    return [float(((row.double() - top) * gain).exp().sum()) if gain else 0.0 for row, top, gain in rows]
+    with np.errstate(invalid="ignore"):  # of a row whose largest is not finite: nan
+        return [float(np.exp((row.astype(np.float64) - top) * gain).sum()) if gain else 0.0 for row, top, gain in rows]
 
 
 class Statistics(Protocol):
-    """A backend's own way to find these; this module is PyTorch's."""
+    """A backend's own way to find these; this module is numpy's."""
 
-    def summarize(self, logits: torch.Tensor) -> Summary: ...
+    def summarize(self, logits: np.ndarray) -> Summary: ...
 
-    def draw(self, logits: torch.Tensor, noises: Sequence[Noise]) -> list[int]: ...
+    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]: ...
 
-    def weigh(self, logits: torch.Tensor, tops: Sequence[float], gains: Sequence[float]) -> list[float]: ...
-
-
-def argmax(logits: torch.Tensor) -> list[int]:
-    """The likeliest id of each row; the lowest of several."""
-    # On a CPU, numpy's is many times as fast as torch's.
-    return (logits.detach().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]: ...
 
 
 def new_summaries(count: int) -> np.ndarray:
@@ -97,15 +100,27 @@ def combine(found: np.ndarray) -> Summary:
 class MadeSummaries:
     """What a head found beside its logits, [R, vocab], which it does not keep in memory."""
 
-    def __init__(self, logits: torch.Tensor, found: np.ndarray) -> None:
-        self.storage, self.width = StorageWeakRef(logits.untyped_storage()), logits.shape[1]
+    def __init__(self, logits: np.ndarray, found: np.ndarray) -> None:
+        """`logits`: an array that owns its memory."""
+        self._logits = weakref.ref(logits)
         self.found, self.taken = found, np.zeros(len(found), bool)
 
-    def take(self, some: torch.Tensor) -> Summary | None:
+    def take(self, some: np.ndarray) -> Summary | None:
         """Of rows of these very logits, in order, the first time: who was given them may have changed them since."""
-        first, rest = divmod(int(some.storage_offset()), self.width)
-        mine, same = slice(first, first + len(some)), StorageWeakRef(some.untyped_storage()) == self.storage
-        if not same or rest or some.shape[1] != self.width or not some.is_contiguous() or self.taken[mine].any():
+        whole = self._logits()
+        if whole is None or (mine := rows_of(whole, some)) is None or self.taken[mine].any():
             return None
         self.taken[mine] = True
         return combine(self.found[mine])
+
+
+def rows_of(whole: np.ndarray, some: np.ndarray) -> slice | None:
+    """Which rows of an array [R, n] that owns its memory `some` [r, n] is, one after another; None if it is none."""
+    if (
+        (some is not whole and some.base is not whole)
+        or some.shape[1:] != whole.shape[1:]
+        or not some.flags.c_contiguous
+    ):
+        return None
+    first, rest = divmod(some.ctypes.data - whole.ctypes.data, max(1, whole.strides[0]))
+    return None if rest else slice(first, first + len(some))

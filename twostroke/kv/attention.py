@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from twostroke.kv.cache import KVCache
 
@@ -22,7 +21,7 @@ class Queries:
         windows: each layer's sliding window, or None.
     """
 
-    rows: torch.Tensor
+    rows: np.ndarray
     windows: tuple[int | None, ...]
 
     def __len__(self) -> int:
@@ -33,22 +32,24 @@ class Queries:
         return Queries(self.rows[:, : max(0, len(self) - count)], self.windows)
 
 
-NO_QUERIES = Queries(torch.empty(0, 0, 0, 0), ())
+NO_QUERIES = Queries(np.empty((0, 0, 0, 0), np.float32), ())
 
 
-def attention_weights(kv: KVCache, queries: Queries) -> Iterator[torch.Tensor]:
+def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
     """Layer by layer, how the value's last n entries attend to all of it: [Hq, n, len(kv)] float32; rows sum to 1."""
-    n, device = len(queries), queries.rows.device
-    positions, order = torch.tensor(kv.positions, device=device), torch.arange(len(kv), device=device)
+    n = len(queries)
+    positions, order = np.array(kv.positions), np.arange(len(kv))
     own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]
     for layer, (q, window) in enumerate(zip(queries.rows, queries.windows, strict=True)):
-        keys = kv.keys(layer).float().permute(1, 2, 0)  # [Hkv, D, len]
+        keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
         # Query heads that share a KV head stand side by side: [Hkv, Hq / Hkv * n, D].
-        shared = q.transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+        shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
         hidden = order > own_order
         if window is not None:
             hidden = hidden | (positions <= own - window)
-        yield (shared @ keys).view(-1, n, len(kv)).masked_fill_(hidden, -torch.inf).softmax(-1)
+        scores = np.where(hidden, -np.inf, (shared @ keys).reshape(-1, n, len(kv)))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        yield weights / weights.sum(-1, keepdims=True)
 
 
 def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:
@@ -59,5 +60,5 @@ def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:
     """
     mass = np.zeros(len(kv))
     for weights in attention_weights(kv, queries) if len(queries) else ():
-        mass += weights.mean(0).sum(0).cpu().numpy() / len(queries.windows)
+        mass += weights.mean(0).sum(0) / len(queries.windows)
     return mass

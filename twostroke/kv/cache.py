@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from twostroke.errors import KVError
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP
@@ -119,11 +118,11 @@ class KVCache:
         """How many leading entries the weights `model` computed over exactly the tokens before each."""
         return canonical_length(self.stretches, self._tokens, model)
 
-    def entries(self) -> torch.Tensor:
+    def entries(self) -> np.ndarray:
         """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests."""
         return self.pool.read(*_pages_and_slots(self._table))
 
-    def keys(self, layer: int) -> torch.Tensor:
+    def keys(self, layer: int) -> np.ndarray:
         """A copy of one layer's K, as RoPE turned it: [len, Hkv, D]."""
         return self.pool.read_keys(layer, *_pages_and_slots(self._table))
 

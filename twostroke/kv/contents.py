@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import Stretch
@@ -20,7 +19,7 @@ class Tail:
     """
 
     model: str
-    logits: torch.Tensor | None = None
+    logits: np.ndarray | None = None
     pending: int | None = None
 
 
@@ -42,4 +41,4 @@ class Contents:
     stretches: tuple[Stretch, ...]
     next_position: int
     tail: Tail | None
-    entries: torch.Tensor
+    entries: np.ndarray

@@ -3,7 +3,8 @@
 import hashlib
 from dataclasses import dataclass, fields
 
-import torch
+import ml_dtypes
+import numpy as np
 
 from twostroke.errors import GeometryMismatch
 from twostroke.kernels.rope import Rope
@@ -28,8 +29,12 @@ class Geometry:
     @property
     def entry_bytes(self) -> int:
         """Bytes of one entry: layers x 2 x KV heads x head_dim x element size."""
-        itemsize: int = getattr(torch, self.kv_dtype).itemsize
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of K and V as numpy has them; bfloat16, which it does not know, is that of `ml_dtypes`."""
+        return np.dtype(ml_dtypes.bfloat16 if self.kv_dtype == "bfloat16" else self.kv_dtype)
 
     @property
     def fingerprint(self) -> str:

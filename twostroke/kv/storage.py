@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from twostroke.errors import CorruptFile, KVError
 from twostroke.kernels.rope import Rope
@@ -28,7 +27,7 @@ DIGEST_BYTES = 32
 def encode(contents: Contents) -> bytes:
     """All of a value."""
     tail = contents.tail
-    logits = tail.logits.float() if tail is not None and tail.logits is not None else torch.zeros(0)
+    logits = tail.logits if tail is not None and tail.logits is not None else np.zeros(0, np.float32)
     header = {
         "geometry": dataclasses.asdict(contents.geometry),
         "page_size": contents.page_size,
@@ -41,7 +40,7 @@ def encode(contents: Contents) -> bytes:
     }
     text = json.dumps(header).encode()
     size = len(text).to_bytes(8, "little")
-    return seal(b"".join([MAGIC, size, text, _to_bytes(contents.entries), _to_bytes(logits)]))
+    return seal(b"".join([MAGIC, size, text, contents.entries.tobytes(), logits.tobytes()]))
 
 
 def decode(data: bytes, source: Path) -> Contents:
@@ -57,7 +56,7 @@ def decode(data: bytes, source: Path) -> Contents:
     shape = (geometry.num_layers, 2, len(tokens), geometry.num_kv_heads, geometry.head_dim)
     tail = header["tail"]
     if tail is not None:
-        logits = _from_bytes(body[logits_start:], torch.float32) if header["num_logits"] else None
+        logits = np.frombuffer(body[logits_start:], np.float32).copy() if header["num_logits"] else None
         tail = Tail(**tail, logits=logits)
     return Contents(
         geometry=geometry,
@@ -67,7 +66,7 @@ def decode(data: bytes, source: Path) -> Contents:
         stretches=tuple(Stretch(count, model, np.array(b, np.int32)) for count, model, b in header["stretches"]),
         next_position=header["next_position"],
         tail=tail,
-        entries=_from_bytes(body[stop:logits_start], getattr(torch, geometry.kv_dtype)).view(shape),
+        entries=np.frombuffer(body[stop:logits_start], geometry.dtype).reshape(shape),
     )
 
 
@@ -119,13 +118,3 @@ def _geometry(fields: dict[str, Any]) -> Geometry:
 
 def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
-
-
-def _to_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _from_bytes(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    if not data:  # frombuffer refuses to look at nothing
-        return torch.zeros(0, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)

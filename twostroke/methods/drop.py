@@ -74,8 +74,8 @@ class Drop(Repeat, name="drop"):
         if self.by == "window":
             worth = np.arange(len(kv), dtype=float)
         elif self.by == "key-norm":
-            norms = [kv.keys(layer).float().norm(dim=-1).mean(-1) for layer in range(kv.pool.geometry.num_layers)]
-            worth = -np.mean([layer.cpu().numpy() for layer in norms], 0)
+            keys = (kv.keys(layer).astype(np.float32) for layer in range(kv.pool.geometry.num_layers))
+            worth = -np.mean([np.linalg.norm(layer, axis=-1).mean(-1) for layer in keys], 0)
         else:
             worth, last = mass.copy(), -(-self.window // 2)
         worth[: self.sinks] = worth[-last:] = np.inf

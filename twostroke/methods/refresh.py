@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from twostroke.engine.sampler import Sampled
 from twostroke.engine.strokes import Decode, Prefill, Program, Run
 from twostroke.kernels.dropout import Dropout
+from twostroke.kernels.summary import information, log_softmax
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt, require_choice, require_int, require_number
 
@@ -135,11 +135,11 @@ def percentile(entropies: Sequence[float], budget: float) -> float:
 def divergence(teacher: KVCache, student: KVCache) -> float:
     """KL(teacher || student) in nats of the token after both values."""
     logits = [value.tail.logits for value in (teacher, student) if value.tail and value.tail.logits is not None]
-    p, q = (row.double().log_softmax(-1) for row in logits)
-    return float(torch.where(p > -torch.inf, p.exp() * (p - q), 0).sum())
+    p, q = (log_softmax(row.astype(np.float64)) for row in logits)
+    return float(information(p, q))
 
 
 def variance(passes: Sequence[KVCache]) -> float:
     """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
     logits = [value.tail.logits for value in passes if value.tail and value.tail.logits is not None]
-    return float(torch.stack(logits).double().var(0).mean())
+    return float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean())

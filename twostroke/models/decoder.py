@@ -1,14 +1,19 @@
 """The decoder-only transformer, every family in one description of its blocks."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import Kernels, Operations, RaggedBatch
 from twostroke.kernels.noise import Noise
 from twostroke.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Layer:
@@ -28,13 +33,13 @@ class Layer:
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if config.post_norms else None
 
     def __call__(
-        self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, queries: torch.Tensor | None
+        self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch[torch.Tensor], queries: np.ndarray | None
     ) -> torch.Tensor:
         k, config = self.kernels, self.config
         h = k.norm(x, self.attn_norm, config.norm_eps)
         q = k.rope_store(k.linear(h, self.qkv), kv, batch, self.rope, self.qk_norms)
         if queries is not None:
-            queries.copy_(q[batch.query_rows].float() * config.attention_scale)
+            queries[:] = k.leave(q[batch.query_rows].float() * config.attention_scale)
         attended = k.attention(q, kv, batch, config.attention_scale, self.window)
         if self.post_norms is None:
             x = k.linear(attended, self.o, residual=x)
@@ -61,7 +66,7 @@ class Decoder:
         self.head = self.embed if config.tied else kernels.pack([tensor("head")])
         self._pass = kernels.whole_pass(self)
 
-    def forward(self, batch: RaggedBatch, kv: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: RaggedBatch[np.ndarray], kv: Any) -> Any:
         """Run the rows through every layer, writing their K and V.
 
         Args:
@@ -69,28 +74,34 @@ class Decoder:
             kv: the pool's storage, [layers, 2, pages, Hkv, page_size, D].
 
         Returns:
-            [W, hidden], of the rows that are wanted, before the last norm.
+            [W, hidden], of the rows that are wanted, before the last norm; only the backend reads it.
         """
-        config, handed_out = self.config, [None] * len(self.layers)
+        config = self.config
         if batch.query_rows is not None:
             shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
-            handed_out = batch.queries = torch.empty(shape, device=kv.device)
+            batch.queries = np.empty(shape, np.float32)
         if self._pass is not None:
             return self._pass.forward(batch, kv)
-        x = cast(Operations, self.kernels).embed(self.embed, batch.token_ids, config.embedding_scale)
-        for layer, layer_kv, queries in zip(self.layers, kv, handed_out, strict=True):
-            x = layer(x, layer_kv, batch, queries)
-        return x[batch.wanted]
+        operations = cast(Operations, self.kernels)
+        there, kv = operations.enter(batch, kv)
+        x = operations.embed(self.embed, there.token_ids, config.embedding_scale)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, kv[i], there, None if batch.queries is None else batch.queries[i])
+        return x[there.wanted]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab] float32."""
+    def logits(self, hidden: Any) -> np.ndarray:
+        """[W, hidden] -> [W, vocab] float32."""
         if self._pass is not None:
             return self._pass.logits(hidden)
+        return cast(Operations, self.kernels).leave(self.head_of(hidden))
+
+    def head_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same by a backend of operations, which stays where it is."""
         operations = cast(Operations, self.kernels)
         return operations.head(operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
 
-    def draw(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
-        """[R, hidden] -> the id of each row's largest logit, with noise, often sooner than by way of all logits."""
+    def draw(self, hidden: Any, noises: Sequence[Noise]) -> list[int]:
+        """[W, hidden] -> the id of each row's largest logit, with noise, often sooner than by way of all logits."""
         if self._pass is not None:
             return self._pass.draw(hidden, noises)
         return self.kernels.draw(self.logits(hidden), noises)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.evals.measure import Bench, Case, Known, Measure, Metric, Record
+from twostroke.kernels.summary import log_softmax
 from twostroke.kv.cache import KVCache
 
 TAIL = 50
@@ -81,8 +82,8 @@ def judged(prompt: Sequence[int], tokens: Sequence[int]) -> Generator[Any, Any, 
         assert kv.tail.logits is not None
         before = kv.tail.logits[None]
         scored: Prefilled = yield Prefill(piece, kv, logits="all")
-        rows = torch.cat([before, scored.logits[:-1]]).log_softmax(-1)
-        logprobs += rows.gather(-1, torch.tensor(piece, device=rows.device)[:, None])[:, 0].tolist()
+        rows = log_softmax(np.concatenate([before, scored.logits[:-1]]))
+        logprobs += rows[np.arange(len(piece)), list(piece)].tolist()
         kv = scored.kv
     return logprobs
 

@@ -100,7 +100,7 @@ class Pass {
   }
 
   // Whether its pieces may be computed twice, and be late: see threads.h.
-  bool pure() const { return room.apart() && !batch.dropout && !batch.num_queries; }
+  bool pure() const { return room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !batch.num_queries; }
 
   // Whether only some rows go on with a block after its keys and values; which, and where their numbers lie.
   bool cut(size_t block) const { return cut_ && block == last_; }

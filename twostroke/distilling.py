@@ -12,6 +12,7 @@ per weight of the teacher and 16 of the student, and it learns from text as it i
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class Differentiable(ReferenceKernels):
     def enter(self, batch: RaggedBatch[Any], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
         """Of tensors already."""
         return batch, kv
+
+    def running(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def rope_store(
         self,

@@ -40,6 +40,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gpu": gpu,
             "python": platform.python_version(),
+            "numpy": version("numpy"),
             "torch": version("torch"),
         },
     }

@@ -16,7 +16,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kernels import native
-from twostroke.kernels.formats import RawTensor
+from twostroke.kernels.formats import RawTensor, numpy_dtype
 from twostroke.kernels.interface import Kernels
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
@@ -26,7 +26,6 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
 from twostroke.models.decoder import Decoder
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
@@ -105,7 +104,7 @@ def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
     """Of the matrices of all layers, and of the head, as the backend computes on them."""
 
     def size(tensor: RawTensor) -> int:
-        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * ITEM_BYTES[kernels.dtype]
+        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * numpy_dtype(kernels.dtype).itemsize
 
     matrices = checkpoint.matrices()
     layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))

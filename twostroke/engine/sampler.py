@@ -56,7 +56,7 @@ class Sampled:
         entropy: of the model's distribution, in bits; None unless asked for.
         top_probability: of its most likely token.
         top: the most likely ids with their log-probabilities.
-        logits: [vocab] float32.
+        logits: [vocab] float32, a copy.
     """
 
     id: int
@@ -72,8 +72,9 @@ def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = s
     shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
         shaped = logits.copy()
-        for row, draw in zip(shaped, draws, strict=True):
-            _shape(row, draw)
+        with np.errstate(over="ignore", invalid="ignore"):  # the largest biases and penalties there are
+            for row, draw in zip(shaped, draws, strict=True):
+                _shape(row, draw)
     greedy = shaped is logits and all(draw.noise == NO_NOISE for draw in draws)
     found = statistics.summarize(logits) if greedy or any(draw.reports for draw in draws) else None
     if greedy and found is not None and found.finite:

@@ -12,7 +12,12 @@ ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000
 
 
 def compare(baseline: np.ndarray, mine: np.ndarray, following: Sequence[int]) -> np.ndarray:
-    """Of each of n rows of logits: surprise, KL from the baseline, and whether the likeliest is the same; [3, n]."""
+    """Of each of n rows of logits: surprise, KL from the baseline, and whether the likeliest is the same; [3, n].
+
+    Raises ValueError for other numbers of rows.
+    """
+    if not len(baseline) == len(mine) == len(following):
+        raise ValueError(f"{len(baseline)}, {len(mine)} and {len(following)} rows cannot be compared")
     parts: list[np.ndarray] = []
     for start in range(0, len(following), ROWS):
         rows = slice(start, start + ROWS)

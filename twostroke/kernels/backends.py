@@ -31,18 +31,19 @@ def create_kernels(
     the quickest of its variants at prefill that the processor can run. Raises InvalidRequest, naming what there is to
     choose from, or why the backend asked for cannot run.
     """
+    device = str(device)  # a torch.device will do
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if threads is not None and threads < 1:
         raise InvalidRequest(f"threads must be at least 1, not {threads}")
-    threads, on_cpu = threads or len(os.sched_getaffinity(0)), device in ("cpu", "cpu:0")
+    threads, on_cpu = threads or len(os.sched_getaffinity(0)), device.partition(":")[0] == "cpu"
     if backend != "reference":
         variant = backend.partition("-")[2] or None
         reason = library.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
         if not on_cpu or dtype == "bfloat16":
-            reason = f"it computes in float32 on a CPU, not in {dtype} on {device}"
+            reason = f"it computes in float32 on a CPU, not in {dtype} on {device}".replace(" in auto", "")
         if reason is None and (backend in NATIVE or dtype == "auto"):
             return native.NativeKernels(threads, variant)
         if backend in NATIVE:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import ml_dtypes
 import numpy as np
 
 from twostroke.errors import CheckpointError
@@ -136,6 +137,11 @@ FORMATS: dict[str, Format] = {
         ("Q6_K", 256, 210, _q6_k),
     )
 }
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Of numbers in memory, "float32" or "bfloat16"; the latter, which numpy does not know, is that of `ml_dtypes`."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ What comes and goes is numpy's. PyTorch takes a second and 190 MiB to import, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -125,6 +126,10 @@ class Operations(Kernels, Protocol):
 
     def enter(self, batch: RaggedBatch[np.ndarray], kv: Any) -> tuple[RaggedBatch[torch.Tensor], torch.Tensor]:
         """A batch whose arrays are tensors, and a pool's storage as one, both where the operations compute."""
+        ...
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Within which they are called."""
         ...
 
     def leave(self, x: torch.Tensor) -> np.ndarray:

@@ -281,7 +281,7 @@ class NativePass:
         return self.turns
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """[R, hidden] -> [R, vocab]."""
+        """[W, hidden] -> [W, vocab]."""
         hidden, count = _floats(hidden), len(hidden)
         out, summaries = np.empty((count, self.head.shape[0]), np.float32), new_summaries(count)
         self.library.twostroke_logits(self.handle, _at(hidden), count, _at(out), _at(summaries))
@@ -289,7 +289,7 @@ class NativePass:
         return out
 
     def draw(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-        """[R, hidden] -> R ids."""
+        """[W, hidden] -> W ids."""
         if self.sketch_bytes and len(hidden) <= SKETCH_ROWS:
             ids = self._search(hidden, noises, None)
             if min(ids) >= 0:
@@ -300,7 +300,7 @@ class NativePass:
         return self.kernels.draw(logits, noises)
 
     def bounds(self, hidden: np.ndarray, noises: Sequence[Noise]) -> np.ndarray:
-        """[R, hidden] -> [R, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""
+        """[W, hidden] -> [W, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""
         highest = np.empty((len(hidden), self.head.shape[0] // PANEL), np.float32)
         self._search(hidden, noises, highest)
         return highest

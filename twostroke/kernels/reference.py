@@ -8,6 +8,7 @@ schedules agree within tolerance only (`exact` is False).
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
@@ -95,6 +96,9 @@ class ReferenceKernels:
             if (array := getattr(batch, name)) is not None:
                 there[name] = torch.from_numpy(array).to(self.device)
         return cast(TensorBatch, replace(batch, **there)), kv if isinstance(kv, torch.Tensor) else as_tensor(kv)
+
+    def running(self) -> AbstractContextManager[Any]:
+        return torch.inference_mode()
 
     def leave(self, x: torch.Tensor) -> np.ndarray:
         return as_array(x)

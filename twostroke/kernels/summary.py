@@ -35,9 +35,12 @@ class Summary:
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Log-probabilities of [..., vocab] float logits, in nats; nan in a row whose largest is not finite."""
+    out = np.empty_like(logits)
     with np.errstate(invalid="ignore"):
-        shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        for row, logprobs in zip(logits.reshape(-1, logits.shape[-1]), out.reshape(-1, logits.shape[-1]), strict=True):
+            np.subtract(row, row.max(), out=logprobs)
+            logprobs -= np.log(np.exp(logprobs).sum())
+    return out
 
 
 def information(logprobs: np.ndarray, other: np.ndarray | float = 0.0) -> np.ndarray:

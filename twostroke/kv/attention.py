@@ -6,8 +6,10 @@ what is asked of few rows is computed again from them here, in the order and wit
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from twostroke.kv.cache import KVCache
 
@@ -44,12 +46,21 @@ def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
         keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
         # Query heads that share a KV head stand side by side: [Hkv, Hq / Hkv * n, D].
         shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
+        with _blas().limit(limits=1):  # its threads would go on spinning, on the cores that kernels compute on
+            weights = (shared @ keys).reshape(-1, n, len(kv))
         hidden = order > own_order
         if window is not None:
             hidden = hidden | (positions <= own - window)
-        scores = np.where(hidden, -np.inf, (shared @ keys).reshape(-1, n, len(kv)))
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        yield weights / weights.sum(-1, keepdims=True)
+        np.copyto(weights, -np.inf, where=hidden)
+        weights -= weights.max(-1, keepdims=True)
+        np.exp(weights, out=weights)
+        weights /= weights.sum(-1, keepdims=True)
+        yield weights
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
 
 
 def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:

@@ -119,11 +119,14 @@ class KVCache:
         return canonical_length(self.stretches, self._tokens, model)
 
     def entries(self) -> np.ndarray:
-        """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests."""
+        """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests.
+
+        numpy's, in the pool's dtype; bfloat16 is that of `ml_dtypes`: `.astype(np.float32)` to compute with it.
+        """
         return self.pool.read(*_pages_and_slots(self._table))
 
     def keys(self, layer: int) -> np.ndarray:
-        """A copy of one layer's K, as RoPE turned it: [len, Hkv, D]."""
+        """A copy of one layer's K, as RoPE turned it: [len, Hkv, D], in the pool's dtype as `entries` is."""
         return self.pool.read_keys(layer, *_pages_and_slots(self._table))
 
     def __repr__(self) -> str:

@@ -3,10 +3,10 @@
 import hashlib
 from dataclasses import dataclass, fields
 
-import ml_dtypes
 import numpy as np
 
 from twostroke.errors import GeometryMismatch
+from twostroke.kernels.formats import numpy_dtype
 from twostroke.kernels.rope import Rope
 from twostroke.models.config import ModelConfig
 
@@ -33,8 +33,8 @@ class Geometry:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of K and V as numpy has them; bfloat16, which it does not know, is that of `ml_dtypes`."""
-        return np.dtype(ml_dtypes.bfloat16 if self.kv_dtype == "bfloat16" else self.kv_dtype)
+        """Of K and V."""
+        return numpy_dtype(self.kv_dtype)
 
     @property
     def fingerprint(self) -> str:

@@ -76,6 +76,6 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         memory = np.zeros(size + HUGE_PAGE, np.uint8)
     except (MemoryError, ValueError):
         raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
-    # numpy asks the operating system for zero pages, which take memory only when touched; torch would write them.
+    # These are the operating system's zero pages, which take memory only when touched.
     start = -memory.ctypes.data % HUGE_PAGE
     return memory[start : start + size].view(dtype).reshape(shape)

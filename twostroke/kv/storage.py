@@ -27,7 +27,7 @@ DIGEST_BYTES = 32
 def encode(contents: Contents) -> bytes:
     """All of a value."""
     tail = contents.tail
-    logits = tail.logits if tail is not None and tail.logits is not None else np.zeros(0, np.float32)
+    logits = np.asarray([] if tail is None or tail.logits is None else tail.logits, np.float32)
     header = {
         "geometry": dataclasses.asdict(contents.geometry),
         "page_size": contents.page_size,

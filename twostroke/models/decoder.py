@@ -83,17 +83,20 @@ class Decoder:
         if self._pass is not None:
             return self._pass.forward(batch, kv)
         operations = cast(Operations, self.kernels)
-        there, kv = operations.enter(batch, kv)
-        x = operations.embed(self.embed, there.token_ids, config.embedding_scale)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, kv[i], there, None if batch.queries is None else batch.queries[i])
-        return x[there.wanted]
+        with operations.running():
+            there, kv = operations.enter(batch, kv)
+            x = operations.embed(self.embed, there.token_ids, config.embedding_scale)
+            for i, layer in enumerate(self.layers):
+                x = layer(x, kv[i], there, None if batch.queries is None else batch.queries[i])
+            return x[there.wanted]
 
     def logits(self, hidden: Any) -> np.ndarray:
         """[W, hidden] -> [W, vocab] float32."""
         if self._pass is not None:
             return self._pass.logits(hidden)
-        return cast(Operations, self.kernels).leave(self.head_of(hidden))
+        operations = cast(Operations, self.kernels)
+        with operations.running():
+            return operations.leave(self.head_of(hidden))
 
     def head_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """The same by a backend of operations, which stays where it is."""

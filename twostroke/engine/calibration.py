@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from twostroke.engine.model import Model
+from twostroke.engine.opening import new_pool
 from twostroke.kernels.interface import RaggedBatch
-from twostroke.kv.pool import PagePool
 from twostroke.models.cost import Predictor, Rows
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,8 @@ class _Bench:
 
     def __init__(self, model: Model, entries: int) -> None:
         self.model = model
-        kernels, self.size = model.decoder.kernels, model.pool.page_size
-        pool = PagePool(model.pool.geometry, -(-entries // self.size), self.size, kernels.device, kernels.kv_in_pairs)
-        self.kv = pool.storage
+        self.size = model.pool.page_size
+        self.kv = new_pool(model.pool.geometry, -(-entries // self.size), self.size, model.decoder.kernels).storage
         # Filled, not left as zeros: untouched memory is one page of the system's, and quicker than any cache.
         self.kv[:] = 0
 

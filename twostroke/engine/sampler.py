@@ -9,7 +9,7 @@ import numpy as np
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import summary
 from twostroke.kernels.noise import COLDEST, NO_NOISE, Noise, gumbel
-from twostroke.kernels.summary import Statistics, Summary
+from twostroke.kernels.summary import Statistics, Summary, picked
 
 # How many candidates top_p looks at before it sorts all, which takes long.
 FEW = (512, 4096, 32768)
@@ -88,7 +88,7 @@ def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = s
 
 def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
     """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
-    tops = rows[np.arange(len(ids)), ids].tolist()
+    tops = picked(rows, ids).tolist()
     by_total = [draw.params.filters and draw.params.top_p < 1 and not draw.params.top_k for draw in draws]
     gains = [draw.noise.gain if wanted else 0.0 for draw, wanted in zip(draws, by_total, strict=True)]
     totals = statistics.weigh(rows, tops, gains) if any(gains) else gains

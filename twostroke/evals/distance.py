@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.kernels.summary import information, log_softmax
+from twostroke.kernels.summary import information, log_softmax, picked
 
 ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000 words
 
@@ -23,6 +23,6 @@ def compare(baseline: np.ndarray, mine: np.ndarray, following: Sequence[int]) ->
         rows = slice(start, start + ROWS)
         p, q, words = baseline[rows], mine[rows], following[rows]
         log_q = log_softmax(q)
-        surprise = -log_q[np.arange(len(words)), list(words)].astype(float)
+        surprise = -picked(log_q, words).astype(float)
         parts.append(np.stack([surprise, information(log_softmax(p), log_q), p.argmax(-1) == q.argmax(-1)]))
     return np.concatenate(parts, -1)

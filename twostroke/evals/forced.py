@@ -19,7 +19,7 @@ import numpy as np
 from twostroke.engine.sampler import Sampled
 from twostroke.engine.strokes import Decode, Emit, Prefill, Prefilled, Program, Run, Stroke
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.summary import information, log_softmax
+from twostroke.kernels.summary import information, log_softmax, picked
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
 
@@ -39,7 +39,7 @@ class Forced:
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Of each of the n tokens."""
-        return log_softmax(self.logits)[np.arange(len(tokens)), list(tokens)].tolist()
+        return picked(log_softmax(self.logits), tokens).tolist()
 
 
 def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
@@ -123,14 +123,14 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[n
 
 def _until(stroke: Decode, logits: np.ndarray, tokens: Sequence[int]) -> list[Sampled]:
     """The tokens as if sampled, up to and with the one after which the stroke's condition holds."""
-    log_p, stats = log_softmax(logits), stroke.stats or stroke.until is not None
+    stats = stroke.stats or stroke.until is not None
     sampled: list[Sampled] = []
-    for token, row, raw in zip(tokens, log_p, logits, strict=True):
-        entropy = -float(information(row)) / math.log(2) if stats else None
-        top = math.exp(row.max()) if stats else None
-        kept = raw.copy() if stroke.keep_logits else None
-        logprob = float(row[token]) if stats else None
-        sampled.append(Sampled(token, logprob, entropy, top, logits=kept))
+    for token, raw in zip(tokens, logits, strict=True):
+        logprob = entropy = top = None
+        if stats:
+            row = log_softmax(raw)
+            logprob, entropy, top = float(row[token]), -float(information(row)) / math.log(2), math.exp(row.max())
+        sampled.append(Sampled(token, logprob, entropy, top, logits=raw.copy() if stroke.keep_logits else None))
         if stroke.until is not None and stroke.until(sampled):
             break
     return sampled

@@ -43,7 +43,8 @@ def create_kernels(
         variant = backend.partition("-")[2] or None
         reason = library.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)
         if not on_cpu or dtype == "bfloat16":
-            reason = f"it computes in float32 on a CPU, not in {dtype} on {device}".replace(" in auto", "")
+            asked = f"on {device}" if dtype == "auto" else f"in {dtype} on {device}"
+            reason = f"it computes in float32 on a CPU, not {asked}"
         if reason is None and (backend in NATIVE or dtype == "auto"):
             return native.NativeKernels(threads, variant)
         if backend in NATIVE:

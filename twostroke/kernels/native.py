@@ -23,7 +23,7 @@ from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.mapped import row_reader
 from twostroke.kernels.noise import NO_NOISE, Noise
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import MadeSummaries, Summary, combine, new_summaries
+from twostroke.kernels.summary import MadeSummaries, Summary, address, combine, new_summaries
 
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
@@ -119,22 +119,22 @@ class NativeKernels:
         logits = _floats(logits)
         rows, count = logits.shape
         out = new_summaries(rows)
-        self.library.twostroke_summarize(self.team, _at(logits), rows, count, _at(out))
+        self.library.twostroke_summarize(self.team, address(logits), rows, count, address(out))
         return combine(out)
 
     def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         logits = _floats(logits)
         rows, count = logits.shape
         ids = np.empty(rows, np.int32)
-        self.library.twostroke_draw(self.team, _at(logits), rows, count, _packed(noises), _at(ids))
+        self.library.twostroke_draw(self.team, address(logits), rows, count, _packed(noises), address(ids))
         return ids.tolist()
 
     def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
         logits = _floats(logits)
         rows, count = logits.shape
         arrays = np.array(tops, np.float32), np.array(gains, np.float32), np.empty(rows)
-        places = (_at(array) for array in arrays)
-        self.library.twostroke_weigh(self.team, _at(logits), rows, count, *places)
+        places = (address(array) for array in arrays)
+        self.library.twostroke_weigh(self.team, address(logits), rows, count, *places)
         return arrays[-1].tolist()
 
 
@@ -150,7 +150,7 @@ class Matrix:
         for first in range(0, raw.shape[0], rows):
             part = replace(raw, data=raw.data[first : first + rows])
             data = np.ascontiguousarray(part.data)
-            kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), _at(data), data.shape[1])
+            kernels.library.twostroke_pack(kernels.team, self.handle, first, len(data), address(data), data.shape[1])
             part.release()  # or a mapped file would stay in memory beside what was packed from it
         weakref.finalize(self, _free_settled, kernels.library.twostroke_matrix_free, self.handle, kernels)
 
@@ -160,12 +160,12 @@ class Matrix:
 
     def row(self, index: int) -> np.ndarray:
         out = np.empty(self.shape[1], np.float32)
-        self.kernels.library.twostroke_unpack(self.handle, index, _at(out))
+        self.kernels.library.twostroke_unpack(self.handle, index, address(out))
         return out
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
         out, x, kernels = np.empty((len(x), self.shape[0]), np.float32), _floats(x), self.kernels
-        kernels.library.twostroke_multiply(kernels.bare, self.handle, _at(x), len(x), _at(out))
+        kernels.library.twostroke_multiply(kernels.bare, self.handle, address(x), len(x), address(out))
         return out
 
 
@@ -181,7 +181,7 @@ class Table:
 
     def row(self, index: int) -> np.ndarray:
         out, raw = np.empty(self.shape[1], np.float32), np.frombuffer(self.read([index]), np.uint8)
-        self.kernels.library.twostroke_read_row(self.format, _at(raw), self.shape[1], _at(out))
+        self.kernels.library.twostroke_read_row(self.format, address(raw), self.shape[1], address(out))
         return out
 
 
@@ -211,7 +211,7 @@ class NativePass:
         norm = decoder.norm.vector
         embed = None if self.table else self.head.handle
         self.handle = self.library.twostroke_model(
-            kernels.team, ctypes.byref(fields), embed, self.head.handle, _at(norm)
+            kernels.team, ctypes.byref(fields), embed, self.head.handle, address(norm)
         )
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[np.ndarray] = [norm]
@@ -227,9 +227,9 @@ class NativePass:
             matrices = [*layer.qkv.matrices, *layer.o.matrices, *layer.gate_up.matrices, *layer.down.matrices]
             self.library.twostroke_add_block(
                 self.handle,
-                (_POINTER * 6)(*(None if norm is None else _at(norm.vector) for norm in norms)),
+                (_POINTER * 6)(*(None if norm is None else address(norm.vector) for norm in norms)),
                 (_POINTER * 7)(*(matrix.handle for matrix in matrices)),
-                None if layer.qkv.bias is None else _at(layer.qkv.bias),
+                None if layer.qkv.bias is None else address(layer.qkv.bias),
                 self.ropes.index(layer.rope),
                 layer.window or 0,
             )
@@ -250,25 +250,25 @@ class NativePass:
         fields = _Batch(
             batch.num_rows,
             len(batch.tables),
-            *(_at(array) for array in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
-            *(_at(array) for array in (row_starts, span_starts, spans, *turns)),
+            *(address(array) for array in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
+            *(address(array) for array in (row_starts, span_starts, spans, *turns)),
             turns[0].shape[1],
             num_wanted=len(batch.wanted),
-            wanted=_at(batch.wanted),
+            wanted=address(batch.wanted),
         )
         if self.table is not None:
             embeddings = np.frombuffer(self.table.read(batch.token_ids.tolist()), np.uint8)
-            fields.embeddings = _at(embeddings)
+            fields.embeddings = address(embeddings)
         if batch.dropout is not None:
-            fields.dropout = _at(batch.dropout)
+            fields.dropout = address(batch.dropout)
         if batch.query_rows is not None and batch.queries is not None:
             fields.num_queries = len(batch.query_rows)
-            fields.query_rows, fields.queries = _at(batch.query_rows), _at(batch.queries)
+            fields.query_rows, fields.queries = address(batch.query_rows), address(batch.queries)
         if not (self.kv and self.kv[0] is kv):
             self.library.twostroke_settle(self.kernels.team)
             self.kv[:] = [kv]
         strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), _at(kv), strides, _at(hidden))
+        self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
         return hidden
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -284,7 +284,7 @@ class NativePass:
         """[W, hidden] -> [W, vocab]."""
         hidden, count = _floats(hidden), len(hidden)
         out, summaries = np.empty((count, self.head.shape[0]), np.float32), new_summaries(count)
-        self.library.twostroke_logits(self.handle, _at(hidden), count, _at(out), _at(summaries))
+        self.library.twostroke_logits(self.handle, address(hidden), count, address(out), address(summaries))
         self.kernels.latest = MadeSummaries(out, summaries)
         return out
 
@@ -307,19 +307,14 @@ class NativePass:
 
     def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
         hidden, ids = _floats(hidden), np.empty(len(hidden), np.int32)
-        places = (_at(ids), None if highest is None else _at(highest))
-        self.library.twostroke_search(self.handle, _at(hidden), len(ids), _packed(noises), *places)
+        places = (address(ids), None if highest is None else address(highest))
+        self.library.twostroke_search(self.handle, address(hidden), len(ids), _packed(noises), *places)
         return ids.tolist()
 
 
 def _packed(noises: Sequence[Noise]) -> bytes:
     """As native/noise.h has them."""
     return b"".join([_NOISE.pack(noise.gain, noise.key is not None, noise.key or 0) for noise in noises])
-
-
-def _at(array: np.ndarray) -> int:
-    """Where it lies, found in half the time of `ctypes.data`."""
-    return array.__array_interface__["data"][0]
 
 
 def _floats(array: np.ndarray) -> np.ndarray:

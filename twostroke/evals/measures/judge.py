@@ -13,7 +13,7 @@ import numpy as np
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.evals.measure import Bench, Case, Known, Measure, Metric, Record
-from twostroke.kernels.summary import log_softmax
+from twostroke.kernels.summary import log_softmax, picked
 from twostroke.kv.cache import KVCache
 
 TAIL = 50
@@ -83,7 +83,7 @@ def judged(prompt: Sequence[int], tokens: Sequence[int]) -> Generator[Any, Any, 
         before = kv.tail.logits[None]
         scored: Prefilled = yield Prefill(piece, kv, logits="all")
         rows = log_softmax(np.concatenate([before, scored.logits[:-1]]))
-        logprobs += rows[np.arange(len(piece)), list(piece)].tolist()
+        logprobs += picked(rows, piece).tolist()
         kv = scored.kv
     return logprobs
 

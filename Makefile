@@ -6,7 +6,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-speculation bench-serve soak check clean
+.PHONY: run chat test test-amx test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-speculation bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -19,6 +19,9 @@ chat: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-amx: $(VENV)/installed-dev  ## the AMX kernels, their instructions in software, where the processor has AVX-512
+	$(BIN)/python -m pytest -n 2 --dist loadfile --software-amx -k "amx or schedule"
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models

@@ -30,4 +30,5 @@ def native(variant: str) -> Extension:
     )
 
 
-setup(ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [])
+if __name__ == "__main__":
+    setup(ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [])

@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.amx import software
 from tests.tiny import FAMILIES, write_model
 from twostroke.llm import LLM
 
 # A busy machine must not fail a property.
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quiet")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--software-amx", action="store_true", help="test the AMX kernels without AMX, in software")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--software-amx"):
+        software.install(config)
 
 
 @pytest.fixture(scope="session")

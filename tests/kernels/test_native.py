@@ -313,6 +313,7 @@ def test_a_variant_by_name() -> None:
 
 def test_a_variant_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "variants", lambda: ("avx2",))
-    reasons = "the processor has no amx_tile|it was not compiled"  # the latter by a compiler without AMX
+    needed = library.VARIANTS["amx"][0]
+    reasons = f"the processor has no {needed}|it was not compiled"  # the latter by a compiler without AMX
     with pytest.raises(InvalidRequest, match=f"native-amx backend cannot run this: ({reasons})"):
         LLM("smollm2-135m", backend="native-amx", kv_bytes=1 << 26)

@@ -35,7 +35,7 @@ bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load
 soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-bench-quality: $(VENV)/installed  ## what number formats cost: perplexity and KL to float32 on Wikipedia; 20 minutes
+bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; 20 minutes
 	$(BIN)/python -m benchmarks.quality
 
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes
@@ -44,7 +44,7 @@ bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by ho
 bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 minutes
 	$(BIN)/python -m benchmarks.hit_rate
 
-bench-crowded: $(VENV)/installed  ## decode beside a process that is busy on every core; 2 minutes
+bench-crowded: $(VENV)/installed-dev  ## decode beside a process that is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded
 
 bench-speculation: $(VENV)/installed  ## speculative decoding against plain, by workload; 20 minutes
@@ -58,6 +58,8 @@ check: $(VENV)/installed-dev
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -c "from twostroke.kernels import library; exit(library.unavailable())" \
+	|| { echo "PyTorch computes, then, slowly"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -6,6 +6,7 @@ import resource
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,6 @@ def describe(device: str = "cpu") -> dict[str, Any]:
             "gpu": gpu,
             "python": platform.python_version(),
             "numpy": version("numpy"),
-            "torch": version("torch"),
+            "torch": version("torch") if find_spec("torch") else None,
         },
     }

@@ -8,6 +8,7 @@ import typer
 
 from twostroke.cli.options import JsonFlag
 from twostroke.cli.report import Loading, Steps, print_json
+from twostroke.errors import InvalidRequest
 
 
 def prune(
@@ -26,10 +27,14 @@ def prune(
 
     With --distill it then learns from its teacher: minutes, which repair the worst of the cut.
     """
-    from twostroke import distilling
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.cli.generate import read_prompt
-    from twostroke.pruning import prune
+
+    try:
+        from twostroke import distilling
+        from twostroke.pruning import prune
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"pruning needs {error.name}: pip install 'twostroke[torch]'") from None
 
     text = read_prompt(None, calibration)
     with Loading(f"pruning {model}") as progress:

@@ -38,6 +38,7 @@ def create_kernels(
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if threads is not None and threads < 1:
         raise InvalidRequest(f"threads must be at least 1, not {threads}")
+    reason = None
     threads, on_cpu = threads or len(os.sched_getaffinity(0)), device.partition(":")[0] == "cpu"
     if backend != "reference":
         variant = backend.partition("-")[2] or None
@@ -49,12 +50,15 @@ def create_kernels(
             return native.NativeKernels(threads, variant)
         if backend in NATIVE:
             raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
-        if on_cpu and dtype == "auto":
-            log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
+    try:
+        from twostroke.kernels.reference import ReferenceKernels
+    except ModuleNotFoundError as error:
+        why = f"the native backend cannot run this, since {reason}, and " if reason else ""
+        raise InvalidRequest(f"{why}the reference needs {error.name}: pip install 'twostroke[torch]'") from None
+    if reason and on_cpu and dtype == "auto":
+        log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
-    from twostroke.kernels.reference import ReferenceKernels  # imports PyTorch
-
     try:
         return ReferenceKernels(device, dtype, threads)
     except (RuntimeError, AssertionError) as error:

@@ -1,0 +1,39 @@
+"""PyTorch is an extra: what needs it says so, and how to get it."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from twostroke.kernels import library
+
+
+@pytest.fixture(autouse=True)
+def no_torch(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:  # transformers writes the tiny model, and needs it
+    for name in ("twostroke.kernels.reference", "twostroke.distilling", "twostroke.pruning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def test_the_reference(run: Callable[..., Result], tiny: str) -> None:
+    failed = run("generate", "--model", tiny, "--prompt", "a", "--backend", "reference")
+    assert failed.exit_code == 1
+    assert failed.stderr == "error: the reference needs torch: pip install 'twostroke[torch]'\n"
+
+
+def test_no_kernels(run: Callable[..., Result], tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "unavailable", lambda variant=None: "it was not compiled")
+    failed = run("generate", "--model", tiny, "--prompt", "a", "--weights", "int8")
+    assert failed.exit_code == 1
+    assert failed.stderr.endswith(
+        "error: the native backend cannot run this, since it was not compiled, and the reference needs torch: "
+        "pip install 'twostroke[torch]'\n"
+    )
+
+
+def test_prune(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None:
+    failed = run("prune", tiny, tmp_path / "student", "--calibration", __file__)
+    assert failed.exit_code == 1
+    assert failed.stderr == "error: pruning needs torch: pip install 'twostroke[torch]'\n"

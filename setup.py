@@ -1,11 +1,13 @@
 """Compiles the native CPU backend; without a compiler the package installs all the same, and says what it lost."""
 
+import os
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
+FLAGS.append("-g0")  # 2 MB of libraries in place of 27, in half the time
 # One library for each; twostroke.kernels.library takes the first that the processor can run.
 AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16"]
@@ -31,4 +33,7 @@ def native(variant: str) -> Extension:
 
 
 if __name__ == "__main__":
-    setup(ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [])
+    setup(
+        ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [],
+        options={"build_ext": {"parallel": os.cpu_count()}},
+    )

@@ -1,6 +1,7 @@
 // The C interface: see twostroke/kernels/native.py. The Python side describes the model once.
 #include "block.h"
 #include "head.h"
+#include "likeliest.h"
 
 // Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
 template <class Job>
@@ -154,6 +155,19 @@ void twostroke_draw(void* team, const float* logits, int rows, int count, const 
     const Best* first = &found[size_t(row) * chunks_of(count)];
     tokens[row] = std::max_element(first, first + chunks_of(count))->column;
   }
+}
+
+// Of each row the columns of counts[row] of its largest logits, and what likeliest.h says: `found` of [rows, count].
+void twostroke_likeliest(void* team, const float* logits, int rows, int count, const int32_t* counts, const float* floors,
+                         int32_t* columns, int32_t* found) {
+  Team& members = *(Team*)team;
+  std::vector<Buffer> buffers(members.all());
+  members.run(1, [&](int member) {
+    members.share(rows, member, [&](int row) {
+      const size_t at = size_t(row) * count;
+      found[row] = counts[row] ? likeliest(logits + at, count, counts[row], floors[row], columns + at, buffers[member]) : 0;
+    });
+  });
 }
 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.

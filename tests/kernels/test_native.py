@@ -19,7 +19,7 @@ from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.kernels import library, native
 from twostroke.kernels.formats import FORMATS, RawTensor
 from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
-from twostroke.kernels.summary import draw, log_softmax, summarize, weigh
+from twostroke.kernels.summary import LEAST, draw, likeliest, log_softmax, summarize, weigh
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
@@ -288,6 +288,24 @@ def test_draws(kernels: native.NativeKernels, width: int) -> None:
         row[0, 0] = 0
         assert (kernels.draw(row, [Noise(1.0, key)]) == [0]) is wins
     assert kernels.draw(np.full((1, width), math.nan, np.float32), noises[1:2])[0] in range(width)
+
+
+@pytest.mark.parametrize("width", [1, 15, 100, 2049, 49152, 151936])
+def test_the_likeliest(width: int, kernels: native.NativeKernels) -> None:
+    """The very ids: of ties, of few that can be, of all that are equal, and above a floor."""
+    counts = [0, 1, 2, 20, 50, 512, 4096, width]
+    logits = np.random.default_rng(width).standard_normal((4 * len(counts), width), np.float32) * 3
+    logits[1::4] = logits[1::4].round()
+    logits[2::4, width // 3 :] = -math.inf
+    logits[3::4] = 2.5
+    counts = [min(width, count) for count in np.repeat(counts, 4).tolist()]
+    for floors in ([LEAST] * len(counts), np.resize([1.0, -2.0, 3.0], len(counts)).tolist()):
+        expected = [
+            np.flatnonzero((row >= np.sort(row)[-count]) & (row >= floor)) if count else []
+            for row, count, floor in zip(logits, counts, floors, strict=True)
+        ]
+        for found in (kernels.likeliest(logits, counts, floors), likeliest(logits, counts, floors)):
+            assert all(np.array_equal(some, others) for some, others in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("variant", library.variants())

@@ -1,7 +1,7 @@
 """From logits to tokens: each row by itself, so that what else is in the batch changes nothing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +9,12 @@ import numpy as np
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import summary
 from twostroke.kernels.noise import COLDEST, NO_NOISE, Noise, gumbel
-from twostroke.kernels.summary import Statistics, Summary, picked
+from twostroke.kernels.reuse import Reused
+from twostroke.kernels.summary import LEAST, Statistics, Summary, likeliest, picked
 
 # How many candidates top_p looks at before it sorts all, which takes long.
 FEW = (512, 4096, 32768)
-MOST_GROUPED = 64
+ROOM = Reused()  # for logits to be changed
 
 
 @dataclass(frozen=True)
@@ -71,34 +72,40 @@ def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = s
     """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
     shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
-        shaped = logits.copy()
+        np.copyto(shaped := ROOM.array(*logits.shape), logits)
         with np.errstate(over="ignore", invalid="ignore"):  # the largest biases and penalties there are
             for row, draw in zip(shaped, draws, strict=True):
                 _shape(row, draw)
-    greedy = shaped is logits and all(draw.noise == NO_NOISE for draw in draws)
+    noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters want the likeliest first
+    greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
     found = statistics.summarize(logits) if greedy or any(draw.reports for draw in draws) else None
-    if greedy and found is not None and found.finite:
-        ids = list(found.best)
-    else:
-        ids = statistics.draw(shaped, [NO_NOISE if draw.params.filters else draw.noise for draw in draws])
-        if any(draw.params.filters for draw in draws):
-            _draw_filtered(shaped, draws, ids, statistics)
-    return [_report(draw, ids[i], logits[i], found, i) for i, draw in enumerate(draws)]
+    ids = list(found.best) if greedy and found is not None and found.finite else statistics.draw(shaped, noises)
+    if any(draw.params.filters for draw in draws):
+        _draw_filtered(shaped, draws, ids, statistics)
+    alternatives = _alternatives(logits, draws, found, statistics)
+    return [_report(draw, ids[i], logits[i], found, i, alternatives[i]) for i, draw in enumerate(draws)]
 
 
 def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
     """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
     tops = picked(rows, ids).tolist()
-    by_total = [draw.params.filters and draw.params.top_p < 1 and not draw.params.top_k for draw in draws]
-    gains = [draw.noise.gain if wanted else 0.0 for draw, wanted in zip(draws, by_total, strict=True)]
+    # Where even the largest logit is not finite there is nothing to draw from.
+    filtered = [
+        i
+        for i, draw in enumerate(draws)
+        if draw.params.filters and draw.noise.key is not None and math.isfinite(tops[i])
+    ]
+    gains, counts, floors = [0.0] * len(draws), [0] * len(draws), [0.0] * len(draws)
+    for i in filtered:
+        params = draws[i].params
+        counts[i], floors[i] = _looked_at(params, tops[i], rows.shape[1])
+        gains[i] = draws[i].noise.gain if params.top_p < 1 and not params.top_k else 0.0
     totals = statistics.weigh(rows, tops, gains) if any(gains) else gains
-    for i, draw in enumerate(draws):
-        key = draw.noise.key
-        # Where even the largest logit is not finite there is nothing to draw from.
-        if draw.params.filters and key is not None and math.isfinite(tops[i]):
-            chances, left = distribution(rows[i], draw.params, tops[i], totals[i] or None)
-            with np.errstate(divide="ignore"):
-                ids[i] = int(left[(np.log(chances) + gumbel(key, left)).argmax()])
+    found = statistics.likeliest(rows, counts, floors)
+    for i in filtered:
+        chances, left = distribution(rows[i], draws[i].params, tops[i], totals[i] or None, found[i])
+        with np.errstate(divide="ignore"):
+            ids[i] = int(left[(np.log(chances) + gumbel(draws[i].noise.key or 0, left)).argmax()])
 
 
 def _shape(row: np.ndarray, draw: Draw) -> None:
@@ -127,30 +134,41 @@ def _ids(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 
 def distribution(
-    values: np.ndarray, params: SamplingParams, top: float | None = None, total: float | None = None
+    values: np.ndarray,
+    params: SamplingParams,
+    top: float | None = None,
+    total: float | None = None,
+    found: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a token is drawn from: (float64 probabilities, the ids that may be drawn).
 
-    `values` is [vocab] logits, of which the largest must be finite; temperature must be above 0. `top` is that
-    logit and `total` the sum of all weights, exp((logit - top) / temperature), where known; with top_k none is wanted.
+    `values` is [vocab] logits, of which the largest must be finite; temperature must be above 0. Where they are known,
+    `top` is that logit, `total` the sum of all weights, exp((logit - top) / temperature), and `found` the ids that
+    filters look at first.
     """
     top = float(values.max()) if top is None else top
 
     def weigh(ids: np.ndarray) -> np.ndarray:
         return np.exp((values[ids].astype(np.float64) - top) / max(params.temperature, COLDEST))
 
-    ids = np.arange(len(values))
-    if params.top_k:
-        ids = _likeliest(values, params.top_k)
-    elif params.top_p < 1:
-        total = float(weigh(ids).sum()) if total is None else total
-        ids = _enough(values, weigh, params.top_p * total)
-    elif params.min_p:  # most are far too small, which shows without their weights
-        floor = top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
-        ids = np.flatnonzero(values >= floor)
+    if not params.filters:
+        weights = weigh(ids := np.arange(len(values)))
+        return weights / weights.sum(), ids
+    count, floor = _looked_at(params, top, len(values))
+    ids = _likeliest(values, count, floor) if found is None else found
+    if params.top_k or params.top_p < 1:
+        ids = _falling(values, ids)
     weights = weigh(ids)
     if params.top_p < 1:
-        goal = params.top_p * (float(weights.sum()) if params.top_k or total is None else total)
+        if params.top_k:
+            total = float(weights.sum())
+        elif total is None:
+            total = float(weigh(np.arange(len(values))).sum())
+        goal = params.top_p * total
+        for count in (*FEW[1:], len(values)) if not params.top_k else ():
+            if weights.cumsum()[-1] >= goal:
+                break
+            weights = weigh(ids := _falling(values, _likeliest(values, count)))
         kept = 1 + int((weights.cumsum() < goal).sum())
         ids, weights = ids[:kept], weights[:kept]
     if params.min_p:
@@ -158,22 +176,18 @@ def distribution(
     return weights / weights.sum(), ids
 
 
-def _enough(values: np.ndarray, weigh: Callable[[np.ndarray], np.ndarray], goal: float) -> np.ndarray:
-    """The likeliest ids: as many as have weights that reach the goal, or all."""
-    for count in FEW:
-        ids = _likeliest(values, count)
-        if weigh(ids).cumsum()[-1] >= goal:
-            return ids
-    return _likeliest(values, len(values))
+def _looked_at(params: SamplingParams, top: float, size: int) -> tuple[int, float]:
+    """How many of the largest of `size` logits filters look at, or look at first; and what these are not below."""
+    if params.top_k:
+        return min(size, params.top_k), LEAST
+    if params.top_p < 1:
+        return min(size, *FEW[:1]) if FEW else size, LEAST
+    # With min_p most are far too small, which shows without their weights.
+    return size, top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
 
 
-def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
-    """The ids of so many largest values and of all equal to the last of them, falling, equal ones by id."""
-    ids = np.flatnonzero(values >= _floor(values, count)) if count < len(values) else np.arange(len(values))
-    found = values[ids]
-    if count < len(found):
-        ids = ids[found >= np.partition(found, -count)[-count]]
-    return _falling(values, ids)
+def _likeliest(values: np.ndarray, count: int, floor: float = LEAST) -> np.ndarray:
+    return likeliest(values[None], [count], [floor])[0]
 
 
 def _falling(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -183,15 +197,29 @@ def _falling(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return np.sort(keys) & 0xFFFFFFFF
 
 
-def _floor(values: np.ndarray, count: int) -> float:
-    """What at least `count` values are not below, and few more: the last of so many groups with the largest tops."""
-    size = min(MOST_GROUPED, max(1, len(values) // (4 * count)))
-    groups = len(values) // size
-    tops = values[: groups * size].reshape(size, groups).max(0)
-    return float(np.partition(tops, -count)[-count])
+def _alternatives(
+    logits: np.ndarray, draws: Sequence[Draw], found: Summary | None, statistics: Statistics
+) -> list[np.ndarray]:
+    """The likeliest ids of rows that report them, falling; ids that cannot be come last."""
+    if found is None or all(draw.params.logprobs is None for draw in draws):
+        return [np.arange(0)] * len(draws)
+    counts = [
+        0 if draw.params.logprobs is None or not math.isfinite(top) else min(len(row), max(1, draw.params.logprobs))
+        for row, draw, top in zip(logits, draws, found.top, strict=True)
+    ]
+    likeliest = statistics.likeliest(logits, counts, [LEAST] * len(draws))
+    ordered: list[np.ndarray] = []
+    for row, count, ids in zip(logits, counts, likeliest, strict=True):
+        falling = _falling(row, ids)[:count]
+        if len(ids) < count:
+            falling = np.append(falling, np.flatnonzero(row == -math.inf)[: count - len(ids)])
+        ordered.append(falling)
+    return ordered
 
 
-def _report(draw: Draw, token: int, logits: np.ndarray, summary: Summary | None, place: int) -> Sampled:
+def _report(
+    draw: Draw, token: int, logits: np.ndarray, summary: Summary | None, place: int, alternatives: np.ndarray
+) -> Sampled:
     own = entropy = top_probability = top = None
     if summary is not None and draw.reports:
         likeliest, best = summary.best[place], summary.top[place]
@@ -204,6 +232,6 @@ def _report(draw: Draw, token: int, logits: np.ndarray, summary: Summary | None,
             entropy = max(0.0, summary.entropy[place] / math.log(2))
             top_probability = math.exp(logprob(best))
         if (count := draw.params.logprobs) is not None:
-            ids = _likeliest(logits, max(1, count))[:count]
+            ids = alternatives[:count]
             top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
     return Sampled(token, own, entropy, top_probability, top, logits.copy() if draw.keep_logits else None)

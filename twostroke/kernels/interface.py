@@ -20,7 +20,7 @@ import numpy as np
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope
-from twostroke.kernels.summary import Summary
+from twostroke.kernels.summary import Statistics
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class Pass(Protocol):
     def draw(self, hidden: Any, noises: Sequence[Noise]) -> list[int]: ...
 
 
-class Kernels(Protocol):
+class Kernels(Statistics, Protocol):
     """One backend. Weights are opaque: whatever `pack` returned is what the backend's operations take.
 
     So are hidden states, which only the backend that made them reads. Logits leave it as numpy's arrays.
@@ -106,18 +106,6 @@ class Kernels(Protocol):
 
     def whole_pass(self, decoder: Any) -> Pass | None:
         """The decoder's forward pass as one call; None where the decoder calls `Operations` one by one."""
-        ...
-
-    def summarize(self, logits: np.ndarray) -> Summary:
-        """[R, vocab] float32 logits, each row by itself."""
-        ...
-
-    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-        """Of each of the same rows the id of the largest, with noise: `kernels.summary.draw`."""
-        ...
-
-    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
-        """Of the same rows sums of weights: `kernels.summary.weigh`."""
         ...
 
 

@@ -41,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "search": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "weigh": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER)),
+    "likeliest": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER)),
     "draw": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
 }

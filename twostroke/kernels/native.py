@@ -22,6 +22,7 @@ from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.mapped import row_reader
 from twostroke.kernels.noise import NO_NOISE, Noise
+from twostroke.kernels.reuse import Reused
 from twostroke.kernels.rope import Rope, frequencies
 from twostroke.kernels.summary import MadeSummaries, Summary, address, combine, new_summaries
 
@@ -96,6 +97,7 @@ class NativeKernels:
         self.team = self.library.twostroke_team(threads)
         weakref.finalize(self, self.library.twostroke_team_free, self.team)
         self.latest = MadeSummaries(np.empty((0, 1), np.float32), new_summaries(0))
+        self.room = Reused()
         # A model without blocks has all that a product by itself takes.
         self.bare = self.library.twostroke_model(self.team, ctypes.byref(_Config()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, self.bare)
@@ -136,6 +138,15 @@ class NativeKernels:
         places = (address(array) for array in arrays)
         self.library.twostroke_weigh(self.team, address(logits), rows, count, *places)
         return arrays[-1].tolist()
+
+    def likeliest(self, logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]) -> list[np.ndarray]:
+        logits = _floats(logits)
+        rows, count = logits.shape
+        ids, found = self.room.array(rows, count).view(np.int32), np.empty(rows, np.int32)
+        arrays = logits, np.array(counts, np.int32), np.array(floors, np.float32), ids, found
+        places = [address(array) for array in arrays]
+        self.library.twostroke_likeliest(self.team, places[0], rows, count, *places[1:])
+        return [row[:some].astype(np.int64) for row, some in zip(ids, found.tolist(), strict=True)]
 
 
 class Matrix:
@@ -216,6 +227,7 @@ class NativePass:
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[np.ndarray] = [norm]
         self.kv: list[np.ndarray] = []
+        self.room = Reused()
         free = self.library.twostroke_model_free
         weakref.finalize(self, _free_settled, free, self.handle, kernels, self.lent, self.kv)
         for layer in decoder.layers:
@@ -283,7 +295,7 @@ class NativePass:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """[W, hidden] -> [W, vocab]."""
         hidden, count = _floats(hidden), len(hidden)
-        out, summaries = np.empty((count, self.head.shape[0]), np.float32), new_summaries(count)
+        out, summaries = self.room.array(count, self.head.shape[0]), new_summaries(count)
         self.library.twostroke_logits(self.handle, address(hidden), count, address(out), address(summaries))
         self.kernels.latest = MadeSummaries(out, summaries)
         return out

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from twostroke.kernels import summary
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.interface import PAGE, POSITION, START, STOP, RaggedBatch
-from twostroke.kernels.noise import Noise
 from twostroke.kernels.rope import Rope, frequencies
-from twostroke.kernels.summary import Summary, draw, summarize, weigh
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
@@ -103,14 +102,8 @@ class ReferenceKernels:
     def leave(self, x: torch.Tensor) -> np.ndarray:
         return as_array(x)
 
-    def summarize(self, logits: np.ndarray) -> Summary:
-        return summarize(logits)
-
-    def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-        return draw(logits, noises)
-
-    def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
-        return weigh(logits, tops, gains)
+    summarize, draw = staticmethod(summary.summarize), staticmethod(summary.draw)
+    weigh, likeliest = staticmethod(summary.weigh), staticmethod(summary.likeliest)
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         rows = F.embedding(token_ids, weight.matrix)

@@ -1,4 +1,4 @@
-"""What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer and entropy, weights."""
+"""What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer, entropy, the largest."""
 
 import math
 import weakref
@@ -9,6 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.kernels.noise import Noise, gumbel
+
+LEAST = float(np.finfo(np.float32).min)
+MOST_GROUPED = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,30 @@ def weigh(logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> 
         return [float(np.exp((row.astype(np.float64) - top) * gain).sum()) if gain else 0.0 for row, top, gain in rows]
 
 
+def likeliest(logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]) -> list[np.ndarray]:
+    """Of each row of [R, vocab] logits ids (int64, rising): of so many of the largest, and all that equal their last,
+    but for those below a floor, and for -inf. None where the count is 0; else a row's largest must be finite.
+    """
+    found: list[np.ndarray] = []
+    for row, count, floor in zip(logits, counts, floors, strict=True):
+        ids = np.flatnonzero(row >= max(floor, LEAST, _least(row, count))) if count else np.arange(0)
+        if count < len(ids):
+            values = row[ids]
+            ids = ids[values >= np.partition(values, -count)[-count]]
+        found.append(ids)
+    return found
+
+
+def _least(values: np.ndarray, count: int) -> float:
+    """What at least `count` values are not below, and few more: the last of so many groups with the largest tops."""
+    if count >= len(values):
+        return -math.inf
+    size = min(MOST_GROUPED, max(1, len(values) // (4 * count)))
+    groups = len(values) // size
+    tops = values[: groups * size].reshape(size, groups).max(0)
+    return float(np.partition(tops, -count)[-count])
+
+
 class Statistics(Protocol):
     """A backend's own way to find these; this module is numpy's."""
 
@@ -87,6 +114,8 @@ class Statistics(Protocol):
     def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]: ...
 
     def weigh(self, logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]: ...
+
+    def likeliest(self, logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]) -> list[np.ndarray]: ...
 
 
 def new_summaries(count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from tests.amx import software
 from tests.kernels.test_native import odd_columns, raw_tensor
 from tests.tiny import write_model
 from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels import library, native
+from twostroke.kernels import library, native, packed
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(
@@ -38,14 +38,14 @@ def go_soft(monkeypatch: pytest.MonkeyPatch, built: Path) -> Iterator[Callable[[
 
 
 @pytest.mark.parametrize("rows", [5, 21, 70])
-@pytest.mark.parametrize("name", native.FORMATS)
+@pytest.mark.parametrize("name", packed.FORMATS)
 def test_products(name: str, rows: int, go_soft: Callable[[], None]) -> None:
     raw = raw_tensor(name, 64, odd_columns(name))
     x = np.random.default_rng(2).standard_normal((rows, raw.shape[1]), np.float32)
     x[3, :64] *= 1e-30  # so small that AMX takes them for 0
-    expected = native.Matrix(native.NativeKernels(1, "amx"), raw).multiply(x)
+    expected = packed.Matrix(native.NativeKernels(1, "amx").team, raw).multiply(x)
     go_soft()
-    assert np.array_equal(native.Matrix(native.NativeKernels(1, "amx"), raw).multiply(x), expected)
+    assert np.array_equal(packed.Matrix(native.NativeKernels(1, "amx").team, raw).multiply(x), expected)
 
 
 def test_answers(go_soft: Callable[[], None], tmp_path: Path) -> None:

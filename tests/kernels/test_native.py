@@ -16,7 +16,7 @@ from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
-from twostroke.kernels import library, native
+from twostroke.kernels import library, native, packed
 from twostroke.kernels.formats import FORMATS, RawTensor
 from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
 from twostroke.kernels.summary import LEAST, draw, likeliest, log_softmax, summarize, weigh
@@ -46,12 +46,12 @@ def odd_columns(name: str) -> int:
     return 544 if FORMATS[name].block_size <= 32 else 512
 
 
-@pytest.mark.parametrize("name", native.FORMATS)
+@pytest.mark.parametrize("name", packed.FORMATS)
 def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeKernels) -> None:
     raw = raw_tensor(name, 48, 768)
-    matrix = native.Matrix(kernels, raw)
+    matrix = packed.Matrix(kernels.team, raw)
     expected = gguf.dequantize(raw.data, gguf.GGMLQuantizationType[name])
-    table = native.Table(kernels, raw)
+    table = packed.Table(kernels.team, raw)
     for rows in (matrix, table):
         assert (np.stack([rows.row(i) for i in range(48)]) == expected).all()
     assert matrix.nbytes <= 1.03 * raw.nbytes
@@ -103,14 +103,14 @@ def products(x: np.ndarray, raw: RawTensor, variant: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [0, 1e-6, 0.01, 50])
-@pytest.mark.parametrize("name", native.FORMATS)
+@pytest.mark.parametrize("name", packed.FORMATS)
 def test_products(name: str, size: float, kernels: native.NativeKernels) -> None:
     cols = odd_columns(name)
     raw = raw_tensor(name, 64, cols, size=size)
     x = torch.randn(21, cols, generator=torch.Generator().manual_seed(0)).numpy()  # what the bounds were found with
     x[3] = 0
     x[4, 32:64] = 0
-    mine = native.Matrix(kernels, raw).multiply(x)
+    mine = packed.Matrix(kernels.team, raw).multiply(x)
     expected = products(x, raw, kernels.variant)
     # A value on the edge between two steps may be rounded either way: hence not to the last bit. AMX rounds weights,
     # and for these two a minimum that they do not have stored.
@@ -121,7 +121,7 @@ def test_products(name: str, size: float, kernels: native.NativeKernels) -> None
 
 
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0xFF])
-@pytest.mark.parametrize("name", [name for name in native.FORMATS if name != "BF16"])
+@pytest.mark.parametrize("name", [name for name in packed.FORMATS if name != "BF16"])
 def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKernels) -> None:
     """Quants at their ends times activations at theirs: what is added up in few bits must hold all of them."""
     if kernels.variant == "amx":
@@ -132,15 +132,15 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKe
     blocks[:, starts.get(name, 2) : 192 if name == "Q6_K" else None] = fill
     x = np.ones((9, 512), np.float32)
     x[1::2] = -1
-    mine = native.Matrix(kernels, raw).multiply(x)
+    mine = packed.Matrix(kernels.team, raw).multiply(x)
     expected = products(x, raw, kernels.variant)
     assert np.linalg.norm(mine - expected) <= 1e-5 * np.linalg.norm(expected) + 1e-9
 
 
-@pytest.mark.parametrize("name", native.FORMATS)
+@pytest.mark.parametrize("name", packed.FORMATS)
 def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKernels) -> None:
     cols = odd_columns(name)
-    matrix = native.Matrix(kernels, raw_tensor(name, 80, cols))  # five panels: some kernels take two at a time
+    matrix = packed.Matrix(kernels.team, raw_tensor(name, 80, cols))  # five panels: some kernels take two at a time
     x = np.random.default_rng(1).standard_normal((235, cols), np.float32)
     together = matrix.multiply(x)
     for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23), (3, 36), (0, 49), (20, 68), (9, 130), (98, 235)]:

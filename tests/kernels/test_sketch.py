@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.test_native import raw_tensor, rounds_minima
 from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels import library, native
+from twostroke.kernels import library, native, native_pass, packed
 from twostroke.kernels.encode import Encoder
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no n
 COLUMNS = 256
 
 
-def head_of(kernels: native.NativeKernels, raw: RawTensor) -> native.NativePass:
+def head_of(kernels: native.NativeKernels, raw: RawTensor) -> native_pass.NativePass:
     """A decoder of no blocks."""
     fields = "intermediate_size num_heads num_kv_heads head_dim attention_scale embedding_scale"
     config = SimpleNamespace(
         **dict.fromkeys(fields.split(), 1), ropes=[], hidden_size=raw.shape[1], activation="silu", norm_eps=1e-6
     )
-    weight, norm = kernels.pack([raw]), native.NativeWeight((), np.ones(raw.shape[1], np.float32), None)
+    weight, norm = kernels.pack([raw]), packed.NativeWeight((), np.ones(raw.shape[1], np.float32), None)
     decoder: Any = SimpleNamespace(config=config, embed=weight, head=weight, norm=norm, layers=[])
-    return native.NativePass(kernels, decoder)
+    return native_pass.NativePass(kernels, decoder)
 
 
 def noises_of(x: np.ndarray) -> list[Noise]:
@@ -39,27 +39,27 @@ def noises_of(x: np.ndarray) -> list[Noise]:
     return [Noise.of((1.0, 0.2, 0.0, 3.0, 1e-3)[i % 5], b"seed", i) for i in range(len(x))]
 
 
-def same_by_all_logits(head: native.NativePass, x: np.ndarray) -> bool:
+def same_by_all_logits(head: native_pass.NativePass, x: np.ndarray) -> bool:
     """Of the likeliest tokens and of some that are drawn."""
     return all(
-        head.draw(x, noises) == head.kernels.draw(head.logits(x), noises)
+        head.draw(x, noises) == head.statistics.draw(head.logits(x), noises)
         for noises in ([NO_NOISE] * len(x), noises_of(x), noises_of(x)[::-1])
     )
 
 
-def slack(head: native.NativePass, x: np.ndarray) -> np.ndarray:
+def slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
     """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
-    return head.bounds(x, [NO_NOISE] * len(x)) - head.logits(x).reshape(len(x), -1, native.PANEL).max(-1)
+    return head.bounds(x, [NO_NOISE] * len(x)) - head.logits(x).reshape(len(x), -1, packed.PANEL).max(-1)
 
 
-def noisy_slack(head: native.NativePass, x: np.ndarray) -> np.ndarray:
+def noisy_slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
     """The same with noise, relative to the size of what is compared."""
     logits, noises = head.logits(x).astype(np.float64), [noise for noise in noises_of(x) if noise.gain < 100]
     kept = [i for i, noise in enumerate(noises_of(x)) if noise.gain < 100]
     ids = np.arange(logits.shape[1])
     added = [np.zeros(len(ids)) if n.key is None else gumbel(n.key, ids) for n in noises]
     scores = np.stack([logits[i] * n.gain + a for i, n, a in zip(kept, noises, added, strict=True)])
-    gap = head.bounds(x[kept], noises) - scores.reshape(len(kept), -1, native.PANEL).max(-1)
+    gap = head.bounds(x[kept], noises) - scores.reshape(len(kept), -1, packed.PANEL).max(-1)
     return gap / np.abs(scores).max(-1, keepdims=True)
 
 
@@ -71,15 +71,15 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", native.FORMATS)
+@pytest.mark.parametrize("name", packed.FORMATS)
 def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
     """Any number of rows, more than a search takes too, and panels that do not fill the last chunk."""
     head = head_of(kernels, raw_tensor(name, 2 * 1024 + 48, COLUMNS))
     assert (head.sketch_bytes > 0) == (not name.startswith("Q4") and not rounds_minima(name, kernels.variant))
-    for count in range(1, native.SKETCH_ROWS + 2):
+    for count in range(1, native_pass.SKETCH_ROWS + 2):
         x = noise(count, COLUMNS, seed=count)
         assert same_by_all_logits(head, x)
-        assert not head.sketch_bytes or count > native.SKETCH_ROWS or noisy_slack(head, x).min() > -1e-6
+        assert not head.sketch_bytes or count > native_pass.SKETCH_ROWS or noisy_slack(head, x).min() > -1e-6
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "BF16"])
@@ -96,7 +96,7 @@ def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeKernels) ->
     """
     for seed in range(60):
         rows = noise(1, 64, seed=seed) + 0.05 * noise(2048, 64, seed=100 + seed)
-        rows[np.arange(2048) % native.PANEL != seed % native.PANEL] *= -1
+        rows[np.arange(2048) % packed.PANEL != seed % packed.PANEL] *= -1
         x = np.concatenate([noise(1, 64, seed=seed), noise(5, 64, seed=200 + seed)])
         head = head_of(kernels, stored(rows, name))
         assert same_by_all_logits(head, x)
@@ -109,8 +109,8 @@ def test_activations_are_rounded_too(kernels: native.NativeKernels) -> None:
         x = noise(1, 64, seed=seed)
         small = np.where(noise(128, 64, seed=100 + seed) > 0.5 * np.abs(x), -1.0, 1.0)
         rows = np.zeros((2048, 64), np.float32)
-        rows[seed % 15 :: native.PANEL] = np.sign(x) * np.where(np.abs(x) < 0.3, small, 1.0)
-        rows[1 + seed % 15 :: native.PANEL] = -rows[seed % 15 :: native.PANEL]
+        rows[seed % 15 :: packed.PANEL] = np.sign(x) * np.where(np.abs(x) < 0.3, small, 1.0)
+        rows[1 + seed % 15 :: packed.PANEL] = -rows[seed % 15 :: packed.PANEL]
         head = head_of(kernels, stored(rows, "BF16"))
         assert same_by_all_logits(head, x)
         assert slack(head, x).min() >= 0
@@ -125,7 +125,7 @@ def test_the_first_of_equals(kernels: native.NativeKernels) -> None:
         data = raw.data.copy()
         data[copies] = data[best]
         head = head_of(kernels, replace(raw, data=data))
-        assert head.draw(x, nothing)[0] == min(best, *copies) == head.kernels.draw(head.logits(x), nothing)[0]
+        assert head.draw(x, nothing)[0] == min(best, *copies) == head.statistics.draw(head.logits(x), nothing)[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
@@ -168,8 +168,8 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
 def test_late_members_change_nothing(variant: str) -> None:
     """More threads than cores: pieces are computed twice, and members come when a search is over."""
     head = head_of(native.NativeKernels(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
-    xs = [noise(1 + i % native.SKETCH_ROWS, COLUMNS, seed=i) for i in range(24)]
-    expected = [head.kernels.draw(head.logits(x), noises_of(x)) for x in xs]
+    xs = [noise(1 + i % native_pass.SKETCH_ROWS, COLUMNS, seed=i) for i in range(24)]
+    expected = [head.statistics.draw(head.logits(x), noises_of(x)) for x in xs]
     for _ in range(30):
         assert [head.draw(x, noises_of(x)) for x in xs] == expected
 

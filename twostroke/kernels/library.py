@@ -1,10 +1,12 @@
-"""The compiled libraries of the native backend: which variants there are, and which this processor can run."""
+"""The compiled libraries of the native backend: which variants there are, which can run here, and what they take."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from functools import cache
+import weakref
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,28 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "draw": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER)),
     "summarize": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER)),
 }
+
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
+        ("embedding_format", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
+    ]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("rows", ctypes.c_int32),
+        ("sequences", ctypes.c_int32),
+        *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
+        *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
+        ("turns", ctypes.c_int64),
+        ("num_queries", ctypes.c_int64),
+        *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings")),
+        ("num_wanted", ctypes.c_int64),
+        ("wanted", _POINTER),
+    ]
 
 
 @cache
@@ -93,3 +117,32 @@ def load(variant: str) -> ctypes.CDLL:
         function = getattr(library, f"twostroke_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+class Team:
+    """Threads that run a variant's kernels together. A pass may be over while some of them are still in it."""
+
+    def __init__(self, variant: str, size: int) -> None:
+        self.library = load(variant)
+        self.handle: int = self.library.twostroke_team(size)
+        weakref.finalize(self, self.library.twostroke_team_free, self.handle)
+
+    def settle(self) -> None:
+        """Returns when none of them is in a pass."""
+        self.library.twostroke_settle(self.handle)
+
+    def free_with(self, owner: object, free: Callable[[int], None], handle: int, *kept: object) -> None:
+        """Frees what they may read when `owner` is gone and they have settled; `kept` lives as long."""
+        weakref.finalize(owner, _free_settled, self, free, handle, *kept)
+
+    @cached_property
+    def bare(self) -> int:
+        """A model without blocks: all that a product by itself takes."""
+        made = self.library.twostroke_model(self.handle, ctypes.byref(Config()), None, None, None)
+        weakref.finalize(self, self.library.twostroke_model_free, made)
+        return made
+
+
+def _free_settled(team: Team, free: Callable[[int], None], handle: int, *_kept: object) -> None:
+    team.settle()
+    free(handle)

@@ -9,6 +9,7 @@ template <int BITS>
 class Quants {
  public:
   explicit Quants(const uint8_t* group) { load_group<BITS>(group, w_); }
+  I operator[](int chunk) const { return w_[chunk]; }
 
   // Adds what N chunks from FROM on make with those of M rows of activations, [M, GROUP] at q.
   template <int FROM, int N, int M>

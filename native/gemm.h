@@ -7,6 +7,7 @@
 
 #include "ahead.h"
 #include "dots.h"
+#include "gemm_ordered.h"
 #include "gemm_two.h"
 #include "rows.h"
 
@@ -63,11 +64,14 @@ inline void add_rows(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scal
 }
 
 template <Format T, bool MINIMA, int M, class Scale>
-inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
+[[gnu::always_inline]] inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
                       int g) {
   constexpr int SOME = std::min(M, DOT_ROWS);
   const size_t at = size_t(g) * M;
   const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same_v<Scale, ManyScales>) return add_rows_in_order<T, MINIMA, M>(acc, w, scale, minima, rows, at, of);
+#endif
   for (int m = 0; m < M; m += SOME)
     add_rows<T, MINIMA, SOME>(acc + m, w, scale, second, minima, rows, at + m, of + TOGETHER * m);
 }

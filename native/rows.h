@@ -7,15 +7,14 @@
 #include "weights.h"
 
 // Rows share a pass over a panel, and what it takes to read and unpack, in tiles: of PASS_ROWS, whose sums wait in memory,
-// and what is left in smaller ones, the last of which registers hold.
-constexpr int fewer(int rows) { return rows > 24 ? 24 : rows > 8 ? 8 : rows / 2; }
-constexpr int ROW_BLOCK = round_up(60, PASS_ROWS);  // rows whose activations stay in cache while panels go by: whole tiles
+// and what is left in tiles of half as many, and half of that. The last ones registers hold.
+constexpr int ROW_BLOCK = PASS_ROWS;  // rows whose activations stay in cache while panels go by
 
 // Calls step<M>(row) for tiles of M rows, the largest first, until all `count` are done.
 template <int M, class Step>
 inline void in_tiles(int count, int row, const Step& step) {
   for (; count - row >= M; row += M) step.template operator()<M>(row);
-  if constexpr (M > 1) in_tiles<fewer(M)>(count, row, step);
+  if constexpr (M > 1) in_tiles<M / 2>(count, row, step);
 }
 
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
@@ -58,7 +57,7 @@ struct Rows {
   }
   Place place(int row) const {
     int start = row / PASS_ROWS * PASS_ROWS, stride = PASS_ROWS;
-    for (;; stride = fewer(stride)) {
+    for (;; stride /= 2) {
       for (; row - start >= stride && count - start >= stride;) start += stride;
       if (count - start >= stride) break;
     }

@@ -20,12 +20,14 @@ class ManyScales {
     for (int i = 0; i < STEPS; i++) store(times_[i], mul(by, set1(1.0f + float(i) / STEPS)));
   }
   F times(const float* step) const {
-    const uint32_t bits = word_at(step), i = bits >> (23 - STEP_BITS) & (STEPS - 1);
-    return _mm512_scalef_ps(load(times_[i]), _mm512_getexp_ps(set1(*step)));
+    return _mm512_scalef_ps(load(table() + ((word_at(step) >> SHIFT & MASK) / sizeof(float))), _mm512_getexp_ps(set1(*step)));
   }
+  const float* table() const { return times_[0]; }
+
+  // Where a step's entry is in the table, in bytes: its bits, shifted and masked.
+  static constexpr int STEPS = 1 << STEP_BITS, SHIFT = 23 - STEP_BITS - 6, MASK = (STEPS - 1) << 6;
 
  private:
-  static constexpr int STEPS = 1 << STEP_BITS;
   alignas(LINE) float times_[STEPS][16];
 };
 

@@ -8,7 +8,7 @@ struct I {
   __m256i a, b;
 };
 
-constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 96, BF16_ROWS = 96;  // see simd_avx512.h
+constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 128, BF16_ROWS = PASS_ROWS;  // see simd_avx512.h
 
 #define PAIR(type, name, op) \
   inline type name(type x, type y) { return {op(x.a, y.a), op(x.b, y.b)}; }

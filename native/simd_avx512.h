@@ -4,10 +4,10 @@
 using F = __m512;   // 16 floats
 using I = __m512i;  // 16 int32, or 64 bytes
 
-constexpr int TILE_ROWS = 8;   // rows that share one pass over keys or values,
-constexpr int TILE_SUMS = 16;  // with so many sums of 16: as many as registers hold
-constexpr int PASS_ROWS = 96;  // rows that share a pass over weights,
-constexpr int BF16_ROWS = 12;  // over bfloat16
+constexpr int TILE_ROWS = 8;    // rows that share one pass over keys or values,
+constexpr int TILE_SUMS = 16;   // with so many sums of 16: as many as registers hold
+constexpr int PASS_ROWS = 128;  // rows that share a pass over weights,
+constexpr int BF16_ROWS = 8;    // over bfloat16
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }

@@ -12,12 +12,7 @@
 
 constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
 
-// 32 columns of a row that is to be multiplied.
-inline void put_columns(Kinds kinds, F a, F b, Rows rows, int row, int column) {
-  put_group(kinds, a, b, rows, rows.place(row), column / GROUP);
-}
-
-// The same of rows one after another: a[i] and b[i].
+// 32 columns of rows that are to be multiplied, one row after another: a[i] and b[i].
 inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int first, int count, int column) {
   for (int i = 0; i < count;) {
     const Place place = rows.place(first + i);

@@ -40,37 +40,52 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
 // A group's share of the sums of M rows, which lie from `at` on. Products begin with what the weights' zero takes off them
 // (an exact integer); of Q6_K the first and the last 16 columns have a scale each. Rows take turns, as a row's next product
 // waits for its last one.
-template <Format T, bool MINIMA, int M, class Scale>
-inline void add_rows(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
-                     size_t at, const Sum* of) {
+template <Format T, bool MINIMA, int M>
+inline void add_rows(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F second, Minima minima, const Rows& rows, size_t at,
+                     const Sum* of) {
   I sums[M];
   const int32_t* zeros = rows.zeros + zero_at(zero_of(T)) * rows.all + at;
   const int8_t* q = rows.q + at * GROUP;
+  auto step = [&](int m) { return set1(rows.step[at + m]); };
   for (int m = 0; m < M; m++) sums[m] = zero_of(T) ? int_set1(zeros[m]) : int_zero();
   if constexpr (T == Q6_K) {
     F products[M];
     w.template dot<0, 4, M>(q, sums);
-    for (int m = 0; m < M; m++) products[m] = mul(to_float(sums[m]), scale.by);
+    for (int m = 0; m < M; m++) {
+      if (LOOKS_UP)
+        acc[m] = fma(to_float(sums[m]), mul(scale, step(m)), acc[m]);
+      else
+        products[m] = mul(to_float(sums[m]), scale);
+    }
     for (int m = 0; m < M; m++) sums[m] = int_set1(zeros[rows.all + m]);
     w.template dot<4, 4, M>(q, sums);
-    for (int m = 0; m < M; m++) products[m] = fma(to_float(sums[m]), second, products[m]);
-    for (int m = 0; m < M; m++) acc[m] = fma(products[m], set1(rows.step[at + m]), acc[m]);
+    for (int m = 0; m < M; m++) {
+      if (LOOKS_UP)
+        acc[m] = fma(to_float(sums[m]), mul(second, step(m)), acc[m]);
+      else
+        acc[m] = fma(fma(to_float(sums[m]), second, products[m]), step(m), acc[m]);
+    }
   } else {
     w.template dot<0, 8, M>(q, sums);
-    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), scale.times(rows.step + at + m), acc[m]);
+    for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, step(m)), acc[m]);
   }
   if constexpr (MINIMA)
     for (int m = 0; m < M; m++) acc[m] = add_minima(acc[m], minima, of + TOGETHER * m);
 }
 
-template <Format T, bool MINIMA, int M, class Scale>
-[[gnu::always_inline]] inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, const Scale& scale, F second, Minima minima, const Rows& rows,
-                      int g) {
+template <Format T, bool MINIMA, int M>
+[[gnu::always_inline]] inline void add_group(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F second, Minima minima,
+                                             const Rows& rows, int g) {
   constexpr int SOME = std::min(M, DOT_ROWS);
   const size_t at = size_t(g) * M;
   const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
 #ifdef __AVX512BF16__
-  if constexpr (std::is_same_v<Scale, ManyScales>) return add_rows_in_order<T, MINIMA, M>(acc, w, scale, minima, rows, at, of);
+  if constexpr (M > DOT_ROWS) {
+    ManyScales scales[T == Q6_K ? 2 : 1];
+    scales[0].make(scale);
+    if constexpr (T == Q6_K) scales[1].make(second);
+    return add_rows_in_order<T, MINIMA, M>(acc, w, scales, minima, rows, at, of);
+  }
 #endif
   for (int m = 0; m < M; m += SOME)
     add_rows<T, MINIMA, SOME>(acc + m, w, scale, second, minima, rows, at + m, of + TOGETHER * m);
@@ -87,7 +102,7 @@ template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
-  F acc[M];  // those of a small tile are in registers only if all loops over them are unrolled
+  F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // few are in registers if all loops over them are unrolled
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
@@ -101,9 +116,8 @@ template <Format T, int M>
       const Quants<L.bits> w(quants);
       ahead.step(step);
       if (asks) later.step();
-      F by, second;
-      load_factors<T>(p + block * L.scale_bytes, i, by, second);
-      const std::conditional_t<(M > DOT_ROWS && T != Q6_K), ManyScales, Scale> scale(by);
+      F scale, second;
+      load_factors<T>(p + block * L.scale_bytes, i, scale, second);
       if constexpr (has_minima(T)) {
         if (g % TOGETHER == TOGETHER - 1)
           add_group<T, true, M>(acc, w, scale, second, minima_of(minimum, second), rows, g);
@@ -117,7 +131,7 @@ template <Format T, int M>
       }
     }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++) out[m] = acc[m];
+  for (int m = 0; m < M && acc != out; m++) out[m] = acc[m];
 }
 
 // M rows of a tile of TILE, from one of them on.

@@ -38,7 +38,17 @@ inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& ro
       }
   };
   constexpr int ZERO = zero_at(zero_of(T));
-  if constexpr (T == Q6_K) {
+  auto add_scaled = [&](const F* scale) {
+    each([&](int m, int p) {
+      acc[m][p] = fma(to_float(sums[m][p]), mul(scale[p], set1(rows.step[at + m])), acc[m][p]);
+    });
+  };
+  if constexpr (T == Q6_K && LOOKS_UP) {
+    dot.template operator()<0, 4>(ZERO);
+    add_scaled(scale);
+    dot.template operator()<4, 8>(ZERO + 1);
+    add_scaled(second);
+  } else if constexpr (T == Q6_K) {
     dot.template operator()<0, 4>(ZERO);
     each([&](int m, int p) { products[m][p] = mul(to_float(sums[m][p]), scale[p]); });
     dot.template operator()<4, 8>(ZERO + 1);
@@ -48,9 +58,7 @@ inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& ro
     });
   } else {
     dot.template operator()<0, 8>(ZERO);
-    each([&](int m, int p) {
-      acc[m][p] = fma(to_float(sums[m][p]), mul(scale[p], set1(rows.step[at + m])), acc[m][p]);
-    });
+    add_scaled(scale);
   }
   if (has_minima(T) && due) each([&](int m, int p) { acc[m][p] = add_minima(acc[m][p], minima[p], of + TOGETHER * m); });
 }

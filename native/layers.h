@@ -103,17 +103,21 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
 template <class Finish>
 void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
                 const Normed* to, const Finish& finish) {
-  auto add_and_store = [&](const Job& job, int row, F sum) {
-    const size_t place = size_t(row) * layer.width + job.column;
-    sum = add(layer.biased(sum, job), load(before + place));
-    store(out + place, sum);
-    return sum;
-  };
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
-      for (int r = 0; r < block; r++) {
-        const F a = add_and_store(jobs[0], first + r, sums[r]), b = add_and_store(jobs[1], first + r, sums[ROW_BLOCK + r]);
-        if (to) to->put(first + r, jobs->column, a, b);
+      for (int start = 0; start < block; start += PANEL) {
+        const int some = std::min(PANEL, block - start), row = first + start;
+        F a[PANEL], b[PANEL];
+        auto added = [&](int job, int i) {
+          const F sum = layer.biased(sums[job * ROW_BLOCK + start + i], jobs[job]);
+          return add(sum, load(before + size_t(row + i) * layer.width + jobs[job].column));
+        };
+        for (int i = 0; i < some; i++) a[i] = added(0, i), b[i] = added(1, i);
+        for (int i = 0; i < some; i++) {  // not between the loads: those of a row some rows on would wait for them
+          float* x = out + size_t(row + i) * layer.width;
+          store(x + jobs[0].column, a[i]), store(x + jobs[1].column, b[i]);
+        }
+        if (to) to->put(row, some, jobs->column, a, b);
       }
   };
   linear(m, own, layer, rows, count, emit, finish);

@@ -22,14 +22,22 @@ struct Normed {
   static size_t squares_of(size_t rows, int cols) { return cols / GROUP * padded(rows); }
 
   // 32 columns of a row.
-  void put(int row, int column, F a, F b) const {
-    squares[column / GROUP * padded(rows.count) + row] = sum(fma(b, b, mul(a, a)));
-    a = mul(a, load(weights + column)), b = mul(b, load(weights + column + 16));
-    if (factors) {
-      const float* factor = factors + size_t(row) * rows.cols + column;
-      a = mul(a, load(factor)), b = mul(b, load(factor + 16));
+  void put(int row, int column, F a, F b) const { put(row, 1, column, &a, &b); }
+  // The same of up to 16 rows that follow one another: a[i] and b[i], which are changed.
+  void put(int first, int count, int column, F* a, F* b) const {
+    float* out = squares + column / GROUP * padded(rows.count) + first;
+    F powers[PANEL];
+    for (int i = 0; i < count; i++) powers[i] = fma(b[i], b[i], mul(a[i], a[i]));
+    if (count == PANEL) store(out, sums(powers));
+    for (int i = 0; i < count && count < PANEL; i++) out[i] = sum(powers[i]);
+    const F norm_a = load(weights + column), norm_b = load(weights + column + 16);
+    for (int i = 0; i < count; i++) {
+      a[i] = mul(a[i], norm_a), b[i] = mul(b[i], norm_b);
+      if (!factors) continue;
+      const float* factor = factors + size_t(first + i) * rows.cols + column;
+      a[i] = mul(a[i], load(factor)), b[i] = mul(b[i], load(factor + 16));
     }
-    put_columns(kinds, a, b, rows, row, column);
+    put_columns(kinds, a, b, rows, first, count, column);
   }
   // One over the root of each row's mean square, to out [padded(rows)].
   void scales(float eps, float* out) const {

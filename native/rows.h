@@ -82,26 +82,37 @@ struct Rows {
 // What the matrices of a layer multiply.
 struct Kinds {
   bool ints = false, bf16 = false;
-  void add(Format format) { (format == BF16 ? bf16 : ints) = true; }
+  uint32_t zeros = 0;  // those of a group's zeros that they begin sums with, as bits
+  void add(Format format) {
+    (format == BF16 ? bf16 : ints) = true;
+    if (format != BF16 && zero_of(format)) zeros |= (format == Q6_K ? 3 : 1) << zero_at(zero_of(format));
+  }
+  // Calls action(which, what a quant's zero is, half) for each: of which of the group's halves, or -1 for both.
+  template <class Action>
+  void each_zero(const Action& action) const {
+    constexpr int OF[ZEROS] = {8, 16, 128, 32, 32}, HALF[ZEROS] = {-1, -1, -1, 0, 1};
+    for (int which = 0; which < ZEROS; which++)
+      if (zeros >> which & 1) action(which, OF[which], HALF[which]);
+  }
 };
 
-inline void quantize_group(F a, F b, Rows rows, Place place, int g) {
+inline void quantize_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
   const size_t at = place.group(g);
   I qa, qb;
   const float step = to_int8(a, b, qa, qb);
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
-  const int32_t first = sum(qa), second = sum(qb);
-  auto adds = [&](int which, int32_t sum) { rows.zeros[which * rows.all + at] = sum; };
-  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero * (first + second));
-  adds(zero_at(32), -32 * first), adds(zero_at(32) + 1, -32 * second);
+  const int32_t halves[] = {sum(qa), sum(qb)}, both = halves[0] + halves[1];
+  kinds.each_zero([&](int which, int zero, int half) {
+    rows.zeros[which * rows.all + at] = -zero * (half < 0 ? both : halves[half]);
+  });
   rows.step[at] = step;
   Sum* out = rows.sums + place.sum(g);
-  put_sum(out, step * float(first + second));
+  put_sum(out, step * float(both));
   if (rows.lonely(g)) put_sum(out + 1, 0);
 }
 
 // The same of 16 rows that lie side by side.
-inline void quantize_groups(const F* a, const F* b, Rows rows, Place place, int g) {
+inline void quantize_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   const size_t at = place.group(g);
   F highest[PANEL];
 #pragma GCC unroll 16
@@ -116,10 +127,10 @@ inline void quantize_groups(const F* a, const F* b, Rows rows, Place place, int 
     qa[i] = to_int(mul(a[i], set1(inverse[i]))), qb[i] = to_int(mul(b[i], set1(inverse[i])));
     store_int8(q, qa[i]), store_int8(q + 16, qb[i]);
   }
-  const I first = sums(qa), second = sums(qb), both = add(first, second);
-  auto adds = [&](int which, int times, I sum) { store(rows.zeros + which * rows.all + at, mul(sum, int_set1(times))); };
-  for (int zero : {8, 16, 128}) adds(zero_at(zero), -zero, both);
-  adds(zero_at(32), -32, first), adds(zero_at(32) + 1, -32, second);
+  const I halves[] = {sums(qa), sums(qb)}, both = add(halves[0], halves[1]);
+  kinds.each_zero([&](int which, int zero, int half) {
+    store(rows.zeros + which * rows.all + at, mul(half < 0 ? both : halves[half], int_set1(-zero)));
+  });
   store(rows.step + at, step);
   Sum* out = rows.sums + place.sum(g);
   put_sums(out, mul(step, to_float(both)));
@@ -132,13 +143,13 @@ inline void round_group(F a, F b, Rows rows, size_t at) {
 
 // 32 columns of a row.
 inline void put_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
-  if (kinds.ints) quantize_group(a, b, rows, place, g);
+  if (kinds.ints) quantize_group(kinds, a, b, rows, place, g);
   if (kinds.bf16) round_group(a, b, rows, place.group(g));
 }
 
 // The same of 16 rows that lie side by side: a[i] and b[i].
 inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
-  if (kinds.ints) quantize_groups(a, b, rows, place, g);
+  if (kinds.ints) quantize_groups(kinds, a, b, rows, place, g);
   for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
 }
 

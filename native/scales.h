@@ -4,31 +4,20 @@
 #include "memory.h"
 #include "simd.h"
 
-struct Scale {
-  F by;
-  explicit Scale(F by) : by(by) {}
-  F times(const float* step) const { return mul(by, set1(*step)); }
-};
-
 #ifdef __AVX512BF16__
 // For many rows: a step is a power of two times one of STEPS numbers, and those times the scale are looked up. Powers of
 // two come from the ports that add. The bits are those that a multiplication makes.
-class ManyScales {
- public:
-  explicit ManyScales(F by) {
+constexpr bool LOOKS_UP = true;
+struct ManyScales {
+  static constexpr int STEPS = 1 << STEP_BITS;
+  // Where a step's entry is, in bytes: its bits, shifted and masked.
+  static constexpr int SHIFT = 23 - STEP_BITS - 6, MASK = (STEPS - 1) << 6;
+
+  F times[STEPS];
+  void make(F scale) {
 #pragma GCC unroll 16
-    for (int i = 0; i < STEPS; i++) store(times_[i], mul(by, set1(1.0f + float(i) / STEPS)));
+    for (int i = 0; i < STEPS; i++) times[i] = mul(scale, set1(1.0f + float(i) / STEPS));
   }
-  F times(const float* step) const {
-    return _mm512_scalef_ps(load(table() + ((word_at(step) >> SHIFT & MASK) / sizeof(float))), _mm512_getexp_ps(set1(*step)));
-  }
-  const float* table() const { return times_[0]; }
-
-  // Where a step's entry is in the table, in bytes: its bits, shifted and masked.
-  static constexpr int STEPS = 1 << STEP_BITS, SHIFT = 23 - STEP_BITS - 6, MASK = (STEPS - 1) << 6;
-
- private:
-  alignas(LINE) float times_[STEPS][16];
 };
 
 // Minima of two groups are added at a time, as pairs of bfloat16. They are counted from the middle quant, where they are
@@ -49,7 +38,7 @@ inline void put_sums(Sum* out, F sums) {
   _mm512_mask_storeu_epi16(out, 0x55555555, _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sums)));
 }
 #else
-using ManyScales = Scale;
+constexpr bool LOOKS_UP = false;
 
 constexpr int TOGETHER = 1;
 constexpr bool FROM_MIDDLE = false;

@@ -96,6 +96,11 @@ inline int32_t sum(I v) {
   b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
 }
+inline F sums(F* v) {
+  alignas(64) float each[16];
+  for (int i = 0; i < 16; i++) each[i] = sum(v[i]);
+  return load(each);
+}
 inline F tops(F* v) {
   alignas(64) float each[16];
   for (int i = 0; i < 16; i++) each[i] = top(v[i]);

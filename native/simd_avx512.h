@@ -65,6 +65,7 @@ inline F across(F* v, const Both& both) {
   // Lanes are of vectors 0, 2, 1, 3, then the same + 8, + 4, + 12.
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), v[0]);
 }
+inline F sums(F* v) { return across(v, [](F a, F b) { return add(a, b); }); }
 inline F tops(F* v) { return across(v, [](F a, F b) { return max(a, b); }); }
 
 inline I int_zero() { return _mm512_setzero_si512(); }

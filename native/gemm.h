@@ -101,20 +101,20 @@ struct Workspace {
 template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
-  constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
+  constexpr int per_block = L.block / GROUP;
   F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // few are in registers if all loops over them are unrolled
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
   const bool asks = later.due(groups);
   const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
-  Lookahead ahead(job, p, job.next);
+  Lookahead<T> ahead(job, job.next);
   F minimum = zero();  // of the group before
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
       const Quants<L.bits> w(quants);
-      ahead.step(step);
+      ahead.step();
       if (asks) later.step();
       F scale, second;
       load_factors<T>(p + block * L.scale_bytes, i, scale, second);
@@ -138,19 +138,20 @@ template <Format T, int M>
 template <int M, int TILE>
 [[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, int from, F* out) {
   const uint8_t* p = job.begin();
-  Lookahead ahead(job, p, job.next);
+  Lookahead<BF16> ahead(job, job.next);
   F even[M], odd[M];
   for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
-  for (int g = 0; g < rows.groups(); g++)
+  for (int g = 0; g < rows.groups(); g++) {
+    ahead.step();
     for (int c = 0; c < GROUP; c += 4, p += 2 * LINE) {
       const I first = load_bytes(p), second = load_bytes(p + LINE);
-      ahead.step(2 * LINE);
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         const uint16_t* b = rows.b + (size_t(g) * TILE + from + m) * GROUP + c;
         even[m] = dot2(even[m], first, b), odd[m] = dot2(odd[m], second, b + 2);
       }
     }
+  }
   for (int m = 0; m < M; m++) out[m] = add(even[m], odd[m]);
 }
 

@@ -191,13 +191,13 @@ template <Format T, bool TWO_TILES>
   const uint16_t* b = a + size_t(TILE) * groups * GROUP;
   I(*weights)[TILE] = work.weights->groups[0];
   Unpacker<T> unpack(job, 0);
-  Lookahead ahead(job, job.begin(), job.next);
+  Lookahead<T> ahead(job, job.next);
   const bool asks = work.ahead.due(groups);
   tile_shapes().for_products(count);
   tile_zero<0>();
   if (TWO_TILES) tile_zero<2>();
   for (int g = 0; g < groups + DELAY; g++) {
-    if (g < groups) ahead.step(Unpacker<T>::STEP), unpack(g, weights[g % ROOM]);
+    if (g < groups) ahead.step(), unpack(g, weights[g % ROOM]);
     if (asks) work.ahead.step();
     if (g < DELAY) continue;
     tile_load<6>(weights[(g - DELAY) % ROOM]), tile_load<4>(a), tile_dot<0, 4, 6>();

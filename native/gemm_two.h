@@ -67,7 +67,7 @@ inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& ro
 template <Format T, int M>
 [[gnu::noinline]] void stream_two(const Job* jobs, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
-  constexpr int per_block = L.block / GROUP, step = group_bytes(L.bits) + L.scale_bytes / per_block;
+  constexpr int per_block = L.block / GROUP;
   constexpr int SOME = DOT_ROWS / 2;
   F acc[M][2];
   for (int m = 0; m < M; m++) acc[m][0] = acc[m][1] = zero();
@@ -76,7 +76,7 @@ template <Format T, int M>
   const uint8_t *blocks[2], *quants[2];
   for (int p = 0; p < 2; p++) blocks[p] = jobs[p].begin(), quants[p] = blocks[p] + jobs[p].matrix->scale_bytes();
   constexpr int FAR = 2 * AHEAD;
-  Lookahead ahead[] = {{jobs[0], blocks[0], jobs[1].next, FAR}, {jobs[1], blocks[1], jobs[1].after_next, FAR}};
+  Lookahead<T> ahead[] = {{jobs[0], jobs[1].next, FAR}, {jobs[1], jobs[1].after_next, FAR}};
   F before[2] = {zero(), zero()};  // minima of the last group
   for (int g = 0; g < groups; g++) {
     TwoGroups<T> group;
@@ -84,7 +84,7 @@ template <Format T, int M>
     const bool last = g % TOGETHER == TOGETHER - 1;
     for (int p = 0; p < 2; p++) {
       load_group<L.bits>(quants[p], w[p]);
-      quants[p] += group_bytes(L.bits), ahead[p].step(step);
+      quants[p] += group_bytes(L.bits), ahead[p].step();
       load_factors<T>(blocks[p] + g / per_block * L.scale_bytes, g % per_block, scale[p], second[p]);
       minima[p] = last ? minima_of(before[p], second[p]) : minima_of(second[p], zero());
       before[p] = second[p];

@@ -46,13 +46,14 @@ const float* scales_of(const Model& m, Model::Private& own, const Normed& normed
 
 // Ask for what this member reads first of a layer, while there is nothing better to do.
 void fetch_start(const Model& m, const Model::Private& own, const Linear& layer, int count) {
-  constexpr size_t BYTES = 16 << 10;
   if (count > ROW_BLOCK) return;
   const size_t first = size_t(m.team->first(layer.units(), own.member)) * layer.unit;
-  for (size_t i = first, bytes = 0; i < layer.jobs.size() && bytes < BYTES; i++) {
-    const Job& job = layer.jobs[i];
-    const size_t more = std::min(job.matrix->panel_bytes(), BYTES - bytes);
-    fetch_bytes(job.begin(), more), bytes += more;
+  size_t left = 2 * AHEAD;
+  for (size_t i = first; i < layer.jobs.size() && left > 0; i++) {
+    const Matrix& matrix = *layer.jobs[i].matrix;
+    if (i == first) left = std::max(left, matrix.scale_bytes() + AHEAD);  // long rows have many scales
+    const size_t some = std::min(matrix.panel_bytes(), left);
+    fetch_bytes(layer.jobs[i].begin(), some), left -= some;
   }
 }
 

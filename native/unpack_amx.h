@@ -187,7 +187,6 @@ template <Format T>
 class Unpacker {
  public:
   static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
-  static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes / PER_BLOCK;  // bytes that a group takes
 
   Unpacker(const Job& job, int first)
       : block_(job.scales(first)), quants_(job.quants(first)),

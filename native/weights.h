@@ -67,26 +67,31 @@ struct Job {
   }
 };
 
-// Asks for weights before they are needed, as a job goes on from this place in its panel: for those that follow, and
-// then for the panel `next`. Long panels are asked for by two pages in turn where that is quicker.
+// Asks for weights before they are needed, a step for each group of a job: for the quants that follow, and then for those
+// of the panel `next`, whose scales are asked for besides. They lie before its quants: asked for in that order, they would
+// leave long rows no lead. Long panels are asked for by two pages in turn where that is quicker.
+template <Format T>
 class Lookahead {
  public:
   // Out of line it would keep its object, and with AVX2 what is beside it, in memory: one row took 1.0 to 1.5 times as long.
-  [[gnu::always_inline]] Lookahead(const Job& job, const uint8_t* from, const uint8_t* next, ptrdiff_t bytes = AHEAD)
+  [[gnu::always_inline]] Lookahead(const Job& job, const uint8_t* next, ptrdiff_t bytes = AHEAD)
       : in_turn_(PAGES_IN_TURN && job.end() - job.begin() >= 2 * PAGE),
-        at_(from + std::min(in_turn_ ? 3 * PAGE : bytes, job.end() - job.begin())), end_(job.end()), next_(next) {}
-  void step(int bytes) {
-    if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
+        at_(job.quants(0) + std::min((in_turn_ ? 3 * PAGE : bytes) / QUANTS * QUANTS, job.end() - job.quants(0))),
+        end_(job.end()), next_(next + job.matrix->scale_bytes()), scales_(next) {}
+  void step() {
+    if (at_ == end_) at_ = next_, end_ = nullptr;
     if (PAGES_IN_TURN && in_turn_)  // where they never are, nothing is left of it
-      for (int at = 0; at < bytes; at += 2 * LINE) fetch_in_turn(at_ + at);
+      for (int at = 0; at < QUANTS; at += 2 * LINE) fetch_in_turn(at_ + at);
     else
-      for (int line = 0; line < bytes; line += LINE) fetch(at_ + line);
-    at_ += bytes;
+      for (int line = 0; line < QUANTS; line += LINE) fetch(at_ + line);
+    if (SCALES) fetch(scales_);
+    at_ += QUANTS, scales_ += SCALES;
   }
 
  private:
+  static constexpr int QUANTS = group_bytes(LAYOUTS[T].bits), SCALES = LAYOUTS[T].scale_bytes * GROUP / LAYOUTS[T].block;
   const bool in_turn_;
-  const uint8_t *at_, *end_, *next_;
+  const uint8_t *at_, *end_, *next_, *scales_;
 };
 
 // Scales and minima of a block's group g for 16 rows. Q6_K has two scales a group, one for each half.

@@ -44,6 +44,9 @@ inline void put_group(F a, F b, Rows rows, size_t at) {
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
 }
 
+// Asks for all rows at once: see rows.h.
+inline void fetch_rows(Kinds, Rows rows) { fetch_near(rows.b, Rows::bytes(rows.count, rows.cols)); }
+
 inline void put_group(Kinds, F a, F b, Rows rows, Place place, int g) { put_group(a, b, rows, place.group(g)); }
 
 // The same of 16 rows that lie side by side: a[i] and b[i].

@@ -48,9 +48,11 @@ template <int BITS>
 [[gnu::always_inline]] inline void load_group(const uint8_t* p, I* w) {
   static_assert(!in_words(BITS));
   if constexpr (BITS == 8) {
+#pragma GCC unroll 8
     for (int j = 0; j < 8; j++) w[j] = load_bytes(p + LINE * j);
     return;
   }
+#pragma GCC unroll 4
   for (int j = 0; j < 4; j++) {
     const I x = load_bytes(p + LINE * j);
     w[j] = low_nibbles(x), w[j + 4] = high_nibbles(x);

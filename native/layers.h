@@ -73,11 +73,14 @@ inline int units_at_once(const Linear& layer, int count) {
   return count > ROW_BLOCK / 8 ? std::max(1, most_panels(count, layer.cols) / layer.unit) : 1;
 }
 
+constexpr int FEW_INPUTS = 128 << 10;  // numbers of all rows, that a second-level cache holds beside weights
+
 // Every panel times every row, in whole units; finish() is called when a member has nothing left to do.
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
   const int panels = int(layer.jobs.size());
+  if (count * layer.cols <= FEW_INPUTS) fetch_rows(layer.kinds, rows);
   m.team->share_parts(layer.units(), units_at_once(layer, count), own.member, [&](int unit, int n) {
     const int first = unit * layer.unit, last = std::min(first + n * layer.unit, panels);
     multiply_all(own, &layer.jobs[first], last - first, layer, rows, count, emit);

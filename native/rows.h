@@ -96,6 +96,17 @@ struct Kinds {
   }
 };
 
+// Asks for all rows at once. Other members made parts of them, and lines that come from their caches group by group would
+// be waited for.
+inline void fetch_rows(Kinds kinds, Rows rows) {
+  if (kinds.bf16) fetch_near(rows.b, rows.all * GROUP * sizeof(*rows.b));
+  if (!kinds.ints) return;
+  fetch_near(rows.q, rows.all * GROUP);
+  fetch_near(rows.step, rows.all * sizeof(*rows.step));
+  fetch_near(rows.sums, rows.count * Rows::sums_of(rows.cols) * sizeof(*rows.sums));
+  kinds.each_zero([&](int which, int, int) { fetch_near(rows.zeros + which * rows.all, rows.all * sizeof(*rows.zeros)); });
+}
+
 inline void quantize_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
   const size_t at = place.group(g);
   I qa, qb;

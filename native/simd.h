@@ -97,3 +97,7 @@ inline void fetch_to_change(const void* line) { __builtin_prefetch(line, 1, 3); 
 inline void fetch_bytes(const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) fetch((const char*)from + at);
 }
+// Into the first, what is read at once.
+inline void fetch_near(const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
+}

@@ -262,8 +262,9 @@ template <int M>
 [[gnu::noinline]] void Sketch::multiply(int p, const SketchRows& rows, float* likely, float* highest) const {
   const SketchPanel& from = panel(p);
   const uint8_t* quants = (const uint8_t*)(&from + 1);
-  F acc[M];
+  F acc[M];  // in registers only if all loops over them are unrolled
   I sums[M], scales = int_zero();
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   for (int g = 0; g < groups(); g++, quants += group_bytes(SKETCH_BITS)) {
     if (g % STRETCH == 0) {
@@ -275,12 +276,17 @@ template <int M>
     const Quants<SKETCH_BITS> w(quants);
     fetch_bytes(quants + AHEAD, group_bytes(SKETCH_BITS));
     const int at = g * M;
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);
     w.template dot<0, 8, M>(rows.q + size_t(at) * GROUP, sums);
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) sums[m] = int_set1(rows.row[m].wide_zero);
   Quants<8>(from.wide[0]).template dot<0, 8, M>(rows.wide, sums);
+  F found[2 * SKETCH_ROWS];
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++) {
     const SketchRows::Row& row = rows.row[m];
     const F wide_product = mul(to_float(sums[m]), set1(row.wide_scale));
@@ -288,6 +294,13 @@ template <int M>
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
     const Noise& noise = rows.noises[m];
     const F added = gumbel(noise, p * PANEL);
-    likely[m] = top(with_noise(product, noise, added)), highest[m] = top(with_noise(add(product, off), noise, added));
+    found[m] = with_noise(product, noise, added), found[SKETCH_ROWS + m] = with_noise(add(product, off), noise, added);
+  }
+  if constexpr (M == SKETCH_ROWS) {
+    alignas(LINE) float highs[2 * SKETCH_ROWS];
+    store(highs, tops(found));
+    std::copy_n(highs, M, likely), std::copy_n(highs + M, M, highest);
+  } else {
+    for (int m = 0; m < M; m++) likely[m] = top(found[m]), highest[m] = top(found[SKETCH_ROWS + m]);
   }
 }

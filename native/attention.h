@@ -51,23 +51,28 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
   *out.total = sum(total);  // 0 if nothing was seen
 }
 
+// Pages of a sequence that a head reads.
+struct Reads {
+  const Span* spans;
+  int count, head;
+};
+
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries come before
-// these spans.
-inline void attend_split(const Layer& layer, int head, const Span* spans, int num_spans, int before, int window,
-                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
+// these pages. `next` are likely to be read after them.
+inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, const Query* rows,
+                         const Half* queries, int count, const Partial* out, Scratch& scratch) {
+  const auto [spans, num_spans, head] = pages;
   const int dim = layer.dim;
   bool whole = window == 0;  // all pages are full, and rows see what is before them
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
-  // Pages lie anywhere, so only we know which comes next: after the keys come the values, and then likely the keys of
-  // the next head.
+  // Pages lie anywhere, so only we know which comes next: after the keys come the values, and then the next keys.
   const uint16_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
-  const int next = std::min(head + 1, layer.kv_heads - 1);
   for (int i = 0; i < num_spans; i++)
     keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
   for (int i = 0; i < AHEAD_PAGES; i++) {
     keys[num_spans + i] = values[std::min(i, num_spans - 1)];
-    values[num_spans + i] = layer.page(0, spans[std::min(i, num_spans - 1)].page, next);
+    values[num_spans + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
     fetch_bytes(keys[i], 2 * PAGE_SIZE * dim);
   }
   int end = before, reach = 0;  // pages that a row may see are enough for those before it: weights of 0 add nothing

@@ -4,7 +4,7 @@
 #include "simd.h"
 
 constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
-constexpr int AHEAD_PAGES = 2;  // asked for before they are needed
+constexpr int AHEAD_PAGES = INTEL ? 2 : 6;  // asked for before they are needed
 
 struct Span {
   int32_t page, start, stop, position;

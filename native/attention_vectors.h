@@ -12,6 +12,7 @@ struct PairsOf {
   const uint16_t* const* pages;
   Pairs operator()(int page, int at) const {
     if (ASK) fetch(pages[page + AHEAD_PAGES] + at);
+    if (ASK && ASKS_TWICE) fetch(pages[page + AHEAD_PAGES / 2] + at);
     return load_pairs(pages[page] + at);
   }
 };

@@ -31,26 +31,31 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         }
       }
   };
-  m.team->share(int(plan.units.size()), own.member, [&](int u) {
-    const Attention::Unit& unit = plan.units[u];
+  auto reads = [&](const Attention::Unit& unit, const Split& s) {
+    return Reads{batch.spans + batch.span_starts[plan.pieces[unit.piece].sequence] + s.first, s.count, unit.head};
+  };
+  const int units = int(plan.units.size());
+  m.team->share(units, own.member, [&](int u) {
+    const Attention::Unit &unit = plan.units[u], &after = plan.units[std::min(u + 1, units - 1)];
     const Piece& piece = plan.pieces[unit.piece];
     const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
-    const Span* spans = batch.spans + batch.span_starts[piece.sequence];
     own.queries.clear();
     for (int i = 0; i < queries; i++)
       own.queries.push_back(query_of(batch, piece.sequence, piece.first + i / repeat, entries));
-    auto split = [&](const Split& s, float* base, size_t first) {
+    const std::span<const Split> splits = splits_of(plan, unit);
+    auto split = [&](size_t index, float* base, size_t first) {
+      const Split& s = splits[index];
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      attend_split(kv, unit.head, spans + s.first, s.count, s.before, b.window, own.queries.data(),
-                   heads.query(piece.first, unit.head), queries, own.outs.data(), own.scratch);
+      const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
+      attend_split(kv, reads(unit, s), next, s.before, b.window, own.queries.data(), heads.query(piece.first, unit.head),
+                   queries, own.outs.data(), own.scratch);
     };
-    if (unit.split >= 0) return split(piece.splits[unit.split], memory, unit.partial);
+    if (unit.split >= 0) return split(0, memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;
-    for (const Split& s : piece.splits) {
-      const bool first = &s == &piece.splits[0];
-      split(s, first ? wholes : parts, 0);
-      for (int i = 0; i < queries && !first; i++) merge(partial_at(wholes, i), own.outs[i], c.dim);
+    for (size_t i = 0; i < splits.size(); i++) {
+      split(i, i ? parts : wholes, 0);
+      for (int q = 0; q < queries && i; q++) merge(partial_at(wholes, q), own.outs[q], c.dim);
     }
     put(piece, unit.head, wholes);
   }, finish);

@@ -109,12 +109,14 @@ template <Format T, int M>
   const bool asks = later.due(groups);
   const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
   Lookahead<T> ahead(job, job.next);
+  Again<T, M> again(job);
   F minimum = zero();  // of the group before
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
       const Quants<L.bits> w(quants);
       ahead.step();
+      again.step();
       if (asks) later.step();
       F scale, second;
       load_factors<T>(p + block * L.scale_bytes, i, scale, second);
@@ -139,10 +141,12 @@ template <int M, int TILE>
 [[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, int from, F* out) {
   const uint8_t* p = job.begin();
   Lookahead<BF16> ahead(job, job.next);
+  Again<BF16, TILE> again(job);
   F even[M], odd[M];
   for (int m = 0; m < M; m++) even[m] = odd[m] = zero();
   for (int g = 0; g < rows.groups(); g++) {
     ahead.step();
+    again.step();
     for (int c = 0; c < GROUP; c += 4, p += 2 * LINE) {
       const I first = load_bytes(p), second = load_bytes(p + LINE);
 #pragma GCC unroll 16

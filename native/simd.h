@@ -87,6 +87,13 @@ inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T
 // asked for to the end of its page. Two pages in turn keep it busier than one.
 constexpr bool PAGES_IN_TURN = INTEL;
 constexpr ptrdiff_t PAGE = 4096;
+// AMD's with AVX-512 drop some of what is asked for, the more where a host's small pages make addresses slow to look up.
+// Asked for again half way, all has come in time: one row's weights from memory in 0.7 to 0.8 of the time on Zen 4.
+#ifdef __AVX512BF16__
+constexpr bool ASKS_TWICE = !INTEL;
+#else
+constexpr bool ASKS_TWICE = false;
+#endif
 // A line of either of two pages, for the next two of a stream that goes by `at`.
 inline void fetch_in_turn(const void* at) {
   const uintptr_t a = uintptr_t(at), line = (a & -2 * PAGE) | (a >> 1 & (PAGE - 64));

@@ -264,17 +264,21 @@ template <int M>
   const uint8_t* quants = (const uint8_t*)(&from + 1);
   F acc[M];  // in registers only if all loops over them are unrolled
   I sums[M], scales = int_zero();
+  auto ask = [](const uint8_t* at, size_t bytes) {
+    fetch_bytes(at + AHEAD, bytes);
+    if (ASKS_TWICE) fetch_bytes(at + AHEAD / 2, bytes);
+  };
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   for (int g = 0; g < groups(); g++, quants += group_bytes(SKETCH_BITS)) {
     if (g % STRETCH == 0) {
       scales = load_bytes(quants);
-      fetch(quants + AHEAD);
+      ask(quants, LINE);
       quants += LINE;
     }
     const F scale = g % STRETCH < STRETCH / 2 ? firsts(scales) : seconds(scales);
     const Quants<SKETCH_BITS> w(quants);
-    fetch_bytes(quants + AHEAD, group_bytes(SKETCH_BITS));
+    ask(quants, group_bytes(SKETCH_BITS));
     const int at = g * M;
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);

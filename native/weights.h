@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "groups.h"
 #include "memory.h"
@@ -67,35 +68,47 @@ struct Job {
   }
 };
 
-// Asks for weights before they are needed, a step for each group of a job: for the quants that follow, and then for those
-// of the panel `next`, whose scales are asked for besides. They lie before its quants: asked for in that order, they leave
-// long rows no lead. Where two pages in turn are quicker, weights are asked for as they lie all the same, for these go best
-// without a gap.
+// Asks for weights before they are needed, a step for each group of a job: for those that follow, as they lie, and then for
+// the panel `next`. A panel's scales lie before its quants, so what is asked for is so many bytes ahead besides. Long panels
+// are asked for by two pages in turn where that is quicker.
 template <Format T>
 class Lookahead {
  public:
   // Out of line it would keep its object, and with AVX2 what is beside it, in memory: one row took 1.0 to 1.5 times as long.
   [[gnu::always_inline]] Lookahead(const Job& job, const uint8_t* next, ptrdiff_t bytes = AHEAD)
-      : in_turn_(PAGES_IN_TURN && job.end() - job.begin() >= 2 * PAGE), end_(job.end()),
-        next_(PAGES_IN_TURN ? next : next + job.matrix->scale_bytes()), scales_(next) {
-    const uint8_t* from = PAGES_IN_TURN ? job.begin() : job.quants(0);
-    at_ = from + std::min((in_turn_ ? 3 * PAGE : bytes) / STEP * STEP, end_ - from);
-  }
+      : in_turn_(PAGES_IN_TURN && job.end() - job.begin() >= 2 * PAGE),
+        at_(job.quants(0) + std::min(in_turn_ ? 3 * PAGE : bytes, job.end() - job.quants(0))), end_(job.end()), next_(next) {}
   void step() {
     if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
     if (PAGES_IN_TURN && in_turn_)  // where they never are, nothing is left of it
       for (int at = 0; at < STEP; at += 2 * LINE) fetch_in_turn(at_ + at);
     else
       for (int line = 0; line < STEP; line += LINE) fetch(at_ + line);
-    if (!PAGES_IN_TURN && SCALES) fetch(scales_);
-    at_ += STEP, scales_ += SCALES;
+    at_ += STEP;
   }
 
  private:
-  static constexpr int SCALES = LAYOUTS[T].scale_bytes * GROUP / LAYOUTS[T].block;
-  static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + (PAGES_IN_TURN ? SCALES : 0);
+  // Of quants and scales, all together.
+  static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes * GROUP / LAYOUTS[T].block;
   const bool in_turn_;
-  const uint8_t *at_, *end_, *next_, *scales_;
+  const uint8_t *at_, *end_, *next_;
+};
+
+// Asks again half way, where that is quicker: for no more than a few of M rows, as more are multiplied for longer than
+// their weights take.
+template <Format T, int M>
+class Again {
+ public:
+  [[gnu::always_inline]] explicit Again(const Job& job) {
+    if constexpr (ASKS) ahead_.emplace(job, job.next, AHEAD / 2);
+  }
+  void step() {
+    if constexpr (ASKS) ahead_->step();
+  }
+
+ private:
+  static constexpr bool ASKS = ASKS_TWICE && M <= 4;
+  std::optional<Lookahead<T>> ahead_;
 };
 
 // Scales and minima of a block's group g for 16 rows. Q6_K has two scales a group, one for each half.

@@ -7,8 +7,9 @@
 // a row's product is at most |rest_r| |x| from that of its mean and its sketch. Here x is what the head's own kernel
 // multiplies, activations as it rounds them, and rest_r is what the sketch leaves of weights as it rounds those.
 //
-// A panel is the SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs
-// of bfloat16 for its first two groups and its last two, and the quants as in groups.h.
+// Two groups share a scale, of weights and of activations, so that their products are scaled once. A panel is the
+// SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs of bfloat16 for
+// its first two groups and its last two, and the quants as in groups.h.
 #pragma once
 #include "decoder.h"
 #include "dots.h"
@@ -29,8 +30,8 @@ struct alignas(LINE) SketchPanel {
 struct SketchRows {
   int count;
   int8_t *q, *wide;     // [groups, count, GROUP], [count, WIDE]
-  float* scale;         // [groups, count]
-  int32_t* zero;        // [groups, count]: what the quants' zero adds
+  float* scale;         // [twos of groups, count]
+  int32_t* zero;        // [twos of groups, count]: what the quants' zero adds
   const Noise* noises;  // [count]
   struct Row {
     float mean, slack;  // the product of the head's mean; how far rounding of sums may lead
@@ -62,6 +63,7 @@ class Sketch {
  private:
   explicit Sketch(const Matrix& head) : head_(head), mean_(head.cols) {}
   int groups() const { return head_.cols / GROUP; }
+  int twos() const { return ceil_div(groups(), 2); }
   SketchPanel& panel(int p) const { return *(SketchPanel*)(data_ + panel_bytes() * p); }
   void look(const float* norm, Team& team);
   bool draw(int panel, F* weights) const;
@@ -219,34 +221,39 @@ inline bool Sketch::draw(int p, F* w) const {
 inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, Buffer& memory) const {
   const int count = rows.count, cols = head_.cols, n = groups();
   SketchRows out{count, nullptr, nullptr, nullptr, nullptr, noises, {}};
-  float* x = memory.get<float>(size_t(cols) + size_t(count) * (2 * n + (cols + WIDE) / 4));
-  out.scale = x + cols, out.zero = (int32_t*)(out.scale + count * n);
-  out.q = (int8_t*)(out.zero + count * n), out.wide = out.q + size_t(count) * cols;
+  float* x = memory.get<float>(size_t(cols) + size_t(count) * (2 * twos() + (cols + WIDE) / 4));
+  out.scale = x + cols, out.zero = (int32_t*)(out.scale + count * twos());
+  out.q = (int8_t*)(out.zero + count * twos()), out.wide = out.q + size_t(count) * cols;
   for (int r = 0; r < count; r++) {
     const Place place = rows.place(r);
     double mean = 0, squares = 0, wide = 0, lost = 0;
     for (int g = 0; g < n; g++) read_group(kinds, rows, place, g, x + g * GROUP);
     for (int c = 0; c < cols; c++) mean += double(x[c]) * mean_[c];
-    // 32 columns as int8; returns what the quants add up to.
-    auto quantize = [&](F a, F b, int8_t* q, float& scale) {
-      I qa, qb;
-      scale = to_int8(a, b, qa, qb);
-      store_int8(q, qa), store_int8(q + 16, qb);
-      const F left_a = fnma(to_float(qa), set1(scale), a), left_b = fnma(to_float(qb), set1(scale), b);
-      lost += sum(fma(left_a, left_a, mul(left_b, left_b)));
-      return sum(qa) + sum(qb);
+    // So many columns as int8, groups `count` of them apart. Returns what the quants add up to.
+    auto quantize = [&](const float* from, int columns, int8_t* q, float& scale) {
+      F highest = zero();
+      for (int c = 0; c < columns; c += 16) highest = max(highest, abs(load(from + c)));
+      const F step = step_of(set1(top(highest))), inverse = inverse_of(step);
+      I total = int_zero();
+      for (int c = 0; c < columns; c += 16) {
+        const F v = load(from + c);
+        const I quants = to_int(mul(v, inverse));
+        store_int8(q + c / GROUP * count * GROUP + c % GROUP, quants);
+        const F left = fnma(to_float(quants), step, v);
+        lost += sum(mul(left, left)), total = add(total, quants);
+      }
+      scale = first_lane(step);
+      return sum(total);
     };
     SketchRows::Row& row = out.row[r];
     alignas(LINE) float few[WIDE];
-    for (int i = 0; i < WIDE; i++) few[i] = std::exchange(x[wide_[i]], 0.0f);
-    const F few_a = load(few), few_b = load(few + 16);
-    wide = sum(fma(few_a, few_a, mul(few_b, few_b)));
-    row.wide_zero = -128 * quantize(few_a, few_b, out.wide + r * WIDE, row.wide_scale);
-    for (int g = 0; g < n; g++) {
-      const int i = g * count + r;
-      const F a = load(x + g * GROUP), b = load(x + g * GROUP + 16);
-      squares += sum(fma(a, a, mul(b, b)));
-      out.zero[i] = -8 * quantize(a, b, out.q + size_t(i) * GROUP, out.scale[i]);
+    for (int i = 0; i < WIDE; i++) few[i] = std::exchange(x[wide_[i]], 0.0f), wide += double(few[i]) * few[i];
+    row.wide_zero = -128 * quantize(few, WIDE, out.wide + r * WIDE, row.wide_scale);
+    for (int c = 0; c < cols; c += 16) squares += sum(mul(load(x + c), load(x + c)));
+    for (int two = 0; two < twos(); two++) {
+      const int first = 2 * two, columns = std::min(2, n - first) * GROUP, i = two * count + r;
+      int8_t* q = out.q + (size_t(first) * count + r) * GROUP;
+      out.zero[i] = -8 * quantize(x + first * GROUP, columns, q, out.scale[i]);
     }
     constexpr double ROUNDED_UP = 1.001;
     // Of sums in float32: of so many terms, which are some times larger than what they add up to.
@@ -270,19 +277,21 @@ template <int M>
   };
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
-  for (int g = 0; g < groups(); g++, quants += group_bytes(SKETCH_BITS)) {
-    if (g % STRETCH == 0) {
+  for (int two = 0; two < twos(); two++) {
+    if (two % 2 == 0) {
       scales = load_bytes(quants);
       ask(quants, LINE);
       quants += LINE;
     }
-    const F scale = g % STRETCH < STRETCH / 2 ? firsts(scales) : seconds(scales);
-    const Quants<SKETCH_BITS> w(quants);
-    ask(quants, group_bytes(SKETCH_BITS));
-    const int at = g * M;
+    const F scale = two % 2 == 0 ? firsts(scales) : seconds(scales);
+    const int at = two * M;
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) sums[m] = int_set1(rows.zero[at + m]);
-    w.template dot<0, 8, M>(rows.q + size_t(at) * GROUP, sums);
+    for (int g = 2 * two; g < std::min(2 * two + 2, groups()); g++, quants += group_bytes(SKETCH_BITS)) {
+      const Quants<SKETCH_BITS> w(quants);
+      ask(quants, group_bytes(SKETCH_BITS));
+      w.template dot<0, 8, M>(rows.q + size_t(g) * M * GROUP, sums);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) acc[m] = fma(to_float(sums[m]), mul(scale, set1(rows.scale[at + m])), acc[m]);
   }

@@ -65,6 +65,11 @@ inline std::span<const Split> splits_of(const Attention& plan, const Attention::
   return unit.split < 0 ? all : all.subspan(unit.split, 1);
 }
 
+// The pages that a unit reads of a split.
+inline Reads reads_of(const Attention& plan, const Batch& batch, const Attention::Unit& unit, const Split& split) {
+  return {batch.spans + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head};
+}
+
 // Long units come first, and each member's range gets the same share of those of a length: so ranges are as long as each
 // other, and what is left to share at the end is short. Neighbours stay together: their keys lie side by side.
 inline void deal(Attention& plan, int members) {
@@ -122,11 +127,11 @@ inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch
   std::vector<size_t> places;
   for (int u = begin_of(units, member, members); u < last; u++)
     for (const Split& split : splits_of(plan, plan.units[u])) {
-      const Span* spans = batch.spans + batch.span_starts[plan.pieces[plan.units[u].piece].sequence] + split.first;
+      const Reads reads = reads_of(plan, batch, plan.units[u], split);
       for (int side = 0; side < 2; side++)
-        for (int k = 0; k < split.count; k++) {
+        for (int k = 0; k < reads.count; k++) {
           if (places.size() == wanted) return places;
-          places.push_back((uint8_t*)kv.page(side, spans[k].page, plan.units[u].head) - (uint8_t*)kv.data);
+          places.push_back((uint8_t*)kv.page(side, reads.spans[k].page, reads.head) - (uint8_t*)kv.data);
         }
     }
   return places;

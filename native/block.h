@@ -31,9 +31,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         }
       }
   };
-  auto reads = [&](const Attention::Unit& unit, const Split& s) {
-    return Reads{batch.spans + batch.span_starts[plan.pieces[unit.piece].sequence] + s.first, s.count, unit.head};
-  };
+  auto reads = [&](const Attention::Unit& unit, const Split& s) { return reads_of(plan, batch, unit, s); };
   const int units = int(plan.units.size());
   m.team->share(units, own.member, [&](int u) {
     const Attention::Unit &unit = plan.units[u], &after = plan.units[std::min(u + 1, units - 1)];

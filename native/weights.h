@@ -94,8 +94,7 @@ class Lookahead {
   const uint8_t *at_, *end_, *next_;
 };
 
-// Asks again half way, where that is quicker: for no more than a few of M rows, as more are multiplied for longer than
-// their weights take.
+// Asks again half way, where that is quicker and M rows are few: more are multiplied for longer than their weights take.
 template <Format T, int M>
 class Again {
  public:

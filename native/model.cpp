@@ -2,6 +2,8 @@
 #include "block.h"
 #include "head.h"
 #include "likeliest.h"
+#include "search.h"
+#include "sketch_making.h"
 
 // Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
 template <class Job>
@@ -102,7 +104,7 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
   multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
 }
 
-// Makes what twostroke_search needs: its bytes; 0 if that would be of no use, -1 without memory for it.
+// Makes a sketch for twostroke_search: its bytes; 0 if it would be of no use, -1 without memory for it.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Matrix& head = *m.head->jobs[0].matrix;
@@ -115,13 +117,13 @@ int64_t twostroke_sketch(void* model) {
   return m.sketch ? int64_t(m.sketch->bytes()) : 0;
 }
 
-// The tokens with the largest logits, with noise, of up to SKETCH_ROWS rows [count, hidden] of a pass; -1 where that is
-// not finite. And [count, panels] that nothing in a panel is above, if that is not null.
+// The tokens with the largest logits, with noise, of rows [count, hidden] of a pass; -1 where that is not finite. If
+// `highest` is not null, by way of the sketch, whose bounds go there: [count, panels] that nothing in a panel is above.
 void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
   const int run = m.team->vacant();
   Search& search = m.searches[run];
-  search.begin(*m.head, x, noises, count);
+  search.begin(*m.head, x, noises, count, m.sketch && (highest || count <= SKETCH_PAYS));
   m.team->run(run, SEARCH_PHASES, true, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
   end_search(search, count, chunks_of(m.head->width), tokens);
   if (highest) std::copy_n(search.highest, count * m.head->jobs.size(), highest);

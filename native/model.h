@@ -7,7 +7,7 @@ struct Model : Decoder {
   Team* team;
   struct Private {  // of a member
     int member;
-    Buffer row, prepared, sums, scales, sketched;
+    Buffer row, prepared, sums, scales, sketched, found;
     Workspace work;
     Scratch scratch;
     std::vector<Query> queries;

@@ -37,12 +37,15 @@ struct Search {
   const float* x;
   Noise* noises;            // [rows]
   uint8_t* inputs;          // ready to be multiplied
+  bool sketched;            // whether by way of the sketch; then:
   float *likely, *highest;  // [rows, panels]: what a panel's largest product may be, and what none is above
   float* floors;            // [rows]: what some product is
   Best* found;              // [rows, chunks]
 
-  void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count) {
-    const size_t values = size_t(count) * layer.cols, panels = layer.jobs.size(), floats = values + count * (2 * panels + 1);
+  void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count, bool by_sketch) {
+    sketched = by_sketch;
+    const size_t values = size_t(count) * layer.cols, panels = sketched ? layer.jobs.size() : 0;
+    const size_t floats = values + count * (2 * panels + 1);
     const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE);
     const size_t bests = size_t(count) * chunks_of(layer.width);
     inputs = memory_.get<uint8_t>(ready + sizeof(float) * floats + sizeof(Best) * bests + sizeof(Noise) * count);

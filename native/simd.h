@@ -52,11 +52,13 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
-// Whether the build is for Intel's cores alone: of those with AVX-512 and no tiles, AMD's have the one with BF16.
+// Whose cores alone the build is for, if it has AVX-512: of those without tiles, AMD's have the one with BF16.
 #if defined(__AMX_BF16__) || (defined(__AVX512F__) && !defined(__AVX512BF16__))
-constexpr bool INTEL = true;
+constexpr bool INTEL = true, AMD = false;
+#elif defined(__AVX512F__)
+constexpr bool INTEL = false, AMD = true;
 #else
-constexpr bool INTEL = false;
+constexpr bool INTEL = false, AMD = false;
 #endif
 
 // What int8 quants of numbers are multiplied with if none is larger: STEP_BITS bits follow its first, few enough for
@@ -89,11 +91,7 @@ constexpr bool PAGES_IN_TURN = INTEL;
 constexpr ptrdiff_t PAGE = 4096;
 // AMD's with AVX-512 drop some of what is asked for, the more where a host's small pages make addresses slow to look up.
 // Asked for again half way, all has come in time: one row's weights from memory in 0.7 to 0.8 of the time on Zen 4.
-#ifdef __AVX512BF16__
-constexpr bool ASKS_TWICE = !INTEL;
-#else
-constexpr bool ASKS_TWICE = false;
-#endif
+constexpr bool ASKS_TWICE = AMD;
 // A line of either of two pages, for the next two of a stream that goes by `at`.
 inline void fetch_in_turn(const void* at) {
   const uintptr_t a = uintptr_t(at), line = (a & -2 * PAGE) | (a >> 1 & (PAGE - 64));

@@ -83,28 +83,38 @@ inline float weigh_chunk(const float* row, int columns, int chunk, float top, fl
   return total(all);
 }
 
+// The first of the largest of a row's columns, with noise, found 16 columns at a time in any order that rises in each lane.
+struct Highest {
+  F value = set1(-INFINITY), where = zero();
+  uint32_t numbers = 0xffff;  // lanes in which all were
+
+  void look(F v, const Noise& noise, int column) {
+    numbers &= equal_lanes(v, v);
+    const F seen = max(with_noise(v, noise, gumbel(noise, column)), value);
+    where = select(equal_lanes(seen, value), where, set1(float(column))), value = seen;
+  }
+  // Infinite where something was no number.
+  Best best() const {
+    if (numbers != 0xffff) return {INFINITY, 0};
+    alignas(64) float values[16], places[16];
+    store(values, value), store(places, where);
+    Best best;
+    for (int lane = 0; lane < 16; lane++) {
+      const Best other{values[lane], int(places[lane]) + lane};
+      if (best < other || (best.value == other.value && other.column < best.column)) best = other;
+    }
+    return best;
+  }
+};
+
 // The largest of a row's chunk with noise; what is no number is larger than all others.
 inline Best draw_chunk(const float* row, int columns, int chunk, const Noise& noise) {
   const Chunk c(row, columns, chunk);
-  F highest = set1(-INFINITY), where = zero();
-  uint32_t numbers = 0xffff;
-  auto look = [&](int i, F v) {
-    numbers &= equal_lanes(v, v);
-    const F value = max(with_noise(v, noise, gumbel(noise, c.first + i)), highest);
-    where = select(equal_lanes(value, highest), where, set1(float(i))), highest = value;
-  };
-  for (int i = 0; i < c.whole; i += 16) look(i, load(c.x + i));
-  look(c.whole, load(c.rest));
-  if (numbers != 0xffff)
-    return {INFINITY, c.first + int(std::find_if(c.x, c.x + c.count, [](float x) { return std::isnan(x); }) - c.x)};
-  alignas(64) float values[16], places[16];
-  store(values, highest), store(places, where);
-  Best best{-INFINITY, c.first};
-  for (int lane = 0; lane < 16; lane++) {
-    const Best other{values[lane], c.first + int(places[lane]) + lane};
-    if (best < other || (best.value == other.value && other.column < best.column)) best = other;
-  }
-  return best;
+  Highest highest;
+  for (int i = 0; i < c.whole; i += 16) highest.look(load(c.x + i), noise, c.first + i);
+  highest.look(load(c.rest), noise, c.first + c.whole);
+  if (highest.numbers == 0xffff) return highest.best();
+  return {INFINITY, c.first + int(std::find_if(c.x, c.x + c.count, [](float x) { return std::isnan(x); }) - c.x)};
 }
 
 // Chunks in order.

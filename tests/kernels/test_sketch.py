@@ -1,4 +1,4 @@
-"""What is found by way of the head's sketch is what all logits make: a sketch may only rule out what loses."""
+"""What a search finds is what all logits make, by the head's sketch or not: that only rules out what loses."""
 
 import math
 from dataclasses import replace
@@ -40,16 +40,22 @@ def noises_of(x: np.ndarray) -> list[Noise]:
 
 
 def same_by_all_logits(head: native_pass.NativePass, x: np.ndarray) -> bool:
-    """Of the likeliest tokens and of some that are drawn."""
-    return all(
-        head.draw(x, noises) == head.statistics.draw(head.logits(x), noises)
-        for noises in ([NO_NOISE] * len(x), noises_of(x), noises_of(x)[::-1])
-    )
+    """Of the likeliest tokens and of some that are drawn, by way of the sketch, too, where it has not paid."""
+
+    def same(noises: list[Noise]) -> bool:
+        expected = head.statistics.draw(head.logits(x), noises)
+        if head.sketch_bytes and len(x) <= native_pass.SKETCH_ROWS:
+            found, _ = head.draw_by_sketch(x, noises)
+            if found != expected and min(found) >= 0:
+                return False
+        return head.draw(x, noises) == expected
+
+    return all(same(noises) for noises in ([NO_NOISE] * len(x), noises_of(x), noises_of(x)[::-1]))
 
 
 def slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
     """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
-    return head.bounds(x, [NO_NOISE] * len(x)) - head.logits(x).reshape(len(x), -1, packed.PANEL).max(-1)
+    return head.draw_by_sketch(x, [NO_NOISE] * len(x))[1] - head.logits(x).reshape(len(x), -1, packed.PANEL).max(-1)
 
 
 def noisy_slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
@@ -59,7 +65,7 @@ def noisy_slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
     ids = np.arange(logits.shape[1])
     added = [np.zeros(len(ids)) if n.key is None else gumbel(n.key, ids) for n in noises]
     scores = np.stack([logits[i] * n.gain + a for i, n, a in zip(kept, noises, added, strict=True)])
-    gap = head.bounds(x[kept], noises) - scores.reshape(len(kept), -1, packed.PANEL).max(-1)
+    gap = head.draw_by_sketch(x[kept], noises)[1] - scores.reshape(len(kept), -1, packed.PANEL).max(-1)
     return gap / np.abs(scores).max(-1, keepdims=True)
 
 
@@ -73,10 +79,10 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
-    """Any number of rows, more than a search takes too, and panels that do not fill the last chunk."""
+    """Any number of rows, more than a sketch takes too, and panels that do not fill the last chunk."""
     head = head_of(kernels, raw_tensor(name, 2 * 1024 + 48, COLUMNS))
     assert (head.sketch_bytes > 0) == (not name.startswith("Q4") and not rounds_minima(name, kernels.variant))
-    for count in range(1, native_pass.SKETCH_ROWS + 2):
+    for count in [*range(1, native_pass.SKETCH_ROWS + 2), 70]:
         x = noise(count, COLUMNS, seed=count)
         assert same_by_all_logits(head, x)
         assert not head.sketch_bytes or count > native_pass.SKETCH_ROWS or noisy_slack(head, x).min() > -1e-6
@@ -168,7 +174,7 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
 def test_late_members_change_nothing(variant: str) -> None:
     """More threads than cores: pieces are computed twice, and members come when a search is over."""
     head = head_of(native.NativeKernels(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
-    xs = [noise(1 + i % native_pass.SKETCH_ROWS, COLUMNS, seed=i) for i in range(24)]
+    xs = [noise(1 + i % (native_pass.SKETCH_ROWS + 8), COLUMNS, seed=i) for i in range(24)]
     expected = [head.statistics.draw(head.logits(x), noises_of(x)) for x in xs]
     for _ in range(30):
         assert [head.draw(x, noises_of(x)) for x in xs] == expected

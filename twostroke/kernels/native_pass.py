@@ -12,7 +12,7 @@ import numpy as np
 from twostroke.kernels.interface import RaggedBatch
 from twostroke.kernels.library import Batch, Config
 from twostroke.kernels.native_statistics import NativeStatistics, packed_noises
-from twostroke.kernels.noise import NO_NOISE, Noise
+from twostroke.kernels.noise import Noise
 from twostroke.kernels.packed import PANEL, Table, floats
 from twostroke.kernels.reuse import Reused
 from twostroke.kernels.rope import Rope, frequencies
@@ -21,7 +21,7 @@ from twostroke.kernels.summary import MadeSummaries, address, new_summaries
 if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
-SKETCH_ROWS = 8  # whose tokens are searched for at once: of more rows all logits are made
+SKETCH_ROWS = 8  # that a sketch of the head can be multiplied with at once
 
 
 class NativePass:
@@ -130,20 +130,14 @@ class NativePass:
 
     def draw(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         """[W, hidden] -> W ids."""
-        if self.sketch_bytes and len(hidden) <= SKETCH_ROWS:
-            ids = self._search(hidden, noises, None)
-            if min(ids) >= 0:
-                return ids
-        logits = self.logits(hidden)
-        if all(noise == NO_NOISE for noise in noises) and (found := self.statistics.summarize(logits)).finite:
-            return found.best  # which the head has found
-        return self.statistics.draw(logits, noises)
+        ids = self._search(hidden, noises, None)
+        return ids if min(ids) >= 0 else self.statistics.draw(self.logits(hidden), noises)
 
-    def bounds(self, hidden: np.ndarray, noises: Sequence[Noise]) -> np.ndarray:
-        """[W, hidden] -> [W, vocab / PANEL], which nothing in a panel is above, its noise included. For tests."""
+    def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
+        """[W, hidden] -> W ids, -1 where logits are not finite, and [W, vocab / PANEL]: what nothing in a panel is
+        above, its noise included. For tests: of up to SKETCH_ROWS rows, whether it pays or not."""
         highest = np.empty((len(hidden), self.head.shape[0] // PANEL), np.float32)
-        self._search(hidden, noises, highest)
-        return highest
+        return self._search(hidden, noises, highest), highest
 
     def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
         hidden, ids = floats(hidden), np.empty(len(hidden), np.int32)

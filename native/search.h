@@ -1,0 +1,96 @@
+// Tokens without logits: of each row the column of the head's largest product with its noise, so the likeliest token or one
+// that is drawn. Products are looked at while they are in registers or cache, and never stored.
+//
+// Of few rows a sketch of the head (sketch.h), where there is one, rules out most panels first.
+#pragma once
+#include <bit>
+
+#include "layers.h"
+
+constexpr int SEARCH_PHASES = 4;  // at most
+
+// The panels of a chunk: the first, and one past the last.
+inline std::pair<int, int> panels_of(const Linear& layer, int chunk) {
+  constexpr int PANELS = CHUNK / PANEL;
+  return {chunk * PANELS, std::min(int(layer.jobs.size()), (chunk + 1) * PANELS)};
+}
+
+inline void search_all(Model& m, Model::Private& own, const Search& search, int count) {
+  const Linear& layer = *m.head;
+  const Rows rows = prepare(m, own, layer, search.x, count, search.inputs, m.head_norm);
+  const int chunks = chunks_of(layer.width), some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;
+  m.team->share(chunks, own.member, [&](int chunk) {
+    Highest* highest = own.found.get<Highest>(count);
+    std::fill_n(highest, count, Highest{});
+    const auto [first_panel, end] = panels_of(layer, chunk);
+    for (int p = first_panel; p < end; p += some)
+      multiply_all(own, &layer.jobs[p], std::min(some, end - p), layer, rows, count,
+                   [&](const Job* jobs, int n, int first, int block, const F* sums) {
+                     for (int r = 0; r < block; r++)
+                       for (int i = 0; i < n; i++)
+                         highest[first + r].look(sums[i * ROW_BLOCK + r], search.noises[first + r], jobs[i].column);
+                   });
+    for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = highest[r].best();
+  });
+}
+
+// From the panels that the sketch does not rule out.
+inline void search_by_sketch(Model& m, Model::Private& own, const Search& search, int count) {
+  const Linear& layer = *m.head;
+  const Sketch& sketch = *m.sketch;
+  const Rows rows = prepare_together(m, own, layer, search.x, count, search.inputs, m.head_norm);
+  const SketchRows sketched = sketch.prepare(layer.kinds, rows, search.noises, own.sketched);
+  const int chunks = chunks_of(layer.width), panels = int(layer.jobs.size());
+  m.team->share(chunks, own.member, [&](int chunk) {
+    const auto [first, end] = panels_of(layer, chunk);
+    for (int p = first; p < end; p++) {
+      float likely[SKETCH_ROWS], highest[SKETCH_ROWS];
+      sketch.bounds(p, sketched, likely, highest);
+      for (int r = 0; r < count; r++) {
+        const size_t at = size_t(r) * panels + p;
+        search.likely[at] = likely[r], search.highest[at] = highest[r];
+      }
+    }
+  });
+  // Panels one by one, each for all rows.
+  auto look_at = [&](const Job& job, Highest* highest) {
+    multiply_all(own, &job, 1, layer, rows, count, [&](const Job*, int, int, int, const F* sums) {
+      for (int r = 0; r < count; r++) highest[r].look(sums[r], search.noises[r], job.column);
+    });
+  };
+  // One that is likely to be the largest, or not far from it.
+  m.team->share(count, own.member, [&](int r) {
+    const float* likely = search.likely + size_t(r) * panels;
+    Job job = layer.jobs[std::max_element(likely, likely + panels) - likely];
+    job.next = job.begin();
+    Highest found[SKETCH_ROWS];
+    look_at(job, found);
+    search.floors[r] = found[r].best().value;
+  });
+  m.team->share(chunks, own.member, [&](int chunk) {
+    own.candidates.clear();
+    const auto [first, end] = panels_of(layer, chunk);
+    for (int p = first; p < end; p++) {
+      bool may_win = false;
+      for (int r = 0; r < count; r++) may_win |= !(search.highest[size_t(r) * panels + p] < search.floors[r]);
+      if (may_win) own.candidates.push_back(layer.jobs[p]);
+    }
+    for (size_t i = 0; i + 1 < own.candidates.size(); i++) own.candidates[i].next = own.candidates[i + 1].begin();
+    Highest found[SKETCH_ROWS];  // another member may be in this piece: it gets to see nothing unfinished
+    for (const Job& job : own.candidates) look_at(job, found);
+    for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = found[r].best();
+  });
+}
+
+inline void run_search(Model& m, Model::Private& own, const Search& search, int count) {
+  search.sketched ? search_by_sketch(m, own, search, count) : search_all(m, own, search, count);
+}
+
+// Of each row the first of its largest; -1 where that is not a finite number.
+inline void end_search(const Search& search, int count, int chunks, int32_t* columns) {
+  for (int r = 0; r < count; r++) {
+    const auto* found = search.found + r * chunks;
+    const Best best = *std::max_element(found, found + chunks);
+    columns[r] = std::isfinite(best.value) ? best.column : -1;
+  }
+}

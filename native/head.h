@@ -4,17 +4,29 @@
 #include "layers.h"
 #include "pass.h"
 
+// The panels of a chunk: the first, and one past the last.
+inline std::pair<int, int> panels_of(const Linear& layer, int chunk) {
+  constexpr int PANELS = CHUNK / PANEL;
+  return {chunk * PANELS, std::min(int(layer.jobs.size()), (chunk + 1) * PANELS)};
+}
+
+// All of them times every row, some at a time.
+template <class Emit>
+void multiply_chunk(Model::Private& own, const Linear& layer, int chunk, Rows rows, int count, const Emit& emit) {
+  const int some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;
+  const auto [first, end] = panels_of(layer, chunk);
+  for (int p = first; p < end; p += some)
+    multiply_all(own, &layer.jobs[p], std::min(some, end - p), layer, rows, count, emit);
+}
+
 constexpr int HEAD_PHASES = 3;  // at most
 
 inline void run_head(Model& m, Model::Private& own, const Product& product, int count) {
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, m.head_norm);
-  const int chunks = chunks_of(layer.width), panels = int(layer.jobs.size());
-  const int some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;
+  const int chunks = chunks_of(layer.width);
   m.team->share(chunks, own.member, [&](int chunk) {
-    const int first = chunk * (CHUNK / PANEL), last = std::min(panels, first + CHUNK / PANEL);
-    for (int i = first; i < last; i += some)
-      multiply_all(own, &layer.jobs[i], std::min(some, last - i), layer, rows, count, storing(layer, product.out));
+    multiply_chunk(own, layer, chunk, rows, count, storing(layer, product.out));
     for (size_t r = 0; r < size_t(count); r++)
       product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, layer.width, chunk);
   });

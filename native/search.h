@@ -3,33 +3,22 @@
 //
 // Of few rows a sketch of the head (sketch.h), where there is one, rules out most panels first.
 #pragma once
-#include <bit>
-
-#include "layers.h"
+#include "head.h"
 
 constexpr int SEARCH_PHASES = 4;  // at most
-
-// The panels of a chunk: the first, and one past the last.
-inline std::pair<int, int> panels_of(const Linear& layer, int chunk) {
-  constexpr int PANELS = CHUNK / PANEL;
-  return {chunk * PANELS, std::min(int(layer.jobs.size()), (chunk + 1) * PANELS)};
-}
 
 inline void search_all(Model& m, Model::Private& own, const Search& search, int count) {
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, search.x, count, search.inputs, m.head_norm);
-  const int chunks = chunks_of(layer.width), some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;
+  const int chunks = chunks_of(layer.width);
   m.team->share(chunks, own.member, [&](int chunk) {
     Highest* highest = own.found.get<Highest>(count);
     std::fill_n(highest, count, Highest{});
-    const auto [first_panel, end] = panels_of(layer, chunk);
-    for (int p = first_panel; p < end; p += some)
-      multiply_all(own, &layer.jobs[p], std::min(some, end - p), layer, rows, count,
-                   [&](const Job* jobs, int n, int first, int block, const F* sums) {
-                     for (int r = 0; r < block; r++)
-                       for (int i = 0; i < n; i++)
-                         highest[first + r].look(sums[i * ROW_BLOCK + r], search.noises[first + r], jobs[i].column);
-                   });
+    multiply_chunk(own, layer, chunk, rows, count, [&](const Job* jobs, int n, int first, int block, const F* sums) {
+      for (int r = 0; r < block; r++)
+        for (int i = 0; i < n; i++)
+          highest[first + r].look(sums[i * ROW_BLOCK + r], search.noises[first + r], jobs[i].column);
+    });
     for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = highest[r].best();
   });
 }
@@ -83,7 +72,8 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
 }
 
 inline void run_search(Model& m, Model::Private& own, const Search& search, int count) {
-  search.sketched ? search_by_sketch(m, own, search, count) : search_all(m, own, search, count);
+  if (search.sketched) return search_by_sketch(m, own, search, count);
+  search_all(m, own, search, count);
 }
 
 // Of each row the first of its largest; -1 where that is not a finite number.

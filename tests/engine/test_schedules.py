@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.watching import Bits
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.track import Token
@@ -17,53 +18,62 @@ from twostroke.methods import method
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 3
-SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True)
-LENGTHS = st.sampled_from([1, 15, 16, 17, 40, 70])
+# Without log-probabilities tokens are searched for, with them all logits are made.
+SAMPLINGS = {
+    logprobs: SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=logprobs)
+    for logprobs in (None, 2)
+}
 METHODS = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "best-of": method("best-of", candidates=2)}
+Asked = tuple[int, str, int | None]  # a prompt's length, a technique, log-probabilities
 
 
 @functools.cache
-def model(index: str, pages: int) -> LLM:
+def model(index: str, pages: int, threads: int) -> LLM:
     page_bytes = 30 * 2 * 3 * 64 * 2 * 16
-    return LLM("smollm2-135m", backend="native", prefix_index=index, kv_bytes=pages * page_bytes)
+    return LLM("smollm2-135m", backend="native", prefix_index=index, kv_bytes=pages * page_bytes, threads=threads)
 
 
 @functools.cache
-def alone(length: int, name: str) -> list[Token]:
-    """The answer to a prompt by itself, unchunked and cold."""
-    llm = model("off", 256)
-    llm.engine.config = SchedulerConfig(max_step_tokens=4096)
-    return llm.generate([prompt(length)], method=METHODS[name], params=SAMPLING)[0].tokens
+def alone(asked: Asked) -> tuple[list[Token], list[str]]:
+    """The answer to a prompt by itself, unchunked and cold, and the bits of its KV."""
+    return answers(model("off", 256, 2), [asked], 4096)[0]
+
+
+def answers(llm: LLM, asked: list[Asked], chunk: int) -> list[tuple[list[Token], list[str]]]:
+    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
+    requests = [llm.request(prompt(length), SAMPLINGS[logprobs], METHODS[name]) for length, name, logprobs in asked]
+    bits = [Bits(request) for request in requests]
+    llm.engine.finish([llm.engine.submit(request) for request in requests])
+    return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
 
 
 def prompt(length: int) -> list[int]:
-    return model("off", 256).tokenizer.encode(TEXT)[:length]
+    return model("off", 256, 2).tokenizer.encode(TEXT)[:length]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
-    requests=st.lists(
-        st.tuples(st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(sorted(METHODS))), min_size=1, max_size=5
+    asked=st.lists(
+        st.tuples(
+            st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(sorted(METHODS)), st.sampled_from([*SAMPLINGS])
+        ),
+        min_size=1,
+        max_size=5,
     ),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
-    index=st.sampled_from(["off", "radix", "hash"]),
-    pages=st.sampled_from([24, 256]),
+    place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("hash", 24, 1), ("hash", 256, 5)]),
 )
-def test_any_schedule(requests: list[tuple[int, str]], chunk: int, index: str, pages: int) -> None:
-    """Any mix of prompts and techniques, in any chunks, cold or prefix-hit (models are kept), preempted or not."""
-    llm = model(index, pages)
-    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
-    submitted = [llm.engine.submit(llm.request(prompt(length), SAMPLING, METHODS[name])) for length, name in requests]
-    llm.engine.finish(submitted)
-    for request, (length, name) in zip(submitted, requests, strict=True):
-        assert list(request.events) == alone(length, name)  # ids, texts and log-probabilities, to the last bit
+def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
+    """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
+    preempted or not: ids, texts, log-probabilities, keys and values to the last bit."""
+    assert answers(model(*place), asked, chunk) == [alone(one) for one in asked]
 
 
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(0, 69), max_size=4), chunk=st.sampled_from([1, 9, 64]))
 def test_entries(cuts: list[int], chunk: int) -> None:
     """K, V and the logits behind them are the same bits whatever pieces a text was entered in."""
-    llm, ids = model("off", 256), prompt(70)
+    llm, ids = model("off", 256, 2), prompt(70)
     llm.engine.config = SchedulerConfig(max_step_tokens=4096)
     whole = llm.prefill(ids)
     llm.engine.config = SchedulerConfig(max_step_tokens=chunk)

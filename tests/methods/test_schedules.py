@@ -1,4 +1,4 @@
-"""Every technique under random schedules, on the native backend: the same tokens and log-probabilities, to the bit."""
+"""Every technique under random schedules, natively: the same tokens, log-probabilities and KV, to the bit."""
 
 import functools
 from collections.abc import Callable
@@ -9,13 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native
+from tests.watching import Bits
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.track import Token
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 
-SAMPLING = SamplingParams(max_tokens=20, temperature=0.8, seed=7, ignore_eos=True)
+# Without log-probabilities tokens are searched for, with them all logits are made.
+SAMPLINGS = {
+    logprobs: SamplingParams(max_tokens=20, temperature=0.8, seed=7, ignore_eos=True, logprobs=logprobs)
+    for logprobs in (None, 2)
+}
 TECHNIQUES: list[Method] = [
     *(method(name) for name in sorted(METHODS)),
     method("repeat", times=3, sinks=2, offset="wrong"),
@@ -32,14 +37,16 @@ TECHNIQUES: list[Method] = [
     method("snap", window=4, budget=12),
     method("snap", times=2, keep="last", sinks=2, window=4, budget=12, kernel=3),
 ]
-Models = Callable[[str, int], LLM]
+Asked = tuple[int, Method, int | None]  # a prompt's length, a technique, log-probabilities
+Answer = tuple[list[Token], list[str]]  # tokens, and the bits of its KV
+Models = Callable[[str, int, int], LLM]
 
 
 @pytest.fixture(scope="module")
 def models(native_directory: Path) -> Models:
     @functools.cache
-    def opened(index: str, pages: int) -> LLM:
-        options = {"backend": "native", "weights": "int8", "student": "int2", "draft": "int4", "threads": 2}
+    def opened(index: str, pages: int, threads: int) -> LLM:
+        options = {"backend": "native", "weights": "int8", "student": "int2", "draft": "int4", "threads": threads}
         page_bytes = 3 * 2 * 2 * 64 * 2 * 16
         return LLM(str(native_directory), prefix_index=index, kv_bytes=pages * page_bytes, **options)
 
@@ -47,16 +54,17 @@ def models(native_directory: Path) -> Models:
 
 
 @pytest.fixture(scope="module")
-def alone(models: Models) -> Callable[[int, Method], list[Token]]:
+def alone(models: Models) -> Callable[[Asked], Answer]:
     """The answer to a prompt by itself, unchunked and cold."""
+    return functools.cache(lambda asked: answers(models("off", 256, 2), [asked], 4096)[0])
 
-    @functools.cache
-    def answer(length: int, chosen: Method) -> list[Token]:
-        llm = models("off", 256)
-        llm.engine.config = SchedulerConfig(max_step_tokens=4096)
-        return llm.generate([prompt(length)], method=chosen, params=SAMPLING)[0].tokens
 
-    return answer
+def answers(llm: LLM, asked: list[Asked], chunk: int) -> list[Answer]:
+    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
+    requests = [llm.request(prompt(length), SAMPLINGS[logprobs], chosen) for length, chosen, logprobs in asked]
+    bits = [Bits(request) for request in requests]
+    llm.engine.finish([llm.engine.submit(request) for request in requests])
+    return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
 
 
 def prompt(length: int) -> list[int]:
@@ -66,26 +74,19 @@ def prompt(length: int) -> list[int]:
 @needs_native
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    requests=st.lists(
-        st.tuples(st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(TECHNIQUES)), min_size=1, max_size=5
+    asked=st.lists(
+        st.tuples(st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(TECHNIQUES), st.sampled_from([*SAMPLINGS])),
+        min_size=1,
+        max_size=5,
     ),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
-    index=st.sampled_from(["off", "radix", "hash"]),
-    pages=st.sampled_from([24, 256]),
+    place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("hash", 24, 1), ("hash", 256, 5)]),
 )
 def test_any_schedule(
-    requests: list[tuple[int, Method]],
-    chunk: int,
-    index: str,
-    pages: int,
-    models: Models,
-    alone: Callable[[int, Method], list[Token]],
+    asked: list[Asked], chunk: int, place: tuple[str, int, int], models: Models, alone: Callable[[Asked], Answer]
 ) -> None:
-    """Any mix of prompts and techniques, in any chunks, cold or prefix-hit (models are kept), preempted or not."""
-    expected = [alone(length, chosen) for length, chosen in requests]
-    llm = models(index, pages)
-    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
-    submitted = [llm.engine.submit(llm.request(prompt(length), SAMPLING, chosen)) for length, chosen in requests]
-    llm.engine.finish(submitted)
-    assert [list(request.events) for request in submitted] == expected
+    """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
+    preempted or not."""
+    expected, llm = [alone(one) for one in asked], models(*place)
+    assert answers(llm, asked, chunk) == expected
     assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.watching import watched
 from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Prefilled, Program, Run
@@ -19,18 +20,13 @@ def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tup
     """(tokens, the runs of its decodes, what its program returned): a technique watched at work."""
     runs: list[Run] = []
 
-    def watched() -> Program:
-        program, result = method.program(Prompt(prompt, llm.tokenizer)), None
-        while True:
-            try:
-                stroke = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            result = yield stroke
-            runs.extend(one for one in (result if isinstance(result, list) else [result]) if isinstance(one, Run))
+    def see(made: Any) -> None:
+        if isinstance(made, Run):
+            runs.append(made)
 
     params = SamplingParams(**({"max_tokens": 40, "ignore_eos": True} | sampling))
-    request = Request(watched, params, llm.tokenizer, len(prompt))
+    asked = Prompt(prompt, llm.tokenizer)
+    request = Request(lambda: watched(lambda: method.program(asked), see), params, llm.tokenizer, len(prompt))
     llm.engine.finish([llm.engine.submit(request)])
     return [token.id for token in request.events], runs, request.result
 

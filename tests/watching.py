@@ -1,0 +1,40 @@
+"""Programs watched at work."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Program
+from twostroke.kv.cache import KVCache
+
+
+def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Program:
+    """The program that is made, and see(what each of its strokes returned)."""
+    program, results = make(), [None]  # popped, or what the program lets go of would stay
+    while True:
+        try:
+            stroke = program.send(results.pop())
+        except StopIteration as stop:
+            return stop.value
+        results.append((yield stroke))
+        for result in results[0] if isinstance(results[0], list) else results:
+            see(result)
+        del result
+
+
+class Bits:
+    """The bits of every key and value that a request's strokes leave behind, in order."""
+
+    def __init__(self, request: Request) -> None:
+        self.seen: list[str] = []
+        self._make, request.make_program = request.make_program, self._program
+
+    def _program(self) -> Program:
+        self.seen.clear()  # a preempted program starts again
+        return watched(self._make, self._see)
+
+    def _see(self, result: Any) -> None:
+        kv = result if isinstance(result, KVCache) else getattr(result, "kv", None)
+        if kv is not None:
+            self.seen.append(hashlib.sha256(kv.entries().tobytes()).hexdigest())

@@ -40,7 +40,14 @@ int twostroke_usable() {
 #endif
 }
 
-void* twostroke_team(int size) { return new Team(size); }
+// Null where the system gives no more threads.
+void* twostroke_team(int size) {
+  try {
+    return new Team(size);
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // Returns when no member is at work any more.

@@ -25,15 +25,17 @@ class Team {
  public:
   using Job = Run::Job;
 
+  // Throws std::system_error where the system gives no more threads.
   explicit Team(int size)
       : size_(size), all_(size > 1 ? size * (1 + RESERVES) : 1), seats_(new Seat[all_]), runs_(all_ + 1) {
-    for (int i = 1; i < all_; i++) threads_.emplace_back([this, i] { work(i); });
+    try {
+      for (int i = 1; i < all_; i++) threads_.emplace_back([this, i] { work(i); });
+    } catch (...) {
+      end();
+      throw;
+    }
   }
-  ~Team() {
-    stop_ = true;
-    for (auto* word : {&generation_, &calls_}) word->fetch_add(2), word->notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
   int size() const { return size_; }  // without the reserve
   int all() const { return all_; }
 
@@ -112,6 +114,12 @@ class Team {
   };
 
   int begin(int count, int member) const { return begin_of(count, member, size_); }
+
+  void end() {
+    stop_ = true;
+    for (auto* word : {&generation_, &calls_}) word->fetch_add(2), word->notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
 
   template <class Parts, class Finish>
   void share(bool pure, int count, int most, int member, const Parts& parts, const Finish& finish) {

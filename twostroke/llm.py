@@ -23,6 +23,7 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kernels.backends import create_kernels
+from twostroke.kernels.cores import count_threads
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
@@ -78,7 +79,8 @@ class LLM:
                 weights, re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
             draft: a model of the same tokenizer that guesses tokens, named likewise. Of another geometry, it has a
                 pool of its own, of as many pages.
-            threads: CPU threads; None for the cores this process may use.
+            threads: CPU threads, at most 8 for each core; None for one for each core that this process may use, by its
+                affinity and its container's share of time.
             kv_bytes: memory for KV pages; None for a quarter of what is free now, 4 GiB at most.
             page_size: entries per page.
             prefix_index: "radix", "hash", or "off".
@@ -95,6 +97,7 @@ class LLM:
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
         check_weights(weights)  # before anything is fetched
+        threads = count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         checkpoint = quantize(opened, weights, threads)

@@ -1,6 +1,5 @@
 """Where a measurement was taken."""
 
-import os
 import platform
 import resource
 import sys
@@ -9,6 +8,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from twostroke.kernels.cores import usable_cores
 
 
 def peak_rss_bytes() -> int:
@@ -38,7 +39,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": cpu_model(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": usable_cores(),
             "gpu": gpu,
             "python": platform.python_version(),
             "numpy": version("numpy"),

@@ -72,7 +72,7 @@ class ModelOptions:
     model: Annotated[
         str, _model("--model", "-m", help="A catalog name, a GGUF file, a Hugging Face directory, or a hub id.")
     ] = DEFAULT_MODEL
-    threads: Annotated[int | None, _model(help="CPU threads.", show_default="all cores")] = None
+    threads: Annotated[int | None, _model(help="CPU threads.", show_default="one for each core")] = None
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
     weights: Annotated[str, _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4, ...")] = "stored"
     student: Annotated[

@@ -1,7 +1,6 @@
 """Backends, and the choice between them."""
 
 import logging
-import os
 from collections.abc import Mapping
 
 from twostroke.errors import InvalidRequest
@@ -20,7 +19,7 @@ def create_kernels(
     backend: str,
     device: str,
     dtype: str,
-    threads: int | None,
+    threads: int,
     tensors: Mapping[str, RawTensor],
     head_dim: int,
     page_size: int,
@@ -36,10 +35,7 @@ def create_kernels(
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if threads is not None and threads < 1:
-        raise InvalidRequest(f"threads must be at least 1, not {threads}")
-    reason = None
-    threads, on_cpu = threads or len(os.sched_getaffinity(0)), device.partition(":")[0] == "cpu"
+    reason, on_cpu = None, device.partition(":")[0] == "cpu"
     if backend != "reference":
         variant = backend.partition("-")[2] or None
         reason = library.unavailable(variant) or native.unsupported(tensors, head_dim, page_size)

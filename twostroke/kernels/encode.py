@@ -1,6 +1,5 @@
 """Values into stored formats, for weights that are quantized on load: the way back from `formats`."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twostroke.errors import CheckpointError
+from twostroke.kernels.cores import count_threads
 from twostroke.kernels.formats import FORMATS, RawTensor
 
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
@@ -47,7 +47,7 @@ class Encoder:
                 raise CheckpointError(f"{tensor.source}: damaged: some values are no numbers, or past {LARGEST:.0f}")
             encode(values, encoded[start // target.block_size : stop // target.block_size])
 
-        with ThreadPoolExecutor(self.threads or len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(count_threads(self.threads)) as pool:
             list(pool.map(convert, range(0, tensor.num_elements, CHUNK_ELEMENTS)))
         tensor.release()  # or a mapped file would stay in memory beside what is made of it
         return replace(tensor, format=self.format, data=data)

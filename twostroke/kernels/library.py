@@ -10,6 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from twostroke.errors import InvalidRequest
+
 log = logging.getLogger(__name__)
 
 # What the processor must have for each compiled variant, the quickest at prefill first (on AMD's processors). They
@@ -120,11 +122,17 @@ def load(variant: str) -> ctypes.CDLL:
 
 
 class Team:
-    """Threads that run a variant's kernels together. A pass may be over while some of them are still in it."""
+    """Threads that run a variant's kernels together. A pass may be over while some of them are still in it.
+
+    Beside a busy process a second thread for each of them wakes, which sleeps otherwise.
+    """
 
     def __init__(self, variant: str, size: int) -> None:
+        """Raises InvalidRequest where the system gives no more threads."""
         self.library = load(variant)
         self.handle: int = self.library.twostroke_team(size)
+        if not self.handle:
+            raise InvalidRequest(f"the system gives no {size} threads and as many in reserve: ask for fewer")
         weakref.finalize(self, self.library.twostroke_team_free, self.handle)
 
     def settle(self) -> None:

@@ -71,6 +71,7 @@ struct Linear {
 
 struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
+  int32_t vocab;             // without what fills up the head's last panel
   int32_t embedding_format;  // of rows that are lent, where `embed` is null
   float eps, attention_scale, embedding_scale;
 

@@ -28,7 +28,7 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
   m.team->share(chunks, own.member, [&](int chunk) {
     multiply_chunk(own, layer, chunk, rows, count, storing(layer, product.out));
     for (size_t r = 0; r < size_t(count); r++)
-      product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, layer.width, chunk);
+      product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, m.config.vocab, chunk);
   });
   m.team->share(count, own.member, [&](int r) {
     product.summaries[r] = merge_chunks(product.chunks + size_t(r) * chunks, chunks);

@@ -61,7 +61,8 @@ void* twostroke_matrix(int format, int rows, int cols) {
   return matrix->data ? matrix.release() : nullptr;
 }
 
-// `count` raw rows that lie row_bytes apart become the rows of a matrix from `first` on; both whole panels.
+// `count` raw rows that lie row_bytes apart become the rows of a matrix from `first` on; both whole panels: a vocabulary is
+// filled up.
 void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
   Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
@@ -104,7 +105,7 @@ void twostroke_multiply(void* model, void* matrix, const float* x, int count, fl
   m.team->settle();
 }
 
-// [count, hidden], of a pass, normed, to [count, vocab] and a summary each.
+// [count, hidden], of a pass, normed, to [count, rows of the head] and a summary each, of tokens alone.
 void twostroke_logits(void* model, const float* x, int count, float* out, Summary* summaries) {
   Model& m = *(Model*)model;
   auto job = [&m, count](Model::Private& own, Product& product) { run_head(m, own, product, count); };

@@ -7,6 +7,12 @@
 
 constexpr int SEARCH_PHASES = 4;  // at most
 
+// Products of a panel, of which those that are no token's can't be the largest.
+inline F of_tokens(const Model& m, F products, int column) {
+  const int left = m.config.vocab - column;
+  return left >= PANEL ? products : select((1u << left) - 1, products, set1(-INFINITY));
+}
+
 inline void search_all(Model& m, Model::Private& own, const Search& search, int count) {
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, search.x, count, search.inputs, m.head_norm);
@@ -16,8 +22,10 @@ inline void search_all(Model& m, Model::Private& own, const Search& search, int 
     std::fill_n(highest, count, Highest{});
     multiply_chunk(own, layer, chunk, rows, count, [&](const Job* jobs, int n, int first, int block, const F* sums) {
       for (int r = 0; r < block; r++)
-        for (int i = 0; i < n; i++)
-          highest[first + r].look(sums[i * ROW_BLOCK + r], search.noises[first + r], jobs[i].column);
+        for (int i = 0; i < n; i++) {
+          const F products = of_tokens(m, sums[i * ROW_BLOCK + r], jobs[i].column);
+          highest[first + r].look(products, search.noises[first + r], jobs[i].column);
+        }
     });
     for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = highest[r].best();
   });
@@ -44,7 +52,7 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
   // Panels one by one, each for all rows.
   auto look_at = [&](const Job& job, Highest* highest) {
     multiply_all(own, &job, 1, layer, rows, count, [&](const Job*, int, int, int, const F* sums) {
-      for (int r = 0; r < count; r++) highest[r].look(sums[r], search.noises[r], job.column);
+      for (int r = 0; r < count; r++) highest[r].look(of_tokens(m, sums[r], job.column), search.noises[r], job.column);
     });
   };
   // One that is likely to be the largest, or not far from it.

@@ -185,6 +185,25 @@ def test_head_sizes(head_dim: int, variant: str, tmp_path: Path) -> None:
     assert np.linalg.norm(mine - theirs) < 0.04 * np.linalg.norm(theirs)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # an embedding that is the head, and one that is not
+@pytest.mark.parametrize("variant", library.VARIANTS)
+def test_a_vocabulary_of_any_size(family: str, variant: str, tmp_path: Path) -> None:
+    if variant not in library.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    path, ids = str(write_model(family, tmp_path, vocab_size=389, head_dim=32)), [5, 388, *range(300, 389), 7]
+    mine, theirs = (
+        LLM(path, backend=b, weights="bf16", prefix_index="off", kv_bytes=16 << 20, page_size=16)
+        for b in (f"native-{variant}", "reference")
+    )
+    found, expected = all_logits(mine, ids), all_logits(theirs, ids)
+    assert found.shape == expected.shape == (len(ids), 389)
+    assert np.linalg.norm(found - expected) < 0.04 * np.linalg.norm(expected)
+    (done,) = mine.generate([ids], max_tokens=40, temperature=3.0, seed=1, ignore_eos=True)
+    (listed,) = mine.generate([ids], max_tokens=40, temperature=3.0, seed=1, ignore_eos=True, logprobs=389)
+    assert [token.id for token in done.tokens] == [token.id for token in listed.tokens]
+    assert max(len(token.top_logprobs) for token in listed.tokens) == 389
+
+
 def test_logits_do_not_depend_on_chunks_or_threads() -> None:
     ids = list(range(1000, 1400))
     whole = LLM("smollm2-135m", backend="native", threads=2, kv_bytes=1 << 28, prefix_index="off")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.kernels.test_native import raw_tensor, rounds_minima
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import library, native, native_pass, packed
-from twostroke.kernels.encode import Encoder
+from twostroke.kernels.encode import ENCODERS, Encoder
 from twostroke.kernels.formats import RawTensor
 from twostroke.kernels.noise import NO_NOISE, Noise, gumbel
 from twostroke.llm import LLM
@@ -88,6 +88,25 @@ def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
         x = noise(count, COLUMNS, seed=count)
         assert same_by_all_logits(head, x)
         assert not head.sketch_bytes or count > native_pass.SKETCH_ROWS or noisy_slack(head, x).min() > -1e-6
+
+
+@pytest.mark.parametrize("name", packed.FORMATS)
+@pytest.mark.parametrize("vocab", [1, 17, 1025, 2100])
+def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeKernels) -> None:
+    """What fills up the last panel has products of 0, larger than any logit, and is no token."""
+    kind = name if name in ENCODERS else "Q8_0"
+    raw = stored(-np.abs(noise(vocab, COLUMNS)), kind) if name == kind else raw_tensor(name, vocab, COLUMNS)
+    head = head_of(kernels, raw)
+    for count in (1, 3, 8, 30):
+        x = np.abs(noise(count, COLUMNS, seed=count))
+        logits = head.logits(x)
+        assert logits.shape == (count, vocab)
+        expected = (x * (x**2).mean(-1, keepdims=True) ** -0.5) @ raw.dequantize().T
+        assert np.linalg.norm(logits - expected) < 0.02 * np.linalg.norm(expected)
+        assert name != kind or logits.max() < 0
+        made = head.statistics.summarize(logits)
+        assert made == head.statistics.summarize(logits.copy())
+        assert same_by_all_logits(head, x)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "BF16"])

@@ -54,6 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class Config(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
+        ("vocab", ctypes.c_int32),
         ("embedding_format", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
     ]

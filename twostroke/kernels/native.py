@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from twostroke.models.decoder import Decoder
 
 PAGE_SIZE = 16
+VOCABULARY = ("embed", "head")  # matrices with a row for each token, however many there are
 
 
 def unsupported(tensors: Mapping[str, RawTensor], head_dim: int, page_size: int) -> str | None:
-    """Why this model cannot run on the native backend; None where it can."""
+    """Why a model of these matrices cannot run on the native backend; None where it can."""
     if page_size != PAGE_SIZE:
         return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
     if head_dim % 32:
         return f"it wants heads of a multiple of 32, not {head_dim}"
-    for tensor in tensors.values():
-        if len(tensor.shape) == 2 and tensor.format not in FORMATS:
+    for name, tensor in tensors.items():
+        if tensor.format not in FORMATS:
             wanted = "open the model with weights bf16, int8 or int4"
             return f"it has no kernels for {tensor.format} weights ({tensor.name}): {wanted}"
-        if len(tensor.shape) == 2 and (tensor.shape[0] % PANEL or tensor.shape[1] % 32):
+        if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
             return f"it wants multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None
 

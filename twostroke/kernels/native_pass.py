@@ -43,6 +43,7 @@ class NativePass:
             config.head_dim,
             config.activation == "gelu_tanh",
             len(self.ropes),
+            self.head.shape[0],
             self.table.format if self.table else 0,
             config.norm_eps,
             config.attention_scale,
@@ -123,8 +124,10 @@ class NativePass:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """[W, hidden] -> [W, vocab]."""
         hidden, count = floats(hidden), len(hidden)
-        out, summaries = self.room.array(count, self.head.shape[0]), new_summaries(count)
+        out, summaries = self.room.array(count, self.head.padded), new_summaries(count)
         self.library.twostroke_logits(self.handle, address(hidden), count, address(out), address(summaries))
+        if self.head.padded > (vocab := self.head.shape[0]):
+            out = out[:, :vocab].copy()
         self.statistics.latest = MadeSummaries(out, summaries)
         return out
 
@@ -136,7 +139,7 @@ class NativePass:
     def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
         """[W, hidden] -> W ids, -1 where logits are not finite, and [W, vocab / PANEL]: what nothing in a panel is
         above, its noise included. For tests: of up to SKETCH_ROWS rows, whether it pays or not."""
-        highest = np.empty((len(hidden), self.head.shape[0] // PANEL), np.float32)
+        highest = np.empty((len(hidden), self.head.padded // PANEL), np.float32)
         return self._search(hidden, noises, highest), highest
 
     def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:

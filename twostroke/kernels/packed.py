@@ -34,17 +34,22 @@ class NativeWeight:
 
 
 class Matrix:
-    """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place."""
+    """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place.
+
+    Rows that do not fill the last panel, of a vocabulary, are followed by rows of 0: `padded` in all.
+    """
 
     def __init__(self, team: Team, raw: RawTensor) -> None:
-        self.team, self.shape = team, raw.shape
-        self.handle = team.library.twostroke_matrix(FORMATS.index(raw.format), *raw.shape)
+        self.team, self.shape, self.padded = team, raw.shape, -(-raw.shape[0] // PANEL) * PANEL
+        self.handle = team.library.twostroke_matrix(FORMATS.index(raw.format), self.padded, raw.shape[1])
         if not self.handle:
             raise MemoryError(f"no memory to pack {raw.source}")
         rows = max(1, PACKED_BYTES // (PANEL * raw.data.shape[1])) * PANEL
         for first in range(0, raw.shape[0], rows):
             part = replace(raw, data=raw.data[first : first + rows])
             data = np.ascontiguousarray(part.data)
+            if missing := -len(data) % PANEL:
+                data = np.concatenate([data, np.zeros((missing, data.shape[1]), np.uint8)])
             team.library.twostroke_pack(team.handle, self.handle, first, len(data), address(data), data.shape[1])
             part.release()  # or a mapped file would stay in memory beside what was packed from it
         team.free_with(self, team.library.twostroke_matrix_free, self.handle)
@@ -59,9 +64,9 @@ class Matrix:
         return out
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
-        out, x, team = np.empty((len(x), self.shape[0]), np.float32), floats(x), self.team
+        out, x, team = np.empty((len(x), self.padded), np.float32), floats(x), self.team
         team.library.twostroke_multiply(team.bare, self.handle, address(x), len(x), address(out))
-        return out
+        return out[:, : self.shape[0]]
 
 
 class Table:

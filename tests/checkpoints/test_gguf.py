@@ -283,7 +283,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
             "damaged or truncated|there twice|no metadata",
         ),
         (lambda data: data[:24] + struct.pack("<Q", 1 << 63) + data[32:], "damaged or truncated"),
-        (lambda data: data[:-1000], "truncated; its data end"),
+        (lambda data: data[:-1000], "truncated: data end"),
         (lambda data: data[:2000], "damaged or truncated"),
     ],
 )

@@ -147,7 +147,7 @@ def read_gguf(path: Path) -> GgufFile:
         return _parse(path, cursor)
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
         where = f"near byte {min(cursor.position, cursor.size)} of {cursor.size}"
-        raise CheckpointError(f"{path}: damaged or truncated {where}: {error}") from None
+        raise CheckpointError(f"{path}: damaged or truncated {where}, get it again: {error}") from None
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufFile:
@@ -184,7 +184,9 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
         start = data_start + offset
         end = start + prod(shape) // fmt.block_size * fmt.block_bytes
         if end > cursor.size:
-            raise CheckpointError(f"{source}: truncated; its data end at byte {end}, the file at {cursor.size}")
+            raise CheckpointError(
+                f"{source}: truncated: data end at byte {end}, the file at {cursor.size}; get it again"
+            )
         tensors[name] = RawTensor.from_bytes(name, type_name, shape, whole[start:end], source)
     return GgufFile(path, metadata, tensors)
 

@@ -271,7 +271,9 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
         if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or start > end:
             raise CheckpointError(f"{source}: shape {shape} at bytes {start} to {end} cannot be")
         if end > data.size:
-            raise CheckpointError(f"{source}: truncated; its data end at byte {end}, the file's at {data.size}")
+            raise CheckpointError(
+                f"{source}: truncated: data end at byte {end}, the file's at {data.size}; get it again"
+            )
         tensors[name] = RawTensor(name, str(dtype), shape, data[start:end].reshape(1, -1), source)
     return tensors
 

@@ -6,7 +6,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-amx test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-speculation bench-serve soak check clean
+.PHONY: run chat test test-amx test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -26,7 +26,7 @@ test-amx: $(VENV)/installed-dev  ## the AMX kernels, their instructions in softw
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
 
-bench-peers: $(VENV)/installed  ## against other engines, which it installs: half an hour the first time
+bench-peers: $(VENV)/installed-dev  ## against other engines, which it installs: half an hour the first time
 	$(BIN)/python benchmarks/peers.py run $(PEERS)
 
 bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load; half an hour
@@ -35,7 +35,7 @@ bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load
 soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; half an hour
+bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; an hour
 	$(BIN)/python -m benchmarks.quality
 
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes
@@ -46,6 +46,9 @@ bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 m
 
 bench-crowded: $(VENV)/installed-dev  ## decode beside a process that is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded
+
+bench-overhead: $(VENV)/installed-dev  ## how much of a decode step is outside of kernels; a minute
+	$(BIN)/python -m benchmarks.overhead
 
 bench-speculation: $(VENV)/installed  ## speculative decoding against plain, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b

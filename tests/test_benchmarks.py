@@ -1,4 +1,4 @@
-"""benchmarks/itl.py, hit_rate.py and speculation.py: what they count, on tiny models."""
+"""benchmarks/itl.py, hit_rate.py, overhead.py and speculation.py: what they count, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hit_rate, itl, speculation
+from benchmarks import hit_rate, itl, overhead, speculation
 from benchmarks.speculation_workloads import WORKLOADS
 from twostroke.benchmark.latency import Prompts
 from twostroke.errors import InvalidRequest
@@ -140,3 +140,14 @@ def test_plot(tmp_path: Path) -> None:
     plot(tmp_path / "results" / "a.svg", "model", [("budget 64", None, medians), ("objective 50 ms", 50, medians)])
     picture = (tmp_path / "results" / "a.svg").read_text()
     assert picture.count("budget 64") == picture.count("objective 50 ms") == 2  # one in each panel
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+def test_a_step_is_more_than_its_kernels() -> None:
+    llm = LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 << 20)
+    timed = overhead.time_kernels(llm)
+    for batch in (1, 3):
+        turn = overhead.take_turn(llm, timed, batch, 20, 6, 0)
+        assert 0 < turn.kernels_ms < turn.step_ms
+        assert 0 < turn.outside < 1
+    assert llm.pool.num_used == 0

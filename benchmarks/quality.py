@@ -77,12 +77,8 @@ STORED = (BASELINE, Setting("reference", "bfloat16"), Setting("native", "float32
 ENCODED = tuple(
     Setting(backend, "float32", weights) for weights in ("bf16", "int8", "int4") for backend in ("reference", "native")
 )
-SETTINGS = {
-    "smollm2-135m": STORED + ENCODED,
-    "qwen2.5-coder-0.5b": STORED + ENCODED,
-    "qwen2.5-coder-1.5b": STORED,
-    "gemma3-270m": STORED,
-}
+SETTINGS = STORED + ENCODED
+MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m")
 
 
 def windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
@@ -119,7 +115,7 @@ def measure(model: str, count: int, length: int) -> dict[str, Any]:
         baseline = np.memmap(file, np.float32, "w+", shape=shape)
         for kept, found in zip(baseline, read(BASELINE, model, texts), strict=True):
             kept[:] = found
-        for setting in SETTINGS[model]:
+        for setting in SETTINGS:
             found = baseline if setting == BASELINE else read(setting, model, texts)
             try:
                 each = [compare(p, q, ids[1:]) for p, q, ids in zip(baseline, found, texts, strict=True)]
@@ -167,12 +163,12 @@ def save(model: str, facts: dict[str, Any]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
-    parser.add_argument("--model", action="append", choices=SETTINGS, help="may be repeated; all if none is given")
+    parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none is given")
     parser.add_argument("--windows", type=int, default=32, help="articles to read (default 32, 85 at most)")
     parser.add_argument("--tokens", type=int, default=256, help="of each (default 256)")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    for model in options.model or SETTINGS:
+    for model in options.model or MODELS:
         facts = measure(model, options.windows, options.tokens)
         print(table(model, facts), flush=True)
         print(save(model, facts), file=sys.stderr)

@@ -118,20 +118,9 @@ def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 @settings(max_examples=6, deadline=None)
-@given(
-    requests=st.lists(st.tuples(schedules.LENGTHS, st.sampled_from(sorted(schedules.METHODS))), min_size=2, max_size=4),
-    itl_ms=st.sampled_from([0.1, 8.0, 40.0]),
-)
-def test_an_objective_never_changes_a_bit(requests: list[tuple[int, str]], itl_ms: float) -> None:
-    """Chunks that follow a clock, with real predictions on a real model: every log-probability is the same."""
-    expected = [schedules.alone(length, name) for length, name in requests]
-    llm = schedules.model("off", 256)
-    llm.engine.config = SchedulerConfig(max_step_tokens=64, itl_ms=itl_ms)
-    submitted = []
-    for length, name in requests:  # one after another, so that those before it decode
-        request = llm.request(schedules.prompt(length), schedules.SAMPLING, schedules.METHODS[name])
-        submitted.append(llm.engine.submit(request))
-        for _ in range(3):
-            llm.engine.step()
-    llm.engine.finish(submitted)
-    assert [list(request.events) for request in submitted] == expected
+@given(asked=st.lists(schedules.ASKED, min_size=2, max_size=4), itl_ms=st.sampled_from([0.1, 8.0, 40.0]))
+def test_an_objective_never_changes_a_bit(asked: list[schedules.Asked], itl_ms: float) -> None:
+    """Chunks that follow a clock, with real predictions on a real model, while those that came before decode."""
+    config = SchedulerConfig(max_step_tokens=64, itl_ms=itl_ms)
+    found = schedules.answers(schedules.model("off", 256, 2), asked, config, steps=3)
+    assert found == [schedules.alone(one) for one in asked]

@@ -25,6 +25,10 @@ SAMPLINGS = {
 }
 METHODS = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "best-of": method("best-of", candidates=2)}
 Asked = tuple[int, str, int | None]  # a prompt's length, a technique, log-probabilities
+Answer = tuple[list[Token], list[str]]  # tokens, and the bits of its KV
+ASKED = st.tuples(
+    st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(sorted(METHODS)), st.sampled_from([*SAMPLINGS])
+)
 
 
 @functools.cache
@@ -34,16 +38,21 @@ def model(index: str, pages: int, threads: int) -> LLM:
 
 
 @functools.cache
-def alone(asked: Asked) -> tuple[list[Token], list[str]]:
+def alone(asked: Asked) -> Answer:
     """The answer to a prompt by itself, unchunked and cold, and the bits of its KV."""
-    return answers(model("off", 256, 2), [asked], 4096)[0]
+    return answers(model("off", 256, 2), [asked], SchedulerConfig(max_step_tokens=4096))[0]
 
 
-def answers(llm: LLM, asked: list[Asked], chunk: int) -> list[tuple[list[Token], list[str]]]:
-    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
+def answers(llm: LLM, asked: list[Asked], config: SchedulerConfig, steps: int = 0) -> list[Answer]:
+    """Of requests that come so many steps after one another."""
+    llm.engine.config = config
     requests = [llm.request(prompt(length), SAMPLINGS[logprobs], METHODS[name]) for length, name, logprobs in asked]
     bits = [Bits(request) for request in requests]
-    llm.engine.finish([llm.engine.submit(request) for request in requests])
+    for request in requests:
+        llm.engine.submit(request)
+        for _ in range(steps):
+            llm.engine.step()
+    llm.engine.finish(requests)
     return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
 
 
@@ -53,20 +62,14 @@ def prompt(length: int) -> list[int]:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    asked=st.lists(
-        st.tuples(
-            st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(sorted(METHODS)), st.sampled_from([*SAMPLINGS])
-        ),
-        min_size=1,
-        max_size=5,
-    ),
+    asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
     place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("hash", 24, 1), ("hash", 256, 5)]),
 )
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
     preempted or not: ids, texts, log-probabilities, keys and values to the last bit."""
-    assert answers(model(*place), asked, chunk) == [alone(one) for one in asked]
+    assert answers(model(*place), asked, SchedulerConfig(max_step_tokens=chunk)) == [alone(one) for one in asked]
 
 
 @settings(max_examples=10, deadline=None)

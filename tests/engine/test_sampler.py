@@ -1,7 +1,6 @@
 """Sampling, against transformers' processors and naive formulas; test_randomness.py has the statistics."""
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -308,17 +307,3 @@ def test_reports_at_the_edges() -> None:
     assert one([0.0, 0.0, -INF], stats=True).entropy == pytest.approx(1.0)
     assert one([1.0, 2.0], logprobs=0).top == ()
     assert [id for id, _ in one([1.0, 2.0, 2.0], logprobs=1000).top or ()] == [1, 2, 0], "all there are; equals by id"
-
-
-@pytest.mark.parametrize(
-    ("limit", "options"), [(96, {"top_k": 50, "top_p": 0.9, "temperature": 0.8}), (64, {}), (96, {"temperature": 0.8})]
-)
-def test_quick_enough(limit: float, options: dict[str, Any]) -> None:
-    """Processor time of 64 rows in milliseconds: of one thread, so that busy neighbours do not count."""
-    logits, draws = noise(64, 49152), [draw(i, **options) for i in range(64)]
-    taken = []
-    for _ in range(3):
-        start = time.thread_time()
-        sample(logits, draws)
-        taken.append((time.thread_time() - start) * 1000)
-    assert min(taken) < limit

@@ -29,13 +29,11 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
 
     def last(counts: Sequence[int]) -> np.ndarray:
         """So many of the last rows of each entry."""
-        rows = (range(end - count, end) for end, count in zip(starts[1:], counts, strict=True))
-        return np.array([*chain.from_iterable(rows)], np.int64)
+        return np.concatenate([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
 
-    # A call of numpy's for all entries, not one for each: after a pass nothing of Python's is left in cache.
     columns = np.empty((4, starts[-1]), np.int64)
-    columns[0] = [*chain.from_iterable(entry.tokens for entry in entries)]
-    np.concatenate([entry.places.rows for entry in entries], 1, out=columns[1:])
+    for entry, start, end in zip(entries, starts, starts[1:], strict=False):
+        columns[0, start:end], columns[1:, start:end] = entry.tokens, entry.places.rows
     token_ids, positions, pages, slots = columns
     batch = RaggedBatch(
         token_ids=token_ids,

@@ -32,7 +32,7 @@ class NativePass:
         self.statistics, self.decoder = statistics, decoder
         self.team, self.library = statistics.team, statistics.library
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
-        self.turns, self.turns_at, self.num_turns = list[np.ndarray](), list[int](), 0
+        self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.head = decoder.head.matrices[0]
         self.table = decoder.embed if isinstance(decoder.embed, Table) else None  # else rows are the head's
         fields = Config(
@@ -56,7 +56,7 @@ class NativePass:
         )
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[np.ndarray] = [norm]
-        self.kv, self.kv_at = list[np.ndarray](), ()
+        self.kv: list[np.ndarray] = []
         self.room = Reused()
         self.team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
         for layer in decoder.layers:
@@ -84,18 +84,16 @@ class NativePass:
         """[W, hidden] before the last norm; K and V are written to `kv`."""
         config = self.decoder.config
         hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
-        if (count := int(batch.positions.max()) + 1) > self.num_turns:
-            self._turn(count)
-        starts = np.array([*batch.row_starts, 0, *accumulate(len(table) for table in batch.tables)], np.int32)
-        spans = batch.tables[0] if len(batch.tables) == 1 else np.concatenate(batch.tables)
-        at = address(starts)
+        turns = self._turns(int(batch.positions.max()) + 1)
+        row_starts = np.array(batch.row_starts, np.int32)
+        span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
+        spans = np.concatenate(batch.tables, dtype=np.int32)
         fields = Batch(
             batch.num_rows,
             len(batch.tables),
             *(address(array) for array in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
-            *(at, at + 4 * len(batch.row_starts), address(spans)),
-            *self.turns_at,
-            self.num_turns,
+            *(address(array) for array in (row_starts, span_starts, spans, *turns)),
+            turns[0].shape[1],
             num_wanted=len(batch.wanted),
             wanted=address(batch.wanted),
         )
@@ -110,17 +108,18 @@ class NativePass:
         if not (self.kv and self.kv[0] is kv):
             self.team.settle()
             self.kv[:] = [kv]
-            self.kv_at = address(kv), (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), *self.kv_at, address(hidden))
+        strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
+        self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
         return hidden
 
-    def _turn(self, count: int) -> None:
+    def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of at least so many positions: [ropes, positions, head_dim / 2] each."""
-        positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
-        angles = np.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
-        turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
-        self.turns, self.num_turns = [turn.astype(np.float32) for turn in turns], len(positions)
-        self.turns_at = [address(turn) for turn in self.turns]
+        if self.turns[0].shape[1] < count:
+            positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
+            angles = np.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
+            turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
+            self.turns = turns[0].astype(np.float32), turns[1].astype(np.float32)
+        return self.turns
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """[W, hidden] -> [W, vocab]."""

@@ -5,8 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from twostroke.engine.request import Request
+from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Program
+from twostroke.engine.track import Token
 from twostroke.kv.cache import KVCache
+from twostroke.llm import LLM
+
+Answer = tuple[list[Token], list[str]]  # tokens, and the bits of their KV
 
 
 def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Program:
@@ -38,3 +43,15 @@ class Bits:
         kv = result if isinstance(result, KVCache) else getattr(result, "kv", None)
         if kv is not None:
             self.seen.append(hashlib.sha256(kv.entries().tobytes()).hexdigest())
+
+
+def answers(llm: LLM, requests: list[Request], config: SchedulerConfig, steps: int = 0) -> list[Answer]:
+    """Of requests that come so many steps after one another."""
+    llm.engine.config = config
+    bits = [Bits(request) for request in requests]
+    for request in requests:
+        llm.engine.submit(request)
+        for _ in range(steps):
+            llm.engine.step()
+    llm.engine.finish(requests)
+    return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import test_schedules as schedules
+from tests.watching import answers
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.runner import Entry
 from twostroke.engine.sampling import SamplingParams
@@ -122,5 +123,6 @@ def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
 def test_an_objective_never_changes_a_bit(asked: list[schedules.Asked], itl_ms: float) -> None:
     """Chunks that follow a clock, with real predictions on a real model, while those that came before decode."""
     config = SchedulerConfig(max_step_tokens=64, itl_ms=itl_ms)
-    found = schedules.answers(schedules.model("off", 256, 2), asked, config, steps=3)
+    llm = schedules.model("off", 256, 2)
+    found = answers(llm, schedules.requests(llm, asked), config, steps=3)
     assert found == [schedules.alone(one) for one in asked]

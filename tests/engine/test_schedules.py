@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.watching import Bits
+from tests.watching import Answer, answers
+from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.engine.track import Token
 from twostroke.kernels import library
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
@@ -25,7 +25,6 @@ SAMPLINGS = {
 }
 METHODS = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "best-of": method("best-of", candidates=2)}
 Asked = tuple[int, str, int | None]  # a prompt's length, a technique, log-probabilities
-Answer = tuple[list[Token], list[str]]  # tokens, and the bits of its KV
 ASKED = st.tuples(
     st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(sorted(METHODS)), st.sampled_from([*SAMPLINGS])
 )
@@ -40,20 +39,12 @@ def model(index: str, pages: int, threads: int) -> LLM:
 @functools.cache
 def alone(asked: Asked) -> Answer:
     """The answer to a prompt by itself, unchunked and cold, and the bits of its KV."""
-    return answers(model("off", 256, 2), [asked], SchedulerConfig(max_step_tokens=4096))[0]
+    llm = model("off", 256, 2)
+    return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
 
 
-def answers(llm: LLM, asked: list[Asked], config: SchedulerConfig, steps: int = 0) -> list[Answer]:
-    """Of requests that come so many steps after one another."""
-    llm.engine.config = config
-    requests = [llm.request(prompt(length), SAMPLINGS[logprobs], METHODS[name]) for length, name, logprobs in asked]
-    bits = [Bits(request) for request in requests]
-    for request in requests:
-        llm.engine.submit(request)
-        for _ in range(steps):
-            llm.engine.step()
-    llm.engine.finish(requests)
-    return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
+def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
+    return [llm.request(prompt(length), SAMPLINGS[logprobs], METHODS[name]) for length, name, logprobs in asked]
 
 
 def prompt(length: int) -> list[int]:
@@ -69,7 +60,9 @@ def prompt(length: int) -> list[int]:
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
     preempted or not: ids, texts, log-probabilities, keys and values to the last bit."""
-    assert answers(model(*place), asked, SchedulerConfig(max_step_tokens=chunk)) == [alone(one) for one in asked]
+    llm = model(*place)
+    found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
+    assert found == [alone(one) for one in asked]
 
 
 @settings(max_examples=10, deadline=None)

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native
-from tests.watching import Bits
+from tests.watching import Answer, answers
+from twostroke.engine.request import Request
 from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.engine.track import Token
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 
@@ -38,7 +38,6 @@ TECHNIQUES: list[Method] = [
     method("snap", times=2, keep="last", sinks=2, window=4, budget=12, kernel=3),
 ]
 Asked = tuple[int, Method, int | None]  # a prompt's length, a technique, log-probabilities
-Answer = tuple[list[Token], list[str]]  # tokens, and the bits of its KV
 Models = Callable[[str, int, int], LLM]
 
 
@@ -56,15 +55,17 @@ def models(native_directory: Path) -> Models:
 @pytest.fixture(scope="module")
 def alone(models: Models) -> Callable[[Asked], Answer]:
     """The answer to a prompt by itself, unchunked and cold."""
-    return functools.cache(lambda asked: answers(models("off", 256, 2), [asked], 4096)[0])
+
+    @functools.cache
+    def answer(asked: Asked) -> Answer:
+        llm = models("off", 256, 2)
+        return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
+
+    return answer
 
 
-def answers(llm: LLM, asked: list[Asked], chunk: int) -> list[Answer]:
-    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
-    requests = [llm.request(prompt(length), SAMPLINGS[logprobs], chosen) for length, chosen, logprobs in asked]
-    bits = [Bits(request) for request in requests]
-    llm.engine.finish([llm.engine.submit(request) for request in requests])
-    return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
+def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
+    return [llm.request(prompt(length), SAMPLINGS[logprobs], chosen) for length, chosen, logprobs in asked]
 
 
 def prompt(length: int) -> list[int]:
@@ -88,5 +89,5 @@ def test_any_schedule(
     """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
     preempted or not."""
     expected, llm = [alone(one) for one in asked], models(*place)
-    assert answers(llm, asked, chunk) == expected
+    assert answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk)) == expected
     assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)

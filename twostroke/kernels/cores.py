@@ -24,12 +24,11 @@ def usable_cores(root: Path = Path("/")) -> int:
     """Those of this process's affinity, and no more than its control groups (a container's, a service's) allow the
     time of: threads beyond that are stopped together for a part of every tenth of a second."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, *_quotas(root))))
+    return max(1, int(min([cores, *_quotas(root)])))
 
 
 def _quotas(root: Path) -> Iterator[float]:
     """Processor time over time that the process's groups and those around them allow, where they say."""
-    yield float("inf")
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -35,7 +35,7 @@ bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load
 soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; an hour
+bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; more than half an hour
 	$(BIN)/python -m benchmarks.quality
 
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes

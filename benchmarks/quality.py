@@ -73,10 +73,9 @@ class Setting:
 
 
 BASELINE = Setting("reference", "float32")
+WEIGHTS = ("stored", "bf16", "int8", "int4")
 STORED = (BASELINE, Setting("reference", "bfloat16"), Setting("native", "float32"))
-ENCODED = tuple(
-    Setting(backend, "float32", weights) for weights in ("bf16", "int8", "int4") for backend in ("reference", "native")
-)
+ENCODED = tuple(Setting(backend, "float32", weights) for weights in WEIGHTS[1:] for backend in ("reference", "native"))
 SETTINGS = STORED + ENCODED
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-270m")
 
@@ -105,8 +104,8 @@ def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterat
         yield logits(llm, ids[:-1])
 
 
-def measure(model: str, count: int, length: int) -> dict[str, Any]:
-    """Facts about every setting of a model, over `count` windows of `length` tokens."""
+def measure(model: str, settings: Sequence[Setting], count: int, length: int) -> dict[str, Any]:
+    """Facts about settings of a model, over `count` windows of `length` tokens."""
     checkpoint = open_checkpoint(model)
     texts = windows(Tokenizer.from_source(checkpoint.tokenizer_source), count, length)
     rows: list[dict[str, Any]] = []
@@ -115,7 +114,7 @@ def measure(model: str, count: int, length: int) -> dict[str, Any]:
         baseline = np.memmap(file, np.float32, "w+", shape=shape)
         for kept, found in zip(baseline, read(BASELINE, model, texts), strict=True):
             kept[:] = found
-        for setting in SETTINGS:
+        for setting in settings:
             found = baseline if setting == BASELINE else read(setting, model, texts)
             try:
                 each = [compare(p, q, ids[1:]) for p, q, ids in zip(baseline, found, texts, strict=True)]
@@ -164,12 +163,14 @@ def save(model: str, facts: dict[str, Any]) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none is given")
+    parser.add_argument("--weights", action="append", choices=WEIGHTS, help="likewise")
     parser.add_argument("--windows", type=int, default=32, help="articles to read (default 32, 85 at most)")
     parser.add_argument("--tokens", type=int, default=256, help="of each (default 256)")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
+    settings = [setting for setting in SETTINGS if setting.weights in (options.weights or WEIGHTS)]
     for model in options.model or MODELS:
-        facts = measure(model, options.windows, options.tokens)
+        facts = measure(model, settings, options.windows, options.tokens)
         print(table(model, facts), flush=True)
         print(save(model, facts), file=sys.stderr)
 

@@ -74,7 +74,10 @@ class ModelOptions:
     ] = DEFAULT_MODEL
     threads: Annotated[int | None, _model(help="CPU threads.", show_default="one for each core")] = None
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
-    weights: Annotated[str, _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4, ...")] = "stored"
+    weights: Annotated[
+        str,
+        _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4; int3 and int2 are kept in 4 bits."),
+    ] = "stored"
     student: Annotated[
         str | None, _model(help="For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.")
     ] = None

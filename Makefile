@@ -2,11 +2,12 @@
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 MINUTES ?= 10
+SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-amx test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
+.PHONY: run chat test test-software test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
 
 # Through the environment, so that quotes in a prompt are the prompt's own.
 export MODEL PROMPT
@@ -20,8 +21,8 @@ chat: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-amx: $(VENV)/installed-dev  ## the AMX kernels, their instructions in software, where the processor has AVX-512
-	$(BIN)/python -m pytest -n 2 --dist loadfile --software-amx -k "amx or schedule"
+test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 where the processor has none, in software; 8 minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile --software $(SOFTWARE)
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
@@ -35,7 +36,7 @@ bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load
 soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; more than half an hour
+bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; hours
 	$(BIN)/python -m benchmarks.quality
 
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes

@@ -79,7 +79,7 @@ template <Format T, bool MINIMA, int M>
   constexpr int SOME = std::min(M, DOT_ROWS);
   const size_t at = size_t(g) * M;
   const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
-#ifdef __AVX512BF16__
+#ifdef BY_HAND
   if constexpr (M > DOT_ROWS) {
     ManyScales scales[T == Q6_K ? 2 : 1];
     scales[0].make(scale);

@@ -5,7 +5,7 @@
 #include "dots.h"
 #include "rows.h"
 
-#ifdef __AVX512BF16__
+#ifdef BY_HAND
 #define MULTIPLY(SUM, ROW, J) "vpdpbusd 32*(" ROW ")+4*" #J "(%[q])%{1to16%}, %[w" #J "], %%zmm" #SUM "\n\t"
 #define BEGIN(SUM, ROW) "vpbroadcastd 4*(" ROW ")(%[zeros]), %%zmm" #SUM "\n\t"
 #define SCALE(SCALE, ROW) \

@@ -20,6 +20,11 @@ inline float from_bf16(uint16_t half) {
   return x;
 }
 
+// Whether some instructions are laid out by hand, for Zen 4. The bits are those that a compiler's order makes.
+#if defined(__AVX512BF16__) && !defined(IN_SOFTWARE)
+#define BY_HAND
+#endif
+
 #ifdef __AVX512F__
 #include "simd_avx512.h"
 #else

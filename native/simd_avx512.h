@@ -108,7 +108,7 @@ inline I add_planes(I w, I v) {
 // Each lane: four unsigned weights times the same four int8 activations, added to acc.
 inline I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
 inline I dot4(I acc, I weights, const int8_t* q) {
-#ifdef __AVX512BF16__  // on Zen 4 activations that have a register each keep others from being computed ahead
+#ifdef BY_HAND  // activations that have a register each keep others from being computed ahead
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*(const int32_t*)q));
   return acc;
 #else

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.amx import software
+from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
 from twostroke.llm import LLM
 
@@ -17,12 +17,12 @@ settings.load_profile("quiet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--software-amx", action="store_true", help="test the AMX kernels without AMX, in software")
+    parser.addoption("--software", metavar="VARIANTS", help="test kernels that this processor cannot run, in software")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--software-amx"):
-        software.install(config)
+    if variants := config.getoption("--software"):
+        kernels.install(config, variants.split(","))
 
 
 @pytest.fixture(scope="session")

@@ -6,21 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.amx import software
 from tests.kernels.test_native import odd_columns, raw_tensor
+from tests.software import kernels
 from tests.tiny import write_model
 from twostroke.engine.sampling import SamplingParams
 from twostroke.kernels import library, native, packed
 from twostroke.llm import LLM
 
 pytestmark = pytest.mark.skipif(
-    "amx" not in library.variants() or library.VARIANTS["amx"] == software.NEEDED, reason="no AMX here to compare with"
+    "amx" not in library.variants() or library.VARIANTS["amx"] == kernels.NEEDED["amx"],
+    reason="no AMX here to compare with",
 )
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return software.compile_into(tmp_path_factory.mktemp("amx"))
+    return kernels.compile_into(tmp_path_factory.mktemp("software"), "amx")
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def go_soft(monkeypatch: pytest.MonkeyPatch, built: Path) -> Iterator[Callable[[
         monkeypatch.setattr(library, "VARIANTS", library.VARIANTS.copy())
         monkeypatch.setattr(library, "_library_path", library._library_path)
         library.load.cache_clear()
-        software.use(built)
+        kernels.use(built, "amx")
 
     yield go
     library.load.cache_clear()

@@ -1,0 +1,83 @@
+"""Kernels with their instructions in software, so that a processor without AMX, or without AVX-512, can test them."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from twostroke.kernels import library
+
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
+_BUILT = "SOFTWARE_KERNELS"  # for the processes that share the tests
+
+# What a processor must have for a variant's instructions in software. AMX: all but tiles and float16.
+NEEDED = {
+    "amx": (*library.VARIANTS["avx512bf16"], "avx512vbmi", "avx512_vbmi2"),
+    "avx512bf16": library.VARIANTS["avx2"],
+    "avx512": library.VARIANTS["avx2"],
+}
+# A quarter of -O3's time to compile, and of -O1's to run.
+_AVX512 = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "avx512.h")]
+_AMX = ["-mavx512vbmi", "-mavx512vbmi2", "-D__AMX_BF16__", "-include", str(HERE / "float16.h")]
+
+
+def compile_into(directory: Path, variant: str) -> Path:
+    """native/, but for tiles' instructions and float16's arithmetic, or for AVX-512. Raises CalledProcessError."""
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    flags = {
+        "amx": setup["AVX512_BF16"] + _AMX,
+        "avx512bf16": [*setup["VARIANTS"]["avx2"], *_AVX512, "-DSOFTWARE_BF16"],
+        "avx512": setup["VARIANTS"]["avx2"] + _AVX512,
+    }[variant]
+    sources = directory / variant
+    shutil.copytree(ROOT / "native", sources)
+    if variant == "amx":
+        shutil.copy(HERE / "tile_instructions.h", sources)
+    else:
+        for source in sources.glob("*.h"):
+            source.write_text(re.sub(r"\b_mm512_", "avx512::", source.read_text()))
+    built = directory / f"{variant}.so"
+    command = ["g++", *setup["FLAGS"], *flags, "-fPIC", "-shared", sources / f"{variant}.cpp", "-o", built]
+    subprocess.run(command, check=True)
+    return built
+
+
+def missing(needed: Iterable[str]) -> list[str]:
+    """What of it the processor lacks."""
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    return sorted(set(needed) - set(flags))
+
+
+def install(config: pytest.Config, variants: Sequence[str]) -> None:
+    """Makes this process take what the processor cannot run, and could in software, for its own."""
+    if unknown := set(variants) - set(NEEDED):
+        raise pytest.UsageError(f"--software takes {', '.join(NEEDED)}, not {', '.join(sorted(unknown))}")
+    lacking = [one for one in variants if missing(library.VARIANTS[one]) and not missing(NEEDED[one])]
+    if not lacking or not shutil.which("g++"):
+        pytest.exit(
+            f"of {', '.join(variants)} nothing is to be tested in software here, or there is no g++", returncode=0
+        )
+    if _BUILT not in os.environ:
+        directory = tempfile.TemporaryDirectory()
+        config.add_cleanup(directory.cleanup)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda variant: compile_into(Path(directory.name), variant), lacking))
+        os.environ[_BUILT] = directory.name
+    for variant in lacking:
+        use(Path(os.environ[_BUILT]) / f"{variant}.so", variant)
+    # The rest has been tested, but for an even share of a real model's rows, which takes many minutes.
+    tests = f"({' or '.join([*lacking, 'schedule'])}) and not uneven"
+    config.option.keyword = config.option.keyword or tests
+
+
+def use(built: Path, variant: str) -> None:
+    compiled = library._library_path
+    library.VARIANTS[variant] = NEEDED[variant]
+    library._library_path = lambda name: built if name == variant else compiled(name)

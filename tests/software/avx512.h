@@ -33,37 +33,24 @@ union Lanes {
   Lanes(__m512i v) : ints(v) {}
 };
 
-// f(i) of each lane, and of each half.
-template <class Of>
-inline __m512 lanes(const Of& of) {
+// of(i) for each part of a kind: lanes, or halves.
+template <auto PARTS, class Of>
+inline Lanes filled(const Of& of) {
   Lanes made;
-  for (int i = 0; i < 16; i++) made.f[i] = of(i);
-  return made.floats;
+  int i = 0;
+  for (auto& part : made.*PARTS) part = of(i++);
+  return made;
 }
 template <class Of>
-inline __m512i int_lanes(const Of& of) {
-  Lanes made;
-  for (int i = 0; i < 16; i++) made.i[i] = of(i);
-  return made.ints;
-}
+inline __m512 lanes(const Of& of) { return filled<&Lanes::f>(of).floats; }
 template <class Of>
-inline __m512i word_lanes(const Of& of) {
-  Lanes made;
-  for (int i = 0; i < 32; i++) made.words[i] = of(i);
-  return made.ints;
-}
+inline __m512i int_lanes(const Of& of) { return filled<&Lanes::i>(of).ints; }
 template <class Of>
-inline __m512 halves(const Of& of) {
-  Lanes made;
-  made.half[0] = of(0), made.half[1] = of(1);
-  return made.floats;
-}
+inline __m512i word_lanes(const Of& of) { return filled<&Lanes::words>(of).ints; }
 template <class Of>
-inline __m512i int_halves(const Of& of) {
-  Lanes made;
-  made.int_half[0] = of(0), made.int_half[1] = of(1);
-  return made.ints;
-}
+inline __m512 halves(const Of& of) { return filled<&Lanes::half>(of).floats; }
+template <class Of>
+inline __m512i int_halves(const Of& of) { return filled<&Lanes::int_half>(of).ints; }
 
 // What AVX2 has for a half.
 #define FLOATS(name) \
@@ -208,21 +195,16 @@ inline __m512i cvtepu8_epi32(__m128i a) { return widened<uint8_t>(a); }
 inline __m512i cvtepi8_epi32(__m128i a) { return widened<int8_t>(a); }
 
 // bfloat16, to the nearest, ties to even. Numbers that are not normal count as 0, and become it.
-inline float flushed(float x) { return std::isnormal(x) || std::isinf(x) || std::isnan(x) ? x : std::copysign(0.0f, x); }
 inline uint16_t bf16(float x) {
   uint32_t bits;
-  x = flushed(x);
   std::memcpy(&bits, &x, 4);
+  if (!(bits & 0x7f800000)) bits &= 0x80000000;
   return std::isnan(x) ? bits >> 16 | 64 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline __m512i cvtne2ps_pbh(Lanes high, Lanes low) {
   return word_lanes([&](int i) { return bf16(i < 16 ? low.f[i] : high.f[i - 16]); });
 }
-inline __m256i cvtneps_pbh(Lanes a) {
-  Lanes made;
-  for (int i = 0; i < 16; i++) made.words[i] = bf16(a.f[i]);
-  return made.int_half[0];
-}
+inline __m256i cvtneps_pbh(Lanes a) { return Lanes(cvtne2ps_pbh(a, a)).int_half[0]; }
 inline __m128i cvtneps_pbh(__m128 a) {
   Lanes wide;
   std::memcpy(&wide, &a, sizeof a);

@@ -6,7 +6,7 @@ import runpy
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,21 +49,17 @@ def compile_into(directory: Path, variant: str) -> Path:
     return built
 
 
-def missing(needed: Iterable[str]) -> list[str]:
-    """What of it the processor lacks."""
-    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-    return sorted(set(needed) - set(flags))
-
-
 def install(config: pytest.Config, variants: Sequence[str]) -> None:
     """Makes this process take what the processor cannot run, and could in software, for its own."""
     if unknown := set(variants) - set(NEEDED):
         raise pytest.UsageError(f"--software takes {', '.join(NEEDED)}, not {', '.join(sorted(unknown))}")
-    lacking = [one for one in variants if missing(library.VARIANTS[one]) and not missing(NEEDED[one])]
-    if not lacking or not shutil.which("g++"):
-        pytest.exit(
-            f"of {', '.join(variants)} nothing is to be tested in software here, or there is no g++", returncode=0
-        )
+    has = library.features(Path("/proc/cpuinfo").read_text())
+    lacking = [one for one in variants if not set(library.VARIANTS[one]) <= has and set(NEEDED[one]) <= has]
+    if not lacking:
+        wanted = "; ".join(f"{one} wants {' '.join(NEEDED[one])}" for one in variants)
+        pytest.exit(f"nothing is tested in software: it can run in hardware, or not here ({wanted})", returncode=0)
+    if not shutil.which("g++"):
+        pytest.exit("nothing is tested in software, since there is no g++", returncode=0)
     if _BUILT not in os.environ:
         directory = tempfile.TemporaryDirectory()
         config.add_cleanup(directory.cleanup)

@@ -74,12 +74,17 @@ class Batch(ctypes.Structure):
     ]
 
 
+def features(processor: str) -> set[str]:
+    """What a text of /proc/cpuinfo says that the processor has."""
+    return set(processor.partition("flags")[2].partition("\n")[0].split())
+
+
 @cache
 def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
     processor = Path("/proc/cpuinfo").read_text()
-    flags = processor.partition("flags")[2].partition("\n")[0].split()
-    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= set(flags) and _library_path(name)]
+    has = features(processor)
+    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= has and _library_path(name)]
     if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is the slower one there
         compiled.remove("avx512bf16")
         compiled.insert(compiled.index("avx512") + 1, "avx512bf16")

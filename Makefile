@@ -62,7 +62,7 @@ check: $(VENV)/installed-dev
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
-	@$(BIN)/python -c "from twostroke.kernels import library; exit(library.unavailable())" \
+	@$(BIN)/python -c "from twostroke.backends.native import library; exit(library.unavailable())" \
 	|| { echo "PyTorch computes, then, slowly"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }
 	@touch $@
 

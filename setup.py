@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 FLAGS.append("-g0")  # 2 MB of libraries in place of 27, in half the time
-# One library for each; twostroke.kernels.library takes the first that the processor can run.
+# One library for each; twostroke.backends.native.library takes the first that the processor can run.
 AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16"]
 VARIANTS = {
@@ -22,13 +22,13 @@ HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
 
 def native(variant: str) -> Extension:
     return Extension(
-        f"twostroke.kernels._native_{variant}",
+        f"twostroke.backends.native._native_{variant}",
         sources=[f"native/{variant}.cpp"],
         depends=["native/model.cpp", *HEADERS],
         extra_compile_args=FLAGS + VARIANTS[variant],
         extra_link_args=["-pthread"],
         language="c++",
-        optional=True,  # a failed build is a warning; twostroke.kernels.library says why the backend is missing
+        optional=True,  # a failed build is a warning; twostroke.backends.native.library says why the backend is missing
     )
 
 

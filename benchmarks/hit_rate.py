@@ -22,10 +22,10 @@ from typing import Any
 
 from benchmarks.peer.figures import turn_order
 from benchmarks.record import Others, doubt, save
-from twostroke.benchmark.latency import Prompts, Workload
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
+from twostroke.perf.latency import Prompts, Workload
 
 INDEXES = ("radix", "hash")
 RATES = (0, 25, 50, 75, 100)

@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks.peer.figures import turn_order
 from benchmarks.record import Others, doubt, save, today
-from twostroke.benchmark.latency import Prompts, Workload
-from twostroke.benchmark.pace import percentile
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
+from twostroke.perf.latency import Prompts, Workload
+from twostroke.sampling.params import SamplingParams
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 LEAD_TOKENS = 8  # that every stream has when the prompt arrives

@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.peer.figures import turn_order
 from benchmarks.record import Others, doubt, save
-from twostroke.benchmark.latency import Prompts, Workload
-from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels.native import NativeKernels
-from twostroke.kernels.native_pass import NativePass
+from twostroke.backends.native.backend import NativeKernels
+from twostroke.backends.native.compiled import NativePass
 from twostroke.llm import LLM
+from twostroke.perf.latency import Prompts, Workload
+from twostroke.sampling.params import SamplingParams
 
 BATCHES = (1, 8)
 

@@ -28,19 +28,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shuffled import shuffled
-from twostroke.benchmark.machine import describe
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.evals.distance import compare
 from twostroke.evals.statistics import bootstrap
 from twostroke.evals.wikipedia import SOURCE, articles
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
+from twostroke.system.machine import describe
 
 RESULTS = Path(__file__).parent / "results"
 

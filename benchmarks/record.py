@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.peer.processes import busy_seconds
 from benchmarks.peer.report import OTHERS_LIMIT
-from twostroke.benchmark.machine import describe
+from twostroke.system.machine import describe
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,9 +28,9 @@ from benchmarks.peer.processes import busy_seconds, peak_rss_bytes, tree
 from benchmarks.peer.report import OTHERS_LIMIT, row
 from benchmarks.peer.weights import describe, ensure_weights
 from benchmarks.server_process import ServerFailed, ServerProcess
-from twostroke.benchmark.machine import describe as describe_machine
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.errors import TwostrokeError
+from twostroke.system.machine import describe as describe_machine
 
 CONTEXT = 4096  # that both keep room for
 KV_BYTES = 2 << 30  # as `VLLM_CPU_KVCACHE_SPACE` in `peer/engines.py`

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.kernels.formats import RawTensor
+from twostroke.formats.tensor import RawTensor
 
 
 def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:

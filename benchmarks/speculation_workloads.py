@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.benchmark.latency import Prompts
-from twostroke.benchmark.latency import Workload as Lengths
 from twostroke.llm import LLM
+from twostroke.perf.latency import Prompts
+from twostroke.perf.latency import Workload as Lengths
 
 RANDOM_TOKENS = 256  # of a prompt of random tokens
 

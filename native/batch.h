@@ -9,7 +9,7 @@
 constexpr int EVEN = 4;      // units of a member's share that are enough to deal evenly
 constexpr int FEW_ROWS = 2;  // so few rows are prepared by every member for itself, which saves a phase
 
-// Rows of a step; see RaggedBatch in kernels/interface.py.
+// Rows of a step; see RaggedBatch in backends/interface.py.
 struct Batch {
   int32_t num_rows, num_sequences;
   const int64_t *tokens, *pages, *slots;

@@ -1,4 +1,4 @@
-// The C interface: see twostroke/kernels/library.py. The Python side describes the model once.
+// The C interface: see twostroke/backends/native/library.py. The Python side describes the model once.
 #include "block.h"
 #include "head.h"
 #include "likeliest.h"

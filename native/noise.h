@@ -1,4 +1,4 @@
-// Noise that makes drawing a token a search for the largest of a row. See kernels/noise.py, which has the same in numpy.
+// Noise that makes drawing a token a search for the largest of a row. See sampling/noise.py, which has the same in numpy.
 #pragma once
 #include <limits>
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.kernels import library
+from twostroke.backends.native import library
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
-ALSO = {"session": "conversation", "__main__": "cli", "__init__": "llm"}  # files of one layer with another name
-WITH_TORCH = {"kernels/reference.py", "kv/device.py", "pruning.py", "distilling.py"}
+ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
+WITH_TORCH = {"backends/reference/operations.py", "backends/reference/memory.py", "pruning.py", "distilling.py"}
 
 
 def layers() -> list[str]:

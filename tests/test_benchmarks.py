@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks import hit_rate, itl, overhead, speculation
 from benchmarks.speculation_workloads import WORKLOADS
-from twostroke.benchmark.latency import Prompts
+from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.methods import Plain, method
+from twostroke.perf.latency import Prompts
 
 LOAD = itl.Load(streams=3, stream_prompt=5, output_tokens=60, prompt=200, answer=4)
 

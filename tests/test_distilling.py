@@ -10,12 +10,12 @@ from twostroke import distilling
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import OverFill
 from twostroke.pruning import prune
+from twostroke.sampling.params import SamplingParams
 
 TEXT = "the quick brown fox jumps over the lazy dog and then the cat jumps over the quick dog " * 30
 Directory = Callable[[str], Path]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
-    from twostroke.engine.sampling import SamplingParams
     from twostroke.errors import TwostrokeError
     from twostroke.kv.cache import KVCache
     from twostroke.llm import LLM
     from twostroke.methods import method
+    from twostroke.sampling.params import SamplingParams
 
 __all__ = ["LLM", "KVCache", "SamplingParams", "TwostrokeError", "method"]
 
 _HOMES = {
     "LLM": "twostroke.llm",
     "KVCache": "twostroke.kv.cache",
-    "SamplingParams": "twostroke.engine.sampling",
+    "SamplingParams": "twostroke.sampling.params",
     "TwostrokeError": "twostroke.errors",
     "method": "twostroke.methods",
 }

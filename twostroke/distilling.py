@@ -21,15 +21,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.reference.operations import DenseWeight, ReferenceKernels, TensorBatch
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.interface import RaggedBatch
-from twostroke.kernels.reference import DenseWeight, ReferenceKernels, TensorBatch
-from twostroke.kernels.rope import Rope
-from twostroke.models.decoder import Decoder
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.rope import Rope
 from twostroke.pruning import write_tensors
 
 WINDOW = 256  # tokens of text that are read together

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twostroke.backends.choose import create_backend
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
@@ -16,20 +17,20 @@ from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
-from twostroke.engine.request import Request, Timings
-from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.backends import create_kernels
-from twostroke.kernels.cores import count_threads
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.methods import Method, Plain
 from twostroke.methods import Prompt as PromptTokens
 from twostroke.models.config import ModelConfig
+from twostroke.sampling.params import SamplingParams
+from twostroke.system.cores import count_threads
 
 MAIN = "main"  # the role of the model itself among its engine's
 Prompt = str | Sequence[int]
@@ -102,7 +103,7 @@ class LLM:
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         checkpoint = quantize(opened, weights, threads)
         head_dim = checkpoint.config.head_dim
-        kernels = create_kernels(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
+        kernels = create_backend(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
 
         def pool_for(geometry: Geometry) -> PagePool:
             return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels)

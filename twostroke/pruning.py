@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from twostroke.backends.reference.operations import DenseWeight, ReferenceKernels
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.checkpoints.huggingface import SINGLE, tensor_names
 from twostroke.checkpoints.tokenizer import FILES, Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import new_pool, open_model
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.reference import DenseWeight, ReferenceKernels
 from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.sampling.params import SamplingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 WINDOW = 512  # tokens of calibration text in one context

@@ -17,10 +17,10 @@ from benchmarks.peer.figures import DEFINITIONS
 from benchmarks.peer.report import record, table
 from benchmarks.peer.turns import Workload, compare
 from benchmarks.peer.weights import ensure_weights
-from twostroke.benchmark.machine import describe as describe_machine
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.fetch import home
 from twostroke.errors import TwostrokeError
+from twostroke.system.machine import describe as describe_machine
 
 WORK = home() / "peers"
 ALL = ",".join(ENGINES)

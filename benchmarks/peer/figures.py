@@ -1,6 +1,6 @@
 """From times of tokens to figures: rates, medians over rounds, and ratios. Pure functions.
 
-Rates are of all sequences of a workload together. Unlike in `twostroke.benchmark.latency`, decode is timed from the
+Rates are of all sequences of a workload together. Unlike in `twostroke.perf.latency`, decode is timed from the
 moment when all of them have their first token: engines differ in whether they decode some sequences while they prefill
 others, and neither way may lend one stroke's time to the other. What that gains or costs is in the total.
 """

@@ -27,8 +27,8 @@ from transformers import (
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.checkpoints.huggingface import open_huggingface, read_safetensors, tensor_names
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.kernels.rope import Rope
 from twostroke.models.config import tensor_shapes
+from twostroke.models.rope import Rope
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,

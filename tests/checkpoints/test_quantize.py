@@ -12,8 +12,8 @@ from tests.models.test_against_transformers import all_logits
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.encode import Encoder
-from twostroke.kernels.formats import RawTensor
+from twostroke.formats.encode import Encoder
+from twostroke.formats.tensor import RawTensor
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 

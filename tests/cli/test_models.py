@@ -8,7 +8,7 @@ import pytest
 from typer.testing import Result
 
 from twostroke.checkpoints.catalog import CATALOG
-from twostroke.kernels.formats import RawTensor
+from twostroke.formats.tensor import RawTensor
 from twostroke.llm import LLM
 
 

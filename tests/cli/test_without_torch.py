@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from twostroke.kernels import library
+from twostroke.backends.native import library
 
 
 @pytest.fixture(autouse=True)
 def no_torch(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:  # transformers writes the tiny model, and needs it
-    for name in ("twostroke.kernels.reference", "twostroke.distilling", "twostroke.pruning"):
+    for name in ("twostroke.backends.reference.operations", "twostroke.distilling", "twostroke.pruning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.benchmark.pace import Pace
 from twostroke.engine.engine import _together
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
+from twostroke.engine.timings import Pace
 from twostroke.errors import GeometryMismatch, InvalidRequest, OutOfPages
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 PROMPTS = [[7, 9, 11] * n for n in (1, 4, 9, 30)]

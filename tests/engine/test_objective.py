@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tests.engine import test_schedules as schedules
 from tests.watching import answers
+from twostroke.backends.native import library
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.runner import Entry
-from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import LEAST_CHUNK, Plan, SchedulerConfig, largest
 from twostroke.errors import InvalidRequest
-from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.models.cost import Correction, Predictor, Rows, Work
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True)
@@ -28,10 +28,10 @@ class Millisecond:
     def planned(self, plan: Plan) -> float:
         return sum(count + len(lane.writer) // 10 * (count > 1) for lane, count in plan) / 1e3
 
-    def placed(self, entries: Sequence[Entry]) -> float:
+    def placed(self, entries: Sequence[Chunk]) -> float:
         return 0.0
 
-    def observe(self, entries: Sequence[Entry], predicted: float, measured: float) -> None:
+    def observe(self, entries: Sequence[Chunk], predicted: float, measured: float) -> None:
         assert measured > 0
 
 
@@ -59,8 +59,8 @@ def chunks(llm: LLM, decoding: int, prompt: int) -> list[int]:
     found: list[int] = []
     while not request.done:
         llm.engine.step()
-        assert llm.engine.batch.decode == decoding
-        found.append(llm.engine.batch.prefill)
+        assert llm.engine.report.decode == decoding
+        found.append(llm.engine.report.prefill)
     return found
 
 
@@ -85,7 +85,7 @@ def test_where_nothing_decodes_the_whole_budget_is_used(paced: Callable[..., LLM
 def test_without_an_objective_nothing_is_predicted(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     assert chunks(llm, 2, 600) == [510, 90]
-    assert llm.engine.batch.predicted_s is None
+    assert llm.engine.report.predicted_s is None
 
 
 @pytest.mark.parametrize("itl_ms", [0, -5, float("nan"), float("inf")])
@@ -103,8 +103,8 @@ def test_calibration(family: str, tiny_llm: TinyLLM) -> None:
     expected = [one.tokens for one in plain.generate(prompts, **options)]
     found = [one.tokens for one in paced.generate(prompts, **options)]
     assert [[token.id for token in tokens] for tokens in found] == [[t.id for t in tokens] for tokens in expected]
-    assert paced.engine.batch.predicted_s is not None
-    assert paced.engine.batch.predicted_s > 0
+    assert paced.engine.report.predicted_s is not None
+    assert paced.engine.report.predicted_s > 0
 
 
 def test_models_are_added_up(tiny_llm: TinyLLM) -> None:

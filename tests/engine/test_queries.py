@@ -11,12 +11,12 @@ import transformers
 from tests.methods.watching import PROMPT, needs_native, queried
 from tests.models.test_against_transformers import tokens
 from tests.tiny import write_model
+from twostroke.backends.native import library
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
-from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Run
-from twostroke.kernels import library
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.kv.attention import Queries, attention_mass, attention_weights
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 LONG = PROMPT * 4
@@ -113,7 +113,7 @@ def observed(llm: LLM, ids: list[int], window: int = 9, every: int = 4) -> Calla
         kv, found = made.kv, [made.queries]
         del made
         while True:
-            decoded: Run = yield Decode(kv, max_tokens=every, queries=every)
+            decoded: Decoded = yield Decode(kv, max_tokens=every, queries=every)
             found.append(decoded.queries)
             kv = decoded.kv
             if decoded.finish_reason is not None:
@@ -164,7 +164,7 @@ def test_decoding_hands_out_what_a_prefill_does(native_llm: TinyLLM) -> None:
     def program() -> Program:
         return (yield Decode((yield Prefill(PROMPT)), queries=6))
 
-    result: Run = run(llm, program, max_tokens=31).result
+    result: Decoded = run(llm, program, max_tokens=31).result
     again = queried(llm, result.kv.tokens, 6)
     assert same([result.queries], [again.queries])
     assert (attention_mass(result.kv, result.queries) == attention_mass(again.kv, again.queries)).all()
@@ -180,7 +180,7 @@ def test_wrong_guesses_hand_out_nothing(count: int, native_llm: TinyLLM) -> None
         guesses = [*right[:4], right[4] ^ 1, 5, 5]
         return (yield Decode((yield Prefill(PROMPT)), guesses=guesses, max_tokens=8, queries=count))
 
-    result: Run = run(llm, program).result
+    result: Decoded = run(llm, program).result
     assert result.tokens == right[:5]
     assert same([result.queries], [queried(llm, [*PROMPT, *right[:4]], min(count, 4)).queries])
 

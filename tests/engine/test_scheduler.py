@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twostroke.engine.request import PATIENCE, Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import share
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 
@@ -149,5 +149,5 @@ def test_the_batch_is_counted(tiny_llm: TinyLLM) -> None:
     llm.engine.submit(llm.request([5] * 12, SamplingParams(max_tokens=3, ignore_eos=True)))
     seen: list[tuple[int, int]] = []
     while llm.engine.step():
-        seen.append((llm.engine.batch.prefill, llm.engine.batch.decode))
+        seen.append((llm.engine.report.prefill, llm.engine.report.decode))
     assert seen == [(8, 0), (4, 0), (0, 1), (0, 1)]

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.watching import Answer, answers
+from twostroke.backends.native import library
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.kernels import library
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.tiny import write_tokenizer
 from twostroke.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.engine.sampler import Sampled
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.track import Token, Track
+from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.sampler import Sampled
 
 EOS = 1
 

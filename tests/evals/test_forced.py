@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.tiny import write_model
+from twostroke.backends.native import library
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
@@ -20,9 +20,9 @@ from twostroke.evals.measures import Divergence
 from twostroke.evals.measures.answers import Watch
 from twostroke.evals.task import Item
 from twostroke.evals.tasks import LongForm
-from twostroke.kernels import library
 from twostroke.llm import LLM
 from twostroke.methods import BestOf, Drop, Method, Plain, Prompt, Repeat, Snap
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.kv.values import array, computed, make_pool, same_tail
+from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
-from twostroke.kernels.interface import PAGE
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.pool import PagePool, check_counts

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.kv.values import GEOMETRY, computed, contents, enter, prefill
+from twostroke.backends.interface import PAGE
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
-from twostroke.kernels.interface import PAGE
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.geometry import Geometry

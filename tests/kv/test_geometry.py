@@ -6,8 +6,8 @@ import pytest
 
 from tests.kv.values import GEOMETRY
 from twostroke.errors import GeometryMismatch
-from twostroke.kernels.rope import Rope
 from twostroke.kv.geometry import Geometry
+from twostroke.models.rope import Rope
 
 OTHERS = {
     "num_layers": 3,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.kv.values import GEOMETRY, prefill
+from twostroke.backends.interface import PAGE
+from twostroke.backends.memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
-from twostroke.kernels.interface import PAGE
 from twostroke.kv.cache import KVCache
-from twostroke.kv.memory import HUGE_PAGE
 from twostroke.kv.pool import PagePool, check_counts
 
 NewPool = Callable[..., PagePool]

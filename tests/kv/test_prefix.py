@@ -6,8 +6,8 @@ from itertools import chain
 import pytest
 
 from tests.kv.values import contents, make_pool, prefill
+from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
-from twostroke.kernels.interface import PAGE
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex

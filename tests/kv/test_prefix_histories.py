@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.kv.values import contents, make_pool, prefill
-from twostroke.kernels.interface import PAGE
+from twostroke.backends.interface import PAGE
 from twostroke.kv.cache import KVCache
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool, check_counts

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.kv.values import GEOMETRY, contents, make_pool, prefill, same_tail
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
-from twostroke.kernels.rope import Rope
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.pool import PagePool
+from twostroke.models.rope import Rope
 
 LOGITS = Tail("m", logits=np.array([0.1, -0.0, 3e-39, np.inf], np.float32))
 NewPool = Callable[..., PagePool]

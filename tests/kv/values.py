@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.kernels.rope import Rope
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
+from twostroke.models.rope import Rope
 
 GEOMETRY = Geometry(
     num_layers=2, num_kv_heads=2, head_dim=4, ropes=(Rope(1e4),) * 2, kv_dtype="float32", tokenizer="letters"

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.llm import LLM
 from twostroke.methods import BestOf
+from twostroke.sampling.params import SamplingParams
 
 
 def test_the_likeliest_candidate(tiny_llm: Callable[..., LLM]) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.kernels.dropout import Dropout
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 from twostroke.methods import OverFill, Refresh
 from twostroke.methods.refresh import variance
+from twostroke.models.dropout import Dropout
+from twostroke.sampling.params import SamplingParams
 
 pytestmark = needs_native
 Native = Callable[..., LLM]

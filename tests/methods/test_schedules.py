@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.methods.watching import PROMPT, needs_native
 from tests.watching import Answer, answers
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
+from twostroke.sampling.params import SamplingParams
 
 # Without log-probabilities tokens are searched for, with them all logits are made.
 SAMPLINGS = {

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from tests.tiny import write_model
-from twostroke.engine.sampler import Draw, distribution, sample
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.noise import Noise
 from twostroke.llm import LLM
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup
+from twostroke.sampling.noise import Noise
+from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.sampler import Draw, distribution, sample
 
 Native = Callable[..., LLM]
 TEXT = (PROMPT + PROMPT[:7]) * 2

@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 
 from tests.watching import watched
+from twostroke.backends.native import library
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
-from twostroke.engine.strokes import Prefill, Prefilled, Program, Run
-from twostroke.kernels import library
+from twostroke.engine.strokes import Decoded, Prefill, Prefilled, Program
 from twostroke.llm import LLM
 from twostroke.methods import Method, Prompt
+from twostroke.sampling.params import SamplingParams
 
 needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native: {library.unavailable()}")
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
 
 
-def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tuple[list[int], list[Run], Any]:
+def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tuple[list[int], list[Decoded], Any]:
     """(tokens, the runs of its decodes, what its program returned): a technique watched at work."""
-    runs: list[Run] = []
+    runs: list[Decoded] = []
 
     def see(made: Any) -> None:
-        if isinstance(made, Run):
+        if isinstance(made, Decoded):
             runs.append(made)
 
     params = SamplingParams(**({"max_tokens": 40, "ignore_eos": True} | sampling))

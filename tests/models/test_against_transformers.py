@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
 
 TOLERANCE = 1e-3
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from twostroke.kernels.rope import Rope
 from twostroke.llm import LLM
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work
+from twostroke.models.rope import Rope
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import VOCAB, write_model
-from twostroke.kernels import library
-from twostroke.kernels.interface import RaggedBatch
+from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.native import library
 from twostroke.llm import LLM
 
 # Rows of each sequence, and the entries that they come after: so few that keys are asked for ahead, some, and so many

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.kernels import library
+from twostroke.backends.native import library
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 _BUILT = "SOFTWARE_KERNELS"  # for the processes that share the tests

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernels.test_native import odd_columns, raw_tensor
+from tests.backends.test_native import odd_columns, raw_tensor
 from tests.software import kernels
 from tests.tiny import write_model
-from twostroke.engine.sampling import SamplingParams
-from twostroke.kernels import library, native, packed
+from twostroke.backends.native import backend as native
+from twostroke.backends.native import library
+from twostroke.backends.native import weights as packed
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(
     "amx" not in library.variants() or library.VARIANTS["amx"] == kernels.NEEDED["amx"],

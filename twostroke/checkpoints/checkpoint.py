@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.kernels.encode import Encoder
-from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.mapped import place
+from twostroke.formats.encode import Encoder
+from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.system.mapped import place
 
 SAMPLE_PIECES, PIECE_BYTES = 8, 512  # 4 KiB of every tensor go into `weights_id`
 

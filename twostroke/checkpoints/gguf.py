@@ -19,8 +19,9 @@ import numpy as np
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.checkpoints.gguf_config import read_config, tensor_names, tensor_transforms
 from twostroke.errors import CheckpointError, TwostrokeError
-from twostroke.kernels.formats import FORMATS, RawTensor
-from twostroke.kernels.mapped import MappedFile
+from twostroke.formats.blocks import FORMATS
+from twostroke.formats.tensor import RawTensor
+from twostroke.system.mapped import MappedFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

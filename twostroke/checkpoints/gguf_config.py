@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.rope import Rope
+from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig, stored_names
+from twostroke.models.rope import Rope
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN = 6  # five sliding layers, then a global one

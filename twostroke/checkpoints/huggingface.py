@@ -17,10 +17,10 @@ import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.kernels.formats import RawTensor
-from twostroke.kernels.mapped import MappedFile
-from twostroke.kernels.rope import Rope
+from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig, stored_names
+from twostroke.models.rope import Rope
+from twostroke.system.mapped import MappedFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100 << 20  # the safetensors format's own limit

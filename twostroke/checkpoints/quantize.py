@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.coarse import coarse
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.encode import Encoder
-from twostroke.kernels.formats import FORMATS
+from twostroke.formats.blocks import FORMATS
+from twostroke.formats.coarse import coarse
+from twostroke.formats.encode import Encoder
 
 FORMAT = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1", "int3": "Q4_1", "int2": "Q4_1"}
 BITS = {"int3": 3, "int2": 2}  # kept in 4, so they cost what 3 and 2 bits cost in quality and save nothing

@@ -11,8 +11,8 @@ from twostroke.cli.options import JsonFlag, ModelOptions, spread
 from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
-    from twostroke.benchmark.latency import Result, Workload
     from twostroke.llm import LLM
+    from twostroke.perf.latency import Result, Workload
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 app.command()(bench_serve.serve)
@@ -59,7 +59,7 @@ def latency(
     began = time.perf_counter()
     llm = model_options.open(**changes)
     load_s = time.perf_counter() - began
-    from twostroke.benchmark.latency import Prompts, Workload
+    from twostroke.perf.latency import Prompts, Workload
 
     if prompt is not None:
         prompt_tokens = [len(llm.encode(prompt))]
@@ -76,7 +76,7 @@ def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prom
     """Measure, with a bar on stderr where that is a terminal."""
     from rich.progress import Progress
 
-    from twostroke.benchmark.latency import measure
+    from twostroke.perf.latency import measure
 
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
         task = bar.add_task("measuring", total=len(workloads) * (repeats + warmup))
@@ -87,9 +87,9 @@ def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prom
 
 def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, Any]:
     """Everything, for JSON: the first workload's numbers at the top, all of them under `results`."""
-    from twostroke.benchmark.machine import describe as describe_machine
-    from twostroke.benchmark.machine import peak_rss_bytes
-    from twostroke.benchmark.pace import DEFINITIONS
+    from twostroke.engine.timings import DEFINITIONS
+    from twostroke.system.machine import describe as describe_machine
+    from twostroke.system.machine import peak_rss_bytes
 
     kernels = llm.decoder.kernels
     common = {

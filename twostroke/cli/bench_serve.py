@@ -15,14 +15,14 @@ from twostroke.cli.report import print_json, stderr_console
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop, Run
-    from twostroke.benchmark.serving.target import Target
-    from twostroke.benchmark.serving.workload import Workload
+    from twostroke.perf.serving.drive import ClosedLoop, OpenLoop, Run
+    from twostroke.perf.serving.target import Target
+    from twostroke.perf.serving.workload import Workload
 
 
 def parse_range(text: str) -> Any:
     """`512`, or `128-1024`."""
-    from twostroke.benchmark.serving.lengths import Range
+    from twostroke.perf.serving.lengths import Range
 
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(text))
     if match is None:
@@ -71,7 +71,7 @@ class LoadOptions:
             raise typer.BadParameter("say either --rate (open loop) or --concurrency (closed loop)")
 
     def pattern(self) -> "OpenLoop | ClosedLoop":
-        from twostroke.benchmark.serving.drive import ClosedLoop, OpenLoop
+        from twostroke.perf.serving.drive import ClosedLoop, OpenLoop
 
         return OpenLoop(self.rate or 0, self.burstiness) if self.concurrency is None else ClosedLoop(self.concurrency)
 
@@ -107,7 +107,7 @@ class WorkloadOptions:
             raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
 
     def of(self, requests: int) -> "Workload":
-        from twostroke.benchmark.serving.workload import Workload
+        from twostroke.perf.serving.workload import Workload
 
         given = self.workload == "synthetic"
         return Workload(
@@ -140,11 +140,11 @@ def serve(
     with a report of what was measured so far."""
     load_options.check()
     workload_options.check()
-    from twostroke.benchmark.machine import describe as describe_machine
+    from twostroke.system.machine import describe as describe_machine
 
     try:
-        from twostroke.benchmark.serving import files
-        from twostroke.benchmark.serving.figures import DEFINITIONS, Objectives, summarize
+        from twostroke.perf.serving import files
+        from twostroke.perf.serving.figures import DEFINITIONS, Objectives, summarize
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"bench serve needs {error.name}: pip install 'twostroke[bench]'") from None
 
@@ -189,10 +189,10 @@ def measure(
     import httpx
     from rich.progress import Progress
 
-    from twostroke.benchmark.serving.client import Client
-    from twostroke.benchmark.serving.drive import ClosedLoop, drive
-    from twostroke.benchmark.serving.target import inspect
-    from twostroke.benchmark.serving.workload import WARMUP
+    from twostroke.perf.serving.client import Client
+    from twostroke.perf.serving.drive import ClosedLoop, drive
+    from twostroke.perf.serving.target import inspect
+    from twostroke.perf.serving.workload import WARMUP
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/v1")

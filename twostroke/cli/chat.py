@@ -18,7 +18,7 @@ from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.conversation import Conversation, Reply
+    from twostroke.conversation.conversation import Conversation, Reply
 
 HELP = """\
 /save PATH    write messages and KV cache into a file
@@ -42,7 +42,7 @@ def chat(
     """Talk with a model, line by line; /help lists commands. Lines may be piped in, too."""
     sampling.params()  # wrong ones are told before the model is loaded
     llm = model_options.open()
-    from twostroke.conversation import Conversation
+    from twostroke.conversation.conversation import Conversation
 
     fields = sampling.fields()
     if load is None:
@@ -102,7 +102,7 @@ class Session:
 
     def facts(self) -> dict[str, Any]:
         """The whole run, for JSON."""
-        from twostroke.benchmark.pace import DEFINITIONS
+        from twostroke.engine.timings import DEFINITIONS
 
         kv = self.conversation.kv
         return {
@@ -211,7 +211,7 @@ def _ctrl_c() -> Generator[threading.Event]:
 
 
 def _turn(reply: Reply) -> dict[str, Any]:
-    from twostroke.benchmark.pace import Pace
+    from twostroke.engine.timings import Pace
 
     return {
         "text": reply.text,
@@ -226,7 +226,7 @@ def _turn(reply: Reply) -> dict[str, Any]:
 
 
 def _facts_line(reply: Reply, stopped: bool) -> str:
-    from twostroke.benchmark.pace import Pace
+    from twostroke.engine.timings import Pace
 
     parts = ["stopped" if stopped and reply.finish_reason is None else ""]
     rewritten = f" ({reply.recomputed} dropped: history was rewritten)" if reply.recomputed else ""

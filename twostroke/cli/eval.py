@@ -207,10 +207,10 @@ def perplexity(
 
 def evaluate(task: "Task", eval_options: EvalOptions, model_options: ModelOptions, as_json: bool) -> None:
     """Run, write what --output asks for, and print a table, or the summary as JSON."""
-    from twostroke.benchmark.machine import describe
     from twostroke.evals.report import report, write
     from twostroke.evals.run import Evaluation
     from twostroke.evals.summary import summarize
+    from twostroke.system.machine import describe
 
     contenders, options = eval_options.contenders(), eval_options.options()  # before a model is loaded
     evaluation = Evaluation(model_options.open(), task, contenders, options)

@@ -37,7 +37,7 @@ def generate(
     method_options: MethodOptions,
 ) -> None:
     """Answer one prompt; the text goes to stdout as it is made, facts about it to stderr."""
-    from twostroke.kernels.library import unavailable
+    from twostroke.backends.native.library import unavailable
 
     text = read_prompt(prompt, prompt_file)
     if system is not None and chat is False:
@@ -106,7 +106,7 @@ def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) 
 
 def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:
     """All facts of a finished request, for JSON."""
-    from twostroke.benchmark.pace import DEFINITIONS, Pace
+    from twostroke.engine.timings import DEFINITIONS, Pace
 
     outputs = [
         {
@@ -156,7 +156,7 @@ def print_logprobs(outputs: list[dict[str, Any]]) -> None:
 
 def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     """One line for people."""
-    from twostroke.benchmark.pace import Pace
+    from twostroke.engine.timings import Pace
 
     cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]

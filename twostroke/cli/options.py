@@ -13,9 +13,9 @@ from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.engine.sampling import SamplingParams
     from twostroke.llm import LLM
     from twostroke.methods import Method
+    from twostroke.sampling.params import SamplingParams
 
 UNITS = {
     "": 1,
@@ -152,7 +152,7 @@ class SamplingOptions:
 
     def params(self, **more: Any) -> "SamplingParams":
         """Checked: raises InvalidRequest naming the field that is out of range."""
-        from twostroke.engine.sampling import SamplingParams
+        from twostroke.sampling.params import SamplingParams
 
         return SamplingParams(**self.fields(), **more)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from twostroke.benchmark.pace import Pace
+    from twostroke.engine.timings import Pace
 
 
 def print_json(value: Any) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.model import Model
 from twostroke.engine.opening import new_pool
-from twostroke.kernels.interface import RaggedBatch
 from twostroke.models.cost import Predictor, Rows
 
 log = logging.getLogger(__name__)

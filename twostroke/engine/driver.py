@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.engine.lane import DecodeLane, PrefillLane, Record
+from twostroke.engine.lane import DecodeLane, DecodeRecord, PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
-from twostroke.engine.sampler import Sampled
-from twostroke.engine.strokes import Decode, Emit, Prefill, Run, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
+from twostroke.sampling.sampler import Sampled
 
 
 class Driver:
@@ -67,12 +67,12 @@ class Driver:
         if not stroke.emit:
             track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
-            choice.results[slot] = Run(stroke.kv, (), track.finish_reason)  # the request has ended before
+            choice.results[slot] = Decoded(stroke.kv, (), track.finish_reason)  # the request has ended before
             return
         model = self._model(stroke.model)
         choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, choice.seed(stroke.stream), record))
 
-    def _private_track(self, choice: Choice, record: Record) -> Track:
+    def _private_track(self, choice: Choice, record: DecodeRecord) -> Track:
         """For tokens that are not the choice's yet: from where the choice stood when the stroke was first opened."""
         track = choice.track
         if record.start is None:

@@ -18,19 +18,19 @@ from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
-from twostroke.engine.runner import Entry, run
-from twostroke.engine.sampler import Draw, Sampled, sample
+from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import OutOfPages, TwostrokeError
-from twostroke.kernels.summary import rows_of
 from twostroke.kv.pool import PagePool
+from twostroke.sampling.sampler import Draw, Sampled, sample
+from twostroke.sampling.statistics import rows_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepReport:
     """Tokens that a step computed: those of decoding lanes, and those of chunks (replays included).
 
     `predicted_s` is how long it was expected to take, in an engine with an ITL objective.
@@ -41,9 +41,9 @@ class Batch:
     predicted_s: float | None = None
 
     @classmethod
-    def of(cls, entries: Sequence[Entry], predicted_s: float | None) -> Batch:
-        decode = sum(len(entry.tokens) == 1 and isinstance(entry.lane, DecodeLane) for entry in entries)
-        return cls(sum(len(entry.tokens) for entry in entries) - decode, decode, predicted_s)
+    def of(cls, chunks: Sequence[Chunk], predicted_s: float | None) -> StepReport:
+        decode = sum(len(chunk.tokens) == 1 and isinstance(chunk.lane, DecodeLane) for chunk in chunks)
+        return cls(sum(len(chunk.tokens) for chunk in chunks) - decode, decode, predicted_s)
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
 
     Attributes:
         models: by the role that programs call them by; one model may have several.
-        batch: what the last step computed.
+        report: what the last step computed.
     """
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
@@ -65,7 +65,7 @@ class Engine:
         self._queues = Queues()
         self._driver = Driver(self.models, default)
         self._placement = Placement(dict.fromkeys(self.models.values()), self._queues)
-        self.batch = Batch()
+        self.report = StepReport()
 
     @property
     def config(self) -> SchedulerConfig:
@@ -141,25 +141,25 @@ class Engine:
         """Admit, compute, sample, and hand results to programs. False if there was nothing to do."""
         began, forecast = time.perf_counter(), self._forecast
         self._admit()
-        entries, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
+        chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
         for choice, error in failed:
             self._fail({choice.request}, error)
-        predicted = None if forecast is None else forecast.placed(entries)
-        self.batch = Batch.of(entries, predicted)
-        by_model: dict[Model, list[Entry]] = {}
-        for entry in entries:
-            if not entry.lane.choice.done:
-                by_model.setdefault(entry.lane.model, []).append(entry)
+        predicted = None if forecast is None else forecast.placed(chunks)
+        self.report = StepReport.of(chunks, predicted)
+        by_model: dict[Model, list[Chunk]] = {}
+        for chunk in chunks:
+            if not chunk.lane.choice.done:
+                by_model.setdefault(chunk.lane.model, []).append(chunk)
         for model, group in by_model.items():
-            self._guarded({entry.lane.choice.request for entry in group}, run, model, group)
+            self._guarded({chunk.lane.choice.request for chunk in group}, run, model, group)
         self._resume()
-        worked = bool(entries)
+        worked = bool(chunks)
         while ready := self._ready():
             worked = True
             self._sample(ready)
             self._resume()
-        if forecast is not None and predicted is not None and entries:
-            forecast.observe(entries, predicted, time.perf_counter() - began)
+        if forecast is not None and predicted is not None and chunks:
+            forecast.observe(chunks, predicted, time.perf_counter() - began)
         return worked
 
     def _fits(self, planned: Plan) -> bool:

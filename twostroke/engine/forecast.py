@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
-from twostroke.engine.runner import Entry
+from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
 from twostroke.models.cost import Correction, Predictor, Rows
 
@@ -32,14 +32,14 @@ class Forecast:
             (lane.model, Rows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
         )
 
-    def placed(self, entries: Sequence[Entry]) -> float:
+    def placed(self, entries: Sequence[Chunk]) -> float:
         """The same, once the tokens have their places."""
         return self._seconds(
             (one.lane.model, Rows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
             for one in entries
         )
 
-    def observe(self, entries: Sequence[Entry], predicted: float, measured: float) -> None:
+    def observe(self, entries: Sequence[Chunk], predicted: float, measured: float) -> None:
         """A step that was predicted to take so many seconds has taken so many."""
         self._corrections[_kind(len(one.tokens) for one in entries)].observe(predicted, measured)
 

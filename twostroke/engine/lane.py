@@ -10,15 +10,15 @@ import numpy as np
 
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
-from twostroke.engine.sampler import Draw, Sampled
-from twostroke.engine.strokes import Decode, Prefill, Prefilled, Run
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.dropout import Dropout
-from twostroke.kernels.noise import Noise
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
+from twostroke.models.dropout import Dropout
+from twostroke.sampling.noise import Noise
+from twostroke.sampling.sampler import Draw, Sampled
 
 if TYPE_CHECKING:
     from twostroke.engine.request import Choice, SharedPrefill
@@ -63,7 +63,7 @@ class Lane(Generic[StrokeKind]):
         self.started = False
         self.cached_tokens = 0
         self.kv: KVCache | None = None
-        self.result: KVCache | Prefilled | Run | None = None
+        self.result: KVCache | Prefilled | Decoded | None = None
 
     @property
     def decoding(self) -> bool:
@@ -168,7 +168,7 @@ class DecodeLane(Lane[Decode]):
     """
 
     def __init__(
-        self, choice: Choice, slot: int, model: Model, stroke: Decode, track: Track, seed: bytes, record: Record
+        self, choice: Choice, slot: int, model: Model, stroke: Decode, track: Track, seed: bytes, record: DecodeRecord
     ) -> None:
         base, tail = stroke.kv, stroke.kv.tail
         if not len(base):
@@ -280,10 +280,10 @@ class DecodeLane(Lane[Decode]):
     def _finish(self, wrong: int = 0) -> None:
         sampled = self.record.sampled
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
-        self.result = Run(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
+        self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
 
 
-class Record:
+class DecodeRecord:
     """What one decode stroke sampled: enough to enter it again after a preemption.
 
     Attributes:

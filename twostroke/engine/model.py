@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from twostroke.backends.reference.decoder import Decoder
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.models.cost import Cost
-from twostroke.models.decoder import Decoder
 
 
 @dataclass(frozen=True, eq=False)  # a key of dicts, by identity

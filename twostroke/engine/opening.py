@@ -9,22 +9,23 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from twostroke.backends.interface import Kernels
+from twostroke.backends.native import backend as native
+from twostroke.backends.reference.decoder import Decoder
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
-from twostroke.kernels import native
-from twostroke.kernels.formats import RawTensor, numpy_dtype
-from twostroke.kernels.interface import Kernels
+from twostroke.formats.blocks import numpy_dtype
+from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
-from twostroke.models.decoder import Decoder
 
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 

@@ -12,7 +12,7 @@ from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import WAITING_FOR, Choice
-from twostroke.engine.runner import Entry
+from twostroke.engine.runner import Chunk
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
 
@@ -38,9 +38,9 @@ class Placement:
             self._evict(pool, pages - pool.num_free)
         return pages <= pool.num_free
 
-    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Entry], list[tuple[Choice, OutOfPages]]]:
+    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Choice, OutOfPages]]]:
         """Enter the planned tokens. Returns what is to be computed, and who failed, having the pool to itself."""
-        entries: list[Entry] = []
+        entries: list[Chunk] = []
         failed: list[tuple[Choice, OutOfPages]] = []
         blocked = False
         for lane, count in planned:
@@ -62,7 +62,7 @@ class Placement:
                         break
                     self._preempt(self._queues.running[-1])
                     continue
-                entries.append(Entry(lane, tokens, places, *rows))
+                entries.append(Chunk(lane, tokens, places, *rows))
                 break
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 

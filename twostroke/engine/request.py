@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import secrets
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -13,41 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.engine.lane import Lane, Record
-from twostroke.engine.sampling import SamplingParams
+from twostroke.engine.lane import DecodeRecord, Lane
 from twostroke.engine.strokes import Program
+from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
+from twostroke.sampling.params import SamplingParams
 
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
 PATIENCE = 10.0  # seconds: a request counts as arrived so much later per unit of priority
-
-
-@dataclass
-class Timings:
-    """When things happened, in seconds of time.perf_counter."""
-
-    arrival: float = field(default_factory=time.perf_counter)
-    scheduled: float | None = None
-    tokens: list[float] = field(default_factory=list)  # of the first choice
-    finished: float | None = None
-    in_bulk: bool = False  # tokens were emitted after they were decoded: gaps between them say nothing
-
-    @property
-    def ttft(self) -> float | None:
-        """First token - arrival."""
-        return self.tokens[0] - self.arrival if self.tokens else None
-
-    @property
-    def itls(self) -> list[float]:
-        """Every gap between consecutive tokens."""
-        return [b - a for a, b in itertools.pairwise(self.tokens)]
-
-    @property
-    def tpot(self) -> float | None:
-        """(last - first) / (n - 1)."""
-        n = len(self.tokens)
-        return (self.tokens[-1] - self.tokens[0]) / (n - 1) if n > 1 else None
 
 
 class Choice:
@@ -66,7 +39,7 @@ class Choice:
         self.lanes: list[Lane] = []
         self.results: list[Any] = []
         self.side_by_side = False
-        self.records: list[Record] = []
+        self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
         self.needs = 0  # pages it held when it was preempted
         self.result: Any = None
@@ -103,11 +76,11 @@ class Choice:
         text = f"{self.request.seed} {self.index} {stream}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
-    def next_record(self) -> Record:
+    def next_record(self) -> DecodeRecord:
         """The record of the decode stroke that the program asks for now."""
         self.num_decodes += 1
         if self.num_decodes > len(self.records):
-            self.records.append(Record())
+            self.records.append(DecodeRecord())
         return self.records[self.num_decodes - 1]
 
     def release(self) -> None:

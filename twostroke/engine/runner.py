@@ -6,14 +6,14 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
-from twostroke.kernels.interface import RaggedBatch
 from twostroke.kv.writer import Places
 
 
 @dataclass(frozen=True)
-class Entry:
+class Chunk:
     """What one lane enters in a step: tokens that have places already."""
 
     lane: Lane
@@ -23,7 +23,7 @@ class Entry:
     query_rows: int = 0  # and how many queries
 
 
-def run(model: Model, entries: Sequence[Entry]) -> None:
+def run(model: Model, entries: Sequence[Chunk]) -> None:
     """Compute the entries of one model together and hand each lane the logits and queries it asked for."""
     starts = [0, *accumulate(len(entry.tokens) for entry in entries)]
 
@@ -69,7 +69,7 @@ def run(model: Model, entries: Sequence[Entry]) -> None:
         entry.lane.computed(mine)
 
 
-def _dropout(model: Model, entries: Sequence[Entry]) -> np.ndarray | None:
+def _dropout(model: Model, entries: Sequence[Chunk]) -> np.ndarray | None:
     """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
     if all(entry.lane.dropout is None for entry in entries):
         return None

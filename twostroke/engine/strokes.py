@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twostroke.engine.sampler import Sampled
-from twostroke.kernels.dropout import Dropout
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
+from twostroke.models.dropout import Dropout
+from twostroke.sampling.sampler import Sampled
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Prefill:
 class Decode:
     """Sample tokens one by one until the request's own end (max_tokens, end token, stop string) or `until`.
 
-    The result is a `Run`. The first token comes from the value's tail: its logits, or those after its pending
+    The result is a `Decoded`. The first token comes from the value's tail: its logits, or those after its pending
     token; where a slice cut the tail off, the last entry is computed again.
 
     Attributes:
@@ -102,7 +102,7 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
-class Run:
+class Decoded:
     """What a decode made. Its value ends with the last token pending; `queries` are those of its last entries."""
 
     kv: KVCache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.kernels.summary import information, log_softmax, picked
+from twostroke.sampling.statistics import information, log_softmax, picked
 
 ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000 words
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.engine.sampler import Sampled
-from twostroke.engine.strokes import Decode, Emit, Prefill, Prefilled, Program, Run, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program, Stroke
 from twostroke.errors import InvalidRequest
-from twostroke.kernels.summary import information, log_softmax, picked
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
+from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.statistics import information, log_softmax, picked
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _decodes(asked: Any) -> bool:
     return any(isinstance(stroke, Decode | Emit) for stroke in (asked if isinstance(asked, list) else [asked]))
 
 
-def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[np.ndarray, Run]]:
+def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[np.ndarray, Decoded]]:
     """What the decode would see before each token, up to its own end, and its result if it had sampled them."""
     kv, tail, tokens = stroke.kv, stroke.kv.tail, tokens[: stroke.max_tokens]
     rows: list[np.ndarray] = []
@@ -118,7 +118,7 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[n
     # All tokens but the last are entered; a condition may have ended the stroke before the text does.
     excess = len(tokens) - len(sampled)
     kv = kv[: len(kv) - excess].with_tail(Tail(tail.model, pending=sampled[-1].id))
-    return logits[: len(sampled)], Run(kv, tuple(sampled), queries=queries.without_last(excess))
+    return logits[: len(sampled)], Decoded(kv, tuple(sampled), queries=queries.without_last(excess))
 
 
 def _until(stroke: Decode, logits: np.ndarray, tokens: Sequence[int]) -> list[Sampled]:

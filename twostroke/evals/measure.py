@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Program
 from twostroke.evals.contenders import Contender
 from twostroke.evals.task import Item, Task
 from twostroke.llm import LLM
 from twostroke.methods.method import Prompt
+from twostroke.sampling.params import SamplingParams
 
 Record = dict[str, Any]
 Known = dict[str, dict[str, Record]]  # by measure, then by contender

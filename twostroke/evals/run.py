@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.engine.sampling import SamplingParams
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender
 from twostroke.evals.measure import Bench, Case, Known
@@ -17,6 +16,7 @@ from twostroke.evals.measures import MEASURES
 from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
 from twostroke.llm import LLM, MAIN
 from twostroke.methods.method import Prompt
+from twostroke.sampling.params import SamplingParams
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError
-from twostroke.kernels.interface import PAGE, POSITION, START, STOP
 from twostroke.kv import storage
 from twostroke.kv.contents import Contents, Tail
 from twostroke.kv.pool import PagePool

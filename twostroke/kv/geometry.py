@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from twostroke.errors import GeometryMismatch
-from twostroke.kernels.formats import numpy_dtype
-from twostroke.kernels.rope import Rope
+from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig
+from twostroke.models.rope import Rope
 
 
 @dataclass(frozen=True)

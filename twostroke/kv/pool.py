@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from twostroke.backends.memory import HostMemory
 from twostroke.errors import OutOfPages
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.memory import HostMemory
 
 FREE = -1  # how far a page on the free list is filled
 
@@ -36,7 +36,7 @@ class PagePool:
         if device == "cpu":
             self._memory = HostMemory(shape, geometry.dtype, in_pairs)
         else:
-            from twostroke.kv.device import DeviceMemory  # imports PyTorch
+            from twostroke.backends.reference.memory import DeviceMemory  # imports PyTorch
 
             self._memory = DeviceMemory(shape, geometry.kv_dtype, device)
         self.storage = self._memory.storage  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.errors import KVError
-from twostroke.kernels.interface import PAGE, START, STOP
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch

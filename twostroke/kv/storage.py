@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CorruptFile, KVError
-from twostroke.kernels.rope import Rope
 from twostroke.kv.contents import Contents, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import Stretch
+from twostroke.models.rope import Rope
 
 MAGIC = b"twostroke-kv-1\n\0"
 DIGEST_BYTES = 32

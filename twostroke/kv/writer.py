@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.errors import KVError
-from twostroke.kernels.interface import PAGE, START, STOP
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.provenance import extend

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Run
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.kv.attention import attention_mass
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Prompt, require_choice, require_int
@@ -59,7 +59,7 @@ class Drop(Repeat, name="drop"):
         while True:
             stays = self.staying(kv, mass)
             kv, mass = chosen(kv, stays), mass[stays]
-            run: Run = yield Decode(kv, max_tokens=self.every, queries=self.every if counting else 0)
+            run: Decoded = yield Decode(kv, max_tokens=self.every, queries=self.every if counting else 0)
             if run.finish_reason is not None:
                 return
             mass = np.pad(mass, (0, len(run.kv) - len(kv))) + attention_mass(run.kv, run.queries)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.sampler import Sampled
-from twostroke.engine.strokes import Decode, Prefill, Program, Run
-from twostroke.kernels.dropout import Dropout
-from twostroke.kernels.summary import information, log_softmax
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt, require_choice, require_int, require_number
+from twostroke.models.dropout import Dropout
+from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.statistics import information, log_softmax
 
 WARM_UP = 32  # tokens before a budget spends: a percentile of fewer says little
 MOST_PASSES = 64
@@ -85,7 +85,7 @@ class Refresh(Method, name="refresh"):
         looks: list[float] = []
         since = len(prompt)  # the last refresh
         while True:
-            run: Run = yield self.stretch(kv, entropies, len(at))
+            run: Decoded = yield self.stretch(kv, entropies, len(at))
             entropies += [sampled.entropy or 0.0 for sampled in run.sampled]
             if run.finish_reason is not None:
                 return Refreshes(tuple(at), len(teacher) - len(prompt), tuple(looks))

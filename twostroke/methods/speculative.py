@@ -4,7 +4,7 @@ Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decodin
 (arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
 guesses only change how many tokens of it a step yields. A guess stands if it is the token sampled, so at any
 temperature the answer is the plain request's, token by token; a draft guesses with the noise of the tokens that it
-guesses (`kernels/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
+guesses (`sampling/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.strokes import Decode, Prefill, Program, Run
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt, require_bool, require_choice, require_int
 
@@ -56,14 +56,14 @@ class Speculative(Method, name="speculative"):
         return () if self.draft == "lookup" else (self.draft,)
 
     def program(self, prompt: Prompt) -> Program:
-        run: Run = yield Decode((yield Prefill(prompt)), max_tokens=1)
+        run: Decoded = yield Decode((yield Prefill(prompt)), max_tokens=1)
         drafted: KVCache | None = None
         count, rounds, guessed, accepted = self.guesses, 0, 0, 0
         while run.finish_reason is None:
             if self.draft == "lookup":
                 guesses = lookup([*run.kv.tokens, run.tokens[-1]], self.ngram, count)
             else:
-                draft: Run = yield (yield from self.drafting(run, drafted, count))
+                draft: Decoded = yield (yield from self.drafting(run, drafted, count))
                 drafted, guesses = draft.kv, draft.tokens
             run = yield Decode(run.kv, guesses=guesses, max_tokens=len(guesses) + 1)
             stood = sum(made == guess for made, guess in zip(run.tokens, guesses, strict=False))
@@ -72,7 +72,7 @@ class Speculative(Method, name="speculative"):
                 count = min(MOST, count + 2) if stood == len(guesses) else max(1, count - 1)
         return Speculation(rounds, guessed, accepted)
 
-    def drafting(self, run: Run, drafted: KVCache | None, count: int) -> Program:
+    def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:
         """The stroke that guesses what follows a run: behind its KV, or behind the draft's own of the same text."""
         kv = run.kv
         if self.draft == "draft":

@@ -6,7 +6,7 @@ loaders translate their own metadata into it; `tensor_shapes` names every tensor
 
 from dataclasses import dataclass
 
-from twostroke.kernels.rope import Rope
+from twostroke.models.rope import Rope
 
 
 @dataclass(frozen=True)

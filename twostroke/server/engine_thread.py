@@ -10,7 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from twostroke.engine.engine import Batch, Engine
+from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.track import Token
 from twostroke.server.errors import EngineFailed, ShuttingDown
@@ -49,7 +49,7 @@ class EngineThread:
         self,
         engine: Engine,
         publish: Callable[[list[Update]], None],
-        on_step: Callable[[float, Batch], None],
+        on_step: Callable[[float, StepReport], None],
     ) -> None:
         """`publish` gets the updates of a step in one list; `on_step` its duration in seconds and its tokens."""
         self.failure: EngineFailed | None = None
@@ -144,7 +144,7 @@ class EngineThread:
         started = time.perf_counter()
         worked = self._engine.step()
         if worked:
-            self._on_step(time.perf_counter() - started, self._engine.batch)
+            self._on_step(time.perf_counter() - started, self._engine.report)
         updates = [update for job in self._jobs.values() if (update := self._news(job)) is not None]
         for update in updates:
             if update.done:

@@ -10,8 +10,8 @@ import llguidance
 import numpy as np
 
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.engine.constraint import Constraint, ConstraintFactory
 from twostroke.errors import InvalidRequest
+from twostroke.sampling.constraint import Constraint, ConstraintFactory
 
 REMEMBERED = 64  # compiled grammars
 # As json.dumps writes: models know it well, and free whitespace would let a weak one write nothing else.

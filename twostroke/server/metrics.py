@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from twostroke.engine.engine import Batch, Engine
+from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 
@@ -81,13 +81,13 @@ class Metrics:
         self._errors = counter("errors", "Prompts that failed", "error")
         self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=registry)
 
-    def step(self, seconds: float, batch: Batch) -> None:
+    def step(self, seconds: float, report: StepReport) -> None:
         """One step of the engine. Called by its thread."""
-        kind = "mixed" if batch.prefill and batch.decode else "prefill" if batch.prefill else "decode"
+        kind = "mixed" if report.prefill and report.decode else "prefill" if report.prefill else "decode"
         self._step.labels(kind).observe(seconds)
-        if batch.predicted_s is not None:
-            self._predicted.labels(kind).observe(batch.predicted_s)
-        for name, tokens in (("prefill", batch.prefill), ("decode", batch.decode)):
+        if report.predicted_s is not None:
+            self._predicted.labels(kind).observe(report.predicted_s)
+        for name, tokens in (("prefill", report.prefill), ("decode", report.decode)):
             if tokens:
                 self._batch.labels(name).observe(tokens)
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from twostroke.engine.constraint import ConstraintFactory
 from twostroke.engine.request import Request
-from twostroke.engine.sampling import SamplingParams
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
+from twostroke.sampling.constraint import ConstraintFactory
+from twostroke.sampling.params import SamplingParams
 from twostroke.server import grammar, tools
 from twostroke.server.errors import ApiError, invalid
 from twostroke.server.grammar import Grammars

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from benchmarks.peer.protocol import Answer, Job, Options
 from twostroke import LLM, SamplingParams
-from twostroke.kernels.library import variants
+from twostroke.backends.native.library import variants
 
 
 class Twostroke:

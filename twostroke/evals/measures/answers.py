@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from twostroke.benchmark.pace import Pace
 from twostroke.engine.strokes import Decode, Prefill, Program, Stroke
+from twostroke.engine.timings import Pace
 from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import watched
 from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twostroke.engine.sampling import SamplingParams
 from twostroke.engine.strokes import Program
 from twostroke.evals.distance import compare
 from twostroke.evals.forced import forced
 from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
+from twostroke.sampling.params import SamplingParams
 
 
 class Divergence(Measure):

@@ -13,8 +13,8 @@ import numpy as np
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.evals.measure import Bench, Case, Known, Measure, Metric, Record
-from twostroke.kernels.summary import log_softmax, picked
 from twostroke.kv.cache import KVCache
+from twostroke.sampling.statistics import log_softmax, picked
 
 TAIL = 50
 PIECE = 128  # tokens of an answer whose logits are there at once: 78 MB of them with 152,000 words

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from twostroke.benchmark.pace import Pace
 from twostroke.engine.request import Request
+from twostroke.engine.timings import Pace
 from twostroke.engine.track import Token
 from twostroke.server.errors import ApiError
 from twostroke.server.generation import Generation

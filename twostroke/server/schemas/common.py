@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from twostroke.engine.sampling import SamplingParams
 from twostroke.errors import InvalidRequest
+from twostroke.sampling.params import SamplingParams
 
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -1,0 +1,51 @@
+"""More threads than cores: members lose theirs all the time, what they held is computed again, and they come late.
+
+Pages are few, so that those of one answer are soon the next one's: who writes late writes into another's.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import write_model
+from twostroke.backends.native import library
+from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+
+PROMPTS = [[3 + (i * 7 + n) % 90 for i in range(n)] for n in (1, 30, 140)]  # the last has more keys than one split
+SAMPLING = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True)
+
+
+@pytest.mark.parametrize("variant", library.VARIANTS)
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])  # biases; norms of heads and after layers, windows
+def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) -> None:
+    if variant not in library.variants():
+        pytest.skip(f"the {variant} kernels cannot run here")
+    path = str(write_model(family, tmp_path, head_dim=32))
+    options = {"backend": f"native-{variant}", "weights": "int8", "prefix_index": "off", "page_size": 16}
+    alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
+    expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
+    page_bytes = alone.pool.storage[:, :, 0].nbytes
+    for _ in range(3):  # also: a model goes while members are late
+        crowded = LLM(path, threads=5, kv_bytes=16 * page_bytes, **options)
+        for _ in range(5):
+            assert [done.tokens for done in crowded.generate(PROMPTS, params=SAMPLING)] == expected
+            assert [crowded.generate([one], params=SAMPLING)[0].tokens for one in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("variant", library.variants())
+def test_uneven_shares_change_nothing(variant: str) -> None:
+    """Of a prompt's many rows a member gets as much as it was quick before, and five on two cores never are alike."""
+    options = {"backend": f"native-{variant}", "prefix_index": "off", "kv_bytes": 32 << 20}
+    alone, crowded = (LLM("smollm2-135m", threads=threads, **options) for threads in (1, 5))
+    prompt = [1000 + 13 * i for i in range(400)]
+
+    def answer(model: LLM) -> list[tuple[int, float | None]]:
+        (done,) = model.generate([prompt], max_tokens=4, logprobs=1, ignore_eos=True)
+        return [(token.id, token.logprob) for token in done.tokens]
+
+    expected = answer(alone)
+    for _ in range(5):
+        assert answer(crowded) == expected

@@ -1,0 +1,96 @@
+"""Weights of the native backend: matrices in GGUF's own bits, in panels of 16 rows as native/weights.h has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from twostroke.backends.native.library import Team
+from twostroke.formats.tensor import RawTensor
+from twostroke.system.mapped import row_reader
+from twostroke.system.reuse import address
+
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
+PANEL = 16
+PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
+
+
+@dataclass(frozen=True)
+class NativeWeight:
+    """Packed matrices whose outputs follow one another, or a float32 vector; biases joined."""
+
+    matrices: tuple[Matrix, ...]
+    vector: np.ndarray | None
+    bias: np.ndarray | None
+
+    @classmethod
+    def of(cls, team: Team, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
+        joined = np.concatenate([_vector(b) for b in bias]) if bias else None
+        if len(parts[0].shape) == 1:
+            return cls((), _vector(parts[0]), joined)
+        return cls(tuple(Matrix(team, part) for part in parts), None, joined)
+
+
+class Matrix:
+    """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place.
+
+    Rows that do not fill the last panel, of a vocabulary, are followed by rows of 0: `padded` in all.
+    """
+
+    def __init__(self, team: Team, raw: RawTensor) -> None:
+        self.team, self.shape, self.padded = team, raw.shape, -(-raw.shape[0] // PANEL) * PANEL
+        self.handle = team.library.twostroke_matrix(FORMATS.index(raw.format), self.padded, raw.shape[1])
+        if not self.handle:
+            raise MemoryError(f"no memory to pack {raw.source}")
+        rows = max(1, PACKED_BYTES // (PANEL * raw.data.shape[1])) * PANEL
+        for first in range(0, raw.shape[0], rows):
+            part = replace(raw, data=raw.data[first : first + rows])
+            data = np.ascontiguousarray(part.data)
+            if missing := -len(data) % PANEL:
+                data = np.concatenate([data, np.zeros((missing, data.shape[1]), np.uint8)])
+            team.library.twostroke_pack(team.handle, self.handle, first, len(data), address(data), data.shape[1])
+            part.release()  # or a mapped file would stay in memory beside what was packed from it
+        team.free_with(self, team.library.twostroke_matrix_free, self.handle)
+
+    @property
+    def nbytes(self) -> int:
+        return self.team.library.twostroke_matrix_bytes(self.handle)
+
+    def row(self, index: int) -> np.ndarray:
+        out = np.empty(self.shape[1], np.float32)
+        self.team.library.twostroke_unpack(self.handle, index, address(out))
+        return out
+
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        out, x, team = np.empty((len(x), self.padded), np.float32), floats(x), self.team
+        team.library.twostroke_multiply(team.bare, self.handle, address(x), len(x), address(out))
+        return out[:, : self.shape[0]]
+
+
+class Table:
+    """Rows that are looked up and never multiplied: not packed, and left in their file if it is mapped.
+
+    `read` gives their bytes, as a pass wants them. `row` is for tests.
+    """
+
+    def __init__(self, team: Team, raw: RawTensor) -> None:
+        self.team, self.shape, self.format = team, raw.shape, FORMATS.index(raw.format)
+        self.read = row_reader(raw.data, raw.source)
+
+    def row(self, index: int) -> np.ndarray:
+        out, raw = np.empty(self.shape[1], np.float32), np.frombuffer(self.read([index]), np.uint8)
+        self.team.library.twostroke_read_row(self.format, address(raw), self.shape[1], address(out))
+        return out
+
+
+def floats(array: np.ndarray) -> np.ndarray:
+    """As kernels read them."""
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _vector(raw: RawTensor) -> np.ndarray:
+    values = raw.dequantize()
+    raw.release()
+    return values

@@ -1,0 +1,291 @@
+"""The PyTorch reference: readable, on any torch device, what every other backend is tested against.
+
+Weights are dequantized on load to the compute dtype. Attention walks each sequence's pages in tiles of fixed
+size with an online softmax (FlashAttention, Dao et al. 2022): a tile of K and V is gathered, used and dropped,
+so the KV cache is never copied whole, and all decode rows of a batch go through one tile together. Matrix
+products are PyTorch's, whose rounding depends on the number of rows: equal schedules give equal bits, different
+schedules agree within tolerance only (`exact` is False).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.rope import Rope, frequencies
+from twostroke.sampling import statistics as summary
+
+TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
+
+TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
+BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass
+class Group:
+    """Sequences of which the same number of rows is at work, longest first, so a tile needs only the leading ones.
+
+    The rows are the last entries of their tables.
+    """
+
+    rows: torch.Tensor  # [G * T] indices into the batch
+    num_rows: int  # T
+    tables: list[np.ndarray]
+    tiles: dict[int | None, list["Tile"]] = field(default_factory=dict)  # by window
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A run of pages of the first `count` sequences of a group, and who may see what in it."""
+
+    count: int
+    pages: torch.Tensor  # [count, P]
+    mask: torch.Tensor | None  # [count, T, P * page_size], None where every row sees every key
+
+
+class ReferenceKernels:
+    name = label = "reference"
+    exact = False
+    kv_in_pairs = False
+
+    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
+        """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
+        on_cpu = torch.empty(1, device=device).device.type == "cpu"
+        if threads is not None and on_cpu:
+            torch.set_num_threads(threads)
+        self.device, self.dtype, self.kv_dtype = "cpu" if on_cpu else device, dtype, dtype
+        self.threads = torch.get_num_threads()
+
+    def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
+        return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)
+
+    def _joined(self, parts: Sequence[RawTensor]) -> torch.Tensor:
+        """Tensors one after another. Filled in pieces: a concatenation would hold two copies of the largest."""
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        joined = torch.empty(shape, dtype=getattr(torch, self.dtype), device=self.device)
+        flat, first = joined.view(-1), 0
+        for part in parts:
+            for start, values in part.chunks():
+                flat[first + start :][: len(values)] = torch.from_numpy(values)
+            first += part.num_elements
+        return joined
+
+    def table(self, rows: RawTensor) -> DenseWeight:
+        return self.pack([rows])
+
+    def whole_pass(self, decoder: Any) -> None:
+        """The reference is called operation by operation."""
+
+    def enter(self, batch: RaggedBatch[np.ndarray], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
+        there: dict[str, Any] = {}
+        for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "dropout"):
+            if (array := getattr(batch, name)) is not None:
+                there[name] = torch.from_numpy(array).to(self.device)
+        return cast(TensorBatch, replace(batch, **there)), kv if isinstance(kv, torch.Tensor) else as_tensor(kv)
+
+    def running(self) -> AbstractContextManager[Any]:
+        return torch.inference_mode()
+
+    def leave(self, x: torch.Tensor) -> np.ndarray:
+        return as_array(x)
+
+    summarize, draw = staticmethod(summary.summarize), staticmethod(summary.draw)
+    weigh, likeliest = staticmethod(summary.weigh), staticmethod(summary.likeliest)
+
+    def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        rows = F.embedding(token_ids, weight.matrix)
+        return rows if scale == 1.0 else rows * scale
+
+    def norm(self, x: torch.Tensor, weight: DenseWeight, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * weight.matrix).to(x.dtype)
+
+    def linear(self, x: torch.Tensor, weight: DenseWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = F.linear(x, weight.matrix, weight.bias)
+        return y if residual is None else y + residual
+
+    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+        gate, up = self.linear(x, weight).chunk(2, dim=-1)
+        gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return gate * up
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor,
+        batch: TensorBatch,
+        rope: Rope,
+        norms: tuple[DenseWeight, DenseWeight, float] | None,
+    ) -> torch.Tensor:
+        q, k, v = self.turned(qkv, kv.shape[2], kv.shape[4], batch, rope, norms)
+        kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
+        kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
+        return q
+
+    def turned(
+        self,
+        qkv: torch.Tensor,
+        num_kv_heads: int,
+        head_dim: int,
+        batch: TensorBatch,
+        rope: Rope,
+        norms: tuple[DenseWeight, DenseWeight, float] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [N, Hq, D], k and v [N, Hkv, D]: split, q and k normed if asked and turned."""
+        heads = qkv.view(len(qkv), -1, head_dim)
+        q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            q, k = self.norm(q, norms[0], norms[2]), self.norm(k, norms[1], norms[2])
+        cos, sin = self._angles(batch, rope, head_dim)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+    def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""
+        if (cached := batch.scratch.get(rope)) is not None:
+            return cached
+        angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
+        batch.scratch[rope] = angles.cos(), angles.sin()
+        return batch.scratch[rope]
+
+    def attention(
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        groups = batch.scratch.get("groups")
+        if groups is None:
+            groups = batch.scratch["groups"] = list(_groups(batch, q.device))
+        for group in groups:
+            out[group.rows] = self._attend(q[group.rows], kv, group, scale, window).to(q.dtype)
+        return out.flatten(1)
+
+    def _attend(
+        self, q: torch.Tensor, kv: torch.Tensor, group: Group, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """[G * T, Hq, D] of one group over its tiles, float32 inside."""
+        num_kv_heads, page_size, head_dim = kv.shape[2:]
+        count, rows = len(group.tables), group.num_rows
+        repeat = q.shape[1] // num_kv_heads
+        # Rows of the query heads that share a KV head stand together: one product per sequence and KV head.
+        q = (q.float() * scale).view(count, rows, num_kv_heads, repeat, head_dim)
+        q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
+        top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
+        total, out = torch.zeros_like(top), torch.zeros_like(q)
+        head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
+        if window not in group.tiles:
+            group.tiles[window] = list(_tiles(group, page_size, window, q.device))
+        for tile in group.tiles[window]:
+            n = tile.count
+            pages = tile.pages[:, None, :]
+            k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)
+            scores = q[:n] @ k.transpose(-1, -2)
+            if tile.mask is not None:
+                mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
+                scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)
+            new_top = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
+            # A row that has seen no key yet keeps -inf; its weights must be 0, not nan.
+            base = new_top.clamp_min(torch.finfo(torch.float32).min)
+            weights, decay = scores.sub_(base).exp_(), torch.exp(top[:n] - base)
+            total[:n] = total[:n] * decay + weights.sum(-1, keepdim=True)
+            out[:n] = out[:n] * decay + weights @ v
+            top[:n] = new_top
+        out = (out / total).view(count, num_kv_heads, rows, repeat, head_dim)
+        return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
+
+    def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
+        return F.linear(x, weight.matrix).float()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory, bfloat16 included, which PyTorch does not take from numpy by itself."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The other way round, from any device."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _groups(batch: TensorBatch, device: torch.device) -> Iterator[Group]:
+    """All decode rows together; prefill chunks by themselves, in blocks of rows that have work enough each."""
+    decoding: list[tuple[np.ndarray, int]] = []
+    for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
+        if stop - start == 1:
+            decoding.append((table, start))
+            continue
+        for first in range(start, stop, BLOCK_ROWS):
+            last = min(first + BLOCK_ROWS, stop)
+            yield Group(torch.arange(first, last, device=device), last - first, [_without_last(table, stop - last)])
+    if decoding:
+        decoding.sort(key=lambda pair: len(pair[0]), reverse=True)
+        yield Group(torch.tensor([row for _, row in decoding], device=device), 1, [table for table, _ in decoding])
+
+
+def _without_last(table: np.ndarray, count: int) -> np.ndarray:
+    """The table but for its last `count` entries."""
+    ends = np.cumsum(table[:, STOP] - table[:, START])
+    last = int(np.searchsorted(ends, ends[-1] - count))
+    cut = table[: last + 1].copy()
+    cut[-1, STOP] -= ends[last] - (ends[-1] - count)
+    return cut
+
+
+def _tiles(group: Group, page_size: int, window: int | None, device: torch.device) -> Iterator[Tile]:
+    """Cut the tables into tiles and say which key each row may see; tiles that no row sees are left out."""
+    per_tile = max(1, TILE_KEYS // page_size)
+    for first in range(0, len(group.tables[0]), per_tile):
+        tables = [table for table in group.tables if len(table) > first]
+        width = max(min(len(table) - first, per_tile) for table in tables)
+        pages = np.zeros((len(tables), width), np.int64)
+        mask = np.zeros((len(tables), group.num_rows, width, page_size), bool)
+        for g, table in enumerate(tables):
+            part = table[first : first + width]
+            pages[g, : len(part)] = part[:, PAGE]
+            mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
+        if not mask.any():
+            continue
+        mask = mask.reshape(len(tables), group.num_rows, -1)
+        yield Tile(
+            len(tables),
+            torch.from_numpy(pages).to(device),
+            None if mask.all() else torch.from_numpy(mask).to(device),
+        )
+
+
+def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
+    """[rows, count, page_size]: may the table's last `rows` entries see each slot of these pages?"""
+    ends = np.cumsum(table[:, STOP] - table[:, START])
+    part, slot = table[first : first + count, :, None], np.arange(page_size)
+    order = (ends - table[:, STOP])[first : first + count, None] + slot  # how many entries stand before the slot
+    row_order = ends[-1] - rows + np.arange(rows)
+    filled = (slot >= part[:, START]) & (slot < part[:, STOP])
+    visible = filled & (order <= row_order[:, None, None])
+    if window is not None:
+        row_ends = np.searchsorted(ends, row_order, side="right")
+        row_position = table[row_ends, POSITION] + row_order - (ends - table[:, STOP] + table[:, START])[row_ends]
+        visible &= part[:, POSITION] - part[:, START] + slot > (row_position - window)[:, None, None]
+    return visible

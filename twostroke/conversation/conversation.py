@@ -1,0 +1,222 @@
+"""A conversation whose KV cache grows with it: every turn enters only what is new."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from twostroke.engine.timings import Timings
+from twostroke.engine.track import Token
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.llm import LLM, Decoding, sampling_params
+
+Message = dict[str, str]
+
+
+class Conversation:
+    """Messages, and the KV value that holds them.
+
+    Attributes:
+        llm: who answers.
+        messages: [{"role": ..., "content": ...}, ...], both sides.
+        sampling: fields of `SamplingParams` for every reply, unless `say` is given others.
+    """
+
+    def __init__(self, llm: LLM, system: str | None = None, **sampling: Any) -> None:
+        """Raises InvalidRequest where the model has no chat template or a sampling field is out of range."""
+        if llm.tokenizer.chat_template is None:
+            raise InvalidRequest(
+                f"model {llm.name} has no chat template, so it cannot chat: `twostroke generate --raw` continues a text"
+            )
+        sampling_params(None, sampling)
+        self.llm, self.sampling = llm, sampling
+        self.messages: list[Message] = []
+        self._reply: Reply | None = None
+        self._forget()
+        self.system = system
+
+    # What is known of it ---------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Setting another one is a rewrite of history: the next turn computes it anew."""
+        first = self.messages[0] if self.messages else {"role": ""}
+        return first["content"] if first["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = rest if text is None else [{"role": "system", "content": text}, *rest]
+
+    @property
+    def kv(self) -> KVCache:
+        """The value of all that was said, its last token entered or pending. Ends a reply that is under way."""
+        self._settle()
+        if self._due:  # a reply that was interrupted
+            self._kv, self._due = self.llm.prefill(self._due, after=self._kv), []
+        return self._kv
+
+    @property
+    def rendered(self) -> str:
+        """The text whose tokens the value holds, a pending one included."""
+        return self._rendered
+
+    # What one does with it -------------------------------------------------------------------------------------
+
+    def say(self, text: str, **sampling: Any) -> Reply:
+        """Take a turn. The user's message is entered at once, the reply as its iterator is read.
+
+        Args:
+            text: what the user says.
+            sampling: fields of `SamplingParams`, in place of the conversation's own.
+
+        Raises:
+            InvalidRequest: a field is out of range, or the context is full; the conversation stays as it was.
+        """
+        arrival = time.perf_counter()
+        self._settle()
+        params = sampling_params(None, self.sampling | sampling)
+        if params.n != 1:
+            raise InvalidRequest("a conversation has one reply at a time: leave out n")
+        prompt = self.llm.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
+        base, tokens = self._extension(prompt)
+        start = self.llm.prefill(tokens, after=base)
+        self._reply = Reply(self, text, prompt, start, self.llm.decode(start, params), arrival)
+        self._reply.reused, self._reply.recomputed = len(base), len(self._kv) - len(base)
+        return self._reply
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self._settle()
+        self.messages = self.messages[: self.system is not None]
+        self._forget()
+
+    def save(self, path: str | Path) -> None:
+        """Write messages and KV into one file. See `session`."""
+        from twostroke.conversation.file import save
+
+        save(Path(path), self.llm.name, self.messages, self._rendered, self.kv)
+
+    @classmethod
+    def load(cls, path: str | Path, llm: LLM, **sampling: Any) -> Conversation:
+        """Go on with a saved conversation.
+
+        Raises:
+            CorruptFile: not such a file, truncated or altered. GeometryMismatch: saved with a model of another
+            geometry. OutOfPages: no room.
+        """
+        from twostroke.conversation.file import load
+
+        conversation = cls(llm, **sampling)
+        conversation.messages, conversation._rendered, conversation._kv = load(Path(path), llm)
+        return conversation
+
+    # How it grows ----------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
+        self._due: list[int] = []  # said, but not entered yet
+
+    def _settle(self) -> None:
+        """End a reply that nobody reads on."""
+        if self._reply is not None:
+            self._reply.close()
+
+    def _extension(self, prompt: str) -> tuple[KVCache, list[int]]:
+        """The value to extend, and the tokens to extend it with, so that it holds `prompt`."""
+        tokenizer, entries = self.llm.tokenizer, self._kv.tokens
+        if entries and prompt.startswith(self._rendered):
+            pending = [] if self._kv.pending is None else [self._kv.pending]
+            last = [*entries, *pending, *self._due][-1]
+            return self._kv, [*self._due, *self._tokens_after(last, prompt[len(self._rendered) :])]
+        # The template rewrote what was said (or this is the first turn): keep what both have in common.
+        tokens = tokenizer.encode(prompt, add_bos=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(entries, tokens[:-1], strict=False)))
+        return self._kv[:common].with_tail(None), tokens[common:]
+
+    def _tokens_after(self, last: int, text: str) -> list[int]:
+        """Tokens of a text that comes after a token: a beginning is treated otherwise by some tokenizers."""
+        tokenizer = self.llm.tokenizer
+        if last in tokenizer.special_ids:
+            tokens = tokenizer.encode(tokenizer.token_text(last) + text, add_bos=False)
+            if tokens[:1] == [last]:
+                return tokens[1:]
+        return tokenizer.encode(text, add_bos=False)
+
+    def _take(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
+        """A reply is over: it becomes part of the conversation."""
+        ids, token_bytes = [token.id for token in reply.tokens], self.llm.tokenizer.token_bytes
+        plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
+        whole = b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
+        # Some tokenizers drop a space where a text begins; in the midst of the conversation it is there.
+        content = plain if plain == " " + reply.text else reply.text
+        self.messages += [{"role": "user", "content": reply.said}, {"role": "assistant", "content": content}]
+        self._kv, self._due, self._rendered = kv, due, reply.prompt + whole
+
+
+class Reply(Iterator[Token]):
+    """The tokens of a reply as they are made. Closed early, what was made so far stands as the reply.
+
+    Attributes:
+        said: the user's message; prompt: the rendered text it was answered to.
+        reused: entries that were there already; entered: those that the user's message added.
+        recomputed: entries dropped because the template rewrote what they held (0 in an ordinary turn).
+        tokens: those made so far.
+        timings: arrival is the moment of `say`.
+    """
+
+    reused = recomputed = 0
+
+    def __init__(
+        self, conversation: Conversation, said: str, prompt: str, start: KVCache, decoding: Decoding, arrival: float
+    ) -> None:
+        self.said, self.prompt = said, prompt
+        self.tokens = decoding.tokens
+        self._start: KVCache | None = start  # these two hold pages until the reply is over
+        self._decoding: Decoding | None = decoding
+        self._conversation = conversation
+        self.timings = Timings(arrival=arrival, tokens=decoding.request.timings.tokens)
+        self.prompt_tokens = len(start)
+
+    @property
+    def entered(self) -> int:
+        return self.prompt_tokens - self.reused
+
+    @property
+    def text(self) -> str:
+        """All that was made so far, without special tokens and stop strings."""
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop" or "length"; None while it goes on, and where it was closed early."""
+        return self.tokens[-1].finish_reason if self.tokens else None
+
+    def __next__(self) -> Token:
+        if self._decoding is None:
+            raise StopIteration
+        try:
+            token = next(self._decoding)
+        except BaseException:
+            self.close()
+            raise
+        if token.finish_reason is not None:
+            self._conversation._take(self, self._decoding.kv, [])
+            self._leave()
+        return token
+
+    def close(self) -> None:
+        """Stop. Before the first token, the turn did not happen."""
+        if self._decoding is None or self._start is None:
+            return
+        self._decoding.close()
+        if self.tokens:
+            self._conversation._take(self, self._start, [token.id for token in self.tokens])
+        self._leave()
+
+    def _leave(self) -> None:
+        self._conversation._reply = self._start = self._decoding = None

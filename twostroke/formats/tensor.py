@@ -1,0 +1,82 @@
+"""A tensor kept in the bytes its file has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from twostroke.errors import CheckpointError
+from twostroke.formats.blocks import FORMATS
+from twostroke.system.mapped import release
+
+CHUNK_ELEMENTS = 1 << 20  # decoded at a time: temporaries stay at a few MB however large the tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RawTensor:
+    """A stored tensor: `data` is uint8 of shape (rows, row_bytes), rows running over all but the last axis of `shape`.
+
+    A 1-D tensor is one row. `source` names the file and the tensor in it, for messages.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+    source: str
+
+    @classmethod
+    def from_bytes(cls, name: str, format: str, shape: tuple[int, ...], data: np.ndarray, source: str) -> RawTensor:
+        """Wraps a flat uint8 array without copying. Raises CheckpointError when its size is not the tensor's."""
+        try:
+            row_bytes = FORMATS[format].row_bytes(shape[-1])
+        except ValueError as error:
+            raise CheckpointError(f"{source}: {error}") from None
+        rows = prod(shape[:-1])
+        if data.size != rows * row_bytes:
+            raise CheckpointError(f"{source}: {data.size} bytes where {format} {shape} takes {rows * row_bytes}")
+        return cls(name, format, shape, data.reshape(rows, row_bytes), source)
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return self.data.nbytes
+
+    def rows(self, start: int, stop: int) -> RawTensor:
+        """Rows [start, stop) of a matrix, as a view."""
+        if len(self.shape) != 2 or not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"{self.source}: no rows {start} to {stop} in shape {self.shape}")
+        return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
+
+    def permute_rows(self, order: Sequence[int] | np.ndarray) -> RawTensor:
+        """Row i of the result is row order[i]: a copy of the stored bytes, so nothing is rounded."""
+        index = np.asarray(order)
+        if len(self.shape) != 2 or not np.array_equal(np.sort(index), np.arange(self.shape[0])):
+            raise ValueError(f"{self.source}: not an order of the rows of shape {self.shape}")
+        return replace(self, data=self.data[index])
+
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The values, in order, some at a time: where the first of them stands, and float32 ones."""
+        fmt = FORMATS[self.format]
+        blocks = self.data.reshape(-1, fmt.block_bytes)
+        step = CHUNK_ELEMENTS // fmt.block_size
+        for start in range(0, len(blocks), step):
+            yield start * fmt.block_size, fmt.decode(blocks[start : start + step]).reshape(-1)
+
+    def dequantize(self) -> np.ndarray:
+        """The values, of `shape`, float32. The result is nearly all the memory it takes."""
+        result = np.empty(self.num_elements, np.float32)
+        for start, values in self.chunks():
+            result[start : start + len(values)] = values
+        return result.reshape(self.shape)
+
+    def release(self) -> None:
+        """Lets go of the memory of bytes in a mapped file; whoever asks for them again reads the file again."""
+        release(self.data)

@@ -1,0 +1,76 @@
+"""All requests of a run: in open loop, at times of their own, or in closed loop, each after another's end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from twostroke.perf.serving.arrivals import arrivals
+from twostroke.perf.serving.client import Client, Outcome
+from twostroke.perf.serving.workload import Ask
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """So many requests a second, whatever the server does; `burstiness` as in `arrivals`."""
+
+    rate: float
+    burstiness: float = 1.0
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Always so many requests under way."""
+
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Every request that was sent. `cpu_s` is processor time of this process meanwhile."""
+
+    outcomes: list[Outcome]
+    interrupted: bool
+    cpu_s: float
+
+
+async def drive(
+    client: Client,
+    asks: Sequence[Ask],
+    pattern: OpenLoop | ClosedLoop,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Run:
+    """Send all. Cancelled (Ctrl-C), it returns what there is so far, and those under way as interrupted."""
+    outcomes = [Outcome(len(ask.prompt), ask.output_tokens) for ask in asks]
+
+    async def one(ask: Ask, outcome: Outcome) -> None:
+        await client.send(ask, outcome)
+        progress()
+
+    async def worker(pairs: Iterator[tuple[Ask, Outcome]]) -> None:
+        for ask, outcome in pairs:
+            outcome.due = client.now()
+            await one(ask, outcome)
+
+    pairs = zip(asks, outcomes, strict=True)
+    used, client.began, interrupted = time.process_time(), time.perf_counter(), False
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            if isinstance(pattern, ClosedLoop):
+                for _ in range(pattern.concurrency):
+                    tasks.create_task(worker(pairs))
+            else:
+                times = arrivals(len(asks), pattern.rate, pattern.burstiness, seed)
+                for due, (ask, outcome) in zip(times.tolist(), pairs, strict=True):
+                    outcome.due = due
+                    await asyncio.sleep(due - client.now())
+                    tasks.create_task(one(ask, outcome))
+    except asyncio.CancelledError:
+        interrupted = True
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+    return Run([one for one in outcomes if one.sent is not None], interrupted, time.process_time() - used)

@@ -1,0 +1,237 @@
+"""From logits to tokens: each row by itself, so that what else is in the batch changes nothing."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.sampling import statistics as summary
+from twostroke.sampling.noise import COLDEST, NO_NOISE, Noise, gumbel
+from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.statistics import LEAST, RowStatistics, Statistics, likeliest, picked
+from twostroke.system.reuse import Reused
+
+# How many candidates top_p looks at before it sorts all, which takes long.
+FEW = (512, 4096, 32768)
+ROOM = Reused()  # for logits to be changed
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One row to sample.
+
+    Attributes:
+        params: its request's.
+        noise: what draws it.
+        index: its token's, of the choice's.
+        prompt, output: int token ids so far, for penalties.
+        banned: ids that may not be sampled (ending tokens before min_tokens).
+        allowed: bool [n], the only ids that may be; None for all.
+        stats: whether log-probability, entropy and top probability are wanted.
+        keep_logits: whether the row's logits are wanted.
+    """
+
+    params: SamplingParams
+    noise: Noise
+    index: int
+    prompt: np.ndarray
+    output: Sequence[int]
+    banned: Sequence[int] = ()
+    allowed: np.ndarray | None = None
+    stats: bool = False
+    keep_logits: bool = False
+
+    @property
+    def reports(self) -> bool:
+        """Whether log-probabilities of the model's own are asked for."""
+        return self.stats or self.params.logprobs is not None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sampled token. Log-probabilities are the model's own, before temperature and penalties.
+
+    Attributes:
+        logprob: None unless alternatives or stats were asked for, as the likeliest token is found without it.
+        entropy: of the model's distribution, in bits; None unless asked for.
+        top_probability: of its most likely token.
+        top: the most likely ids with their log-probabilities.
+        logits: [vocab] float32, a copy.
+    """
+
+    id: int
+    logprob: float | None = None
+    entropy: float | None = None
+    top_probability: float | None = None
+    top: tuple[tuple[int, float], ...] | None = None
+    logits: np.ndarray | None = None
+
+
+def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
+    """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
+    shaped = logits
+    if any(draw.params.shapes_logits for draw in draws):
+        np.copyto(shaped := ROOM.array(*logits.shape), logits)
+        with np.errstate(over="ignore", invalid="ignore"):  # the largest biases and penalties there are
+            for row, draw in zip(shaped, draws, strict=True):
+                _shape(row, draw)
+    noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters want the likeliest first
+    greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
+    found = statistics.summarize(logits) if greedy or any(draw.reports for draw in draws) else None
+    ids = list(found.best) if greedy and found is not None and found.finite else statistics.draw(shaped, noises)
+    if any(draw.params.filters for draw in draws):
+        _draw_filtered(shaped, draws, ids, statistics)
+    alternatives = _alternatives(logits, draws, found, statistics)
+    return [_report(draw, ids[i], logits[i], found, i, alternatives[i]) for i, draw in enumerate(draws)]
+
+
+def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
+    """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
+    tops = picked(rows, ids).tolist()
+    # Where even the largest logit is not finite there is nothing to draw from.
+    filtered = [
+        i
+        for i, draw in enumerate(draws)
+        if draw.params.filters and draw.noise.key is not None and math.isfinite(tops[i])
+    ]
+    gains, counts, floors = [0.0] * len(draws), [0] * len(draws), [0.0] * len(draws)
+    for i in filtered:
+        params = draws[i].params
+        counts[i], floors[i] = _looked_at(params, tops[i], rows.shape[1])
+        gains[i] = draws[i].noise.gain if params.top_p < 1 and not params.top_k else 0.0
+    totals = statistics.weigh(rows, tops, gains) if any(gains) else gains
+    found = statistics.likeliest(rows, counts, floors)
+    for i in filtered:
+        chances, left = distribution(rows[i], draws[i].params, tops[i], totals[i] or None, found[i])
+        with np.errstate(divide="ignore"):
+            ids[i] = int(left[(np.log(chances) + gumbel(draws[i].noise.key or 0, left)).argmax()])
+
+
+def _shape(row: np.ndarray, draw: Draw) -> None:
+    """Bias, penalties and bans, in place. Ids that this model does not have are passed over."""
+    params = draw.params
+    if params.logit_bias:
+        known = {id: bias for id, bias in params.logit_bias.items() if id < len(row)}
+        row[list(known)] += np.array(list(known.values()), np.float32)
+    if params.repetition_penalty != 1.0:
+        seen = _ids(np.concatenate([draw.prompt, np.array(draw.output, np.int64)]), row)
+        scores, penalty = row[seen], np.float32(params.repetition_penalty)
+        row[seen] = np.where(scores > 0, scores / penalty, scores * penalty)
+    if (params.presence_penalty or params.frequency_penalty) and draw.output:
+        counts = np.bincount(_ids(np.array(draw.output, np.int64), row), minlength=len(row))
+        row -= (params.presence_penalty * (counts > 0) + params.frequency_penalty * counts).astype(np.float32)
+    if draw.index < params.min_tokens and draw.banned:
+        row[_ids(np.array(draw.banned, np.int64), row)] = -np.inf
+    if draw.allowed is not None:
+        count = min(len(draw.allowed), len(row))
+        row[:count][~draw.allowed[:count]] = -np.inf
+        row[count:] = -np.inf
+
+
+def _ids(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return ids[(ids >= 0) & (ids < len(row))]
+
+
+def distribution(
+    values: np.ndarray,
+    params: SamplingParams,
+    top: float | None = None,
+    total: float | None = None,
+    found: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a token is drawn from: (float64 probabilities, the ids that may be drawn).
+
+    `values` is [vocab] logits, of which the largest must be finite; temperature must be above 0. Where they are known,
+    `top` is that logit, `total` the sum of all weights, exp((logit - top) / temperature), and `found` the ids that
+    filters look at first.
+    """
+    top = float(values.max()) if top is None else top
+
+    def weigh(ids: np.ndarray) -> np.ndarray:
+        return np.exp((values[ids].astype(np.float64) - top) / max(params.temperature, COLDEST))
+
+    if not params.filters:
+        weights = weigh(ids := np.arange(len(values)))
+        return weights / weights.sum(), ids
+    count, floor = _looked_at(params, top, len(values))
+    ids = _likeliest(values, count, floor) if found is None else found
+    if params.top_k or params.top_p < 1:
+        ids = _falling(values, ids)
+    weights = weigh(ids)
+    if params.top_p < 1:
+        if params.top_k:
+            total = float(weights.sum())
+        elif total is None:
+            total = float(weigh(np.arange(len(values))).sum())
+        goal = params.top_p * total
+        for count in (*FEW[1:], len(values)) if not params.top_k else ():
+            if weights.cumsum()[-1] >= goal:
+                break
+            weights = weigh(ids := _falling(values, _likeliest(values, count)))
+        kept = 1 + int((weights.cumsum() < goal).sum())
+        ids, weights = ids[:kept], weights[:kept]
+    if params.min_p:
+        weights[weights < params.min_p] = 0  # the largest is 1
+    return weights / weights.sum(), ids
+
+
+def _looked_at(params: SamplingParams, top: float, size: int) -> tuple[int, float]:
+    """How many of the largest of `size` logits filters look at, or look at first; and what these are not below."""
+    if params.top_k:
+        return min(size, params.top_k), LEAST
+    if params.top_p < 1:
+        return min(size, *FEW[:1]) if FEW else size, LEAST
+    # With min_p most are far too small, which shows without their weights.
+    return size, top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
+
+
+def _likeliest(values: np.ndarray, count: int, floor: float = LEAST) -> np.ndarray:
+    return likeliest(values[None], [count], [floor])[0]
+
+
+def _falling(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Ids by their float32 values, falling, equal ones by id: sorted as integers, a tenth of a stable sort's time."""
+    bits = (0.0 - values[ids]).view(np.int32)
+    keys = (bits ^ (bits >> 31 & 0x7FFFFFFF)).astype(np.int64) << 32 | ids
+    return np.sort(keys) & 0xFFFFFFFF
+
+
+def _alternatives(
+    logits: np.ndarray, draws: Sequence[Draw], found: RowStatistics | None, statistics: Statistics
+) -> list[np.ndarray]:
+    """The likeliest ids of rows that report them, falling; ids that cannot be come last."""
+    if found is None or all(draw.params.logprobs is None for draw in draws):
+        return [np.arange(0)] * len(draws)
+    counts = [
+        0 if draw.params.logprobs is None or not math.isfinite(top) else min(len(row), max(1, draw.params.logprobs))
+        for row, draw, top in zip(logits, draws, found.top, strict=True)
+    ]
+    likeliest = statistics.likeliest(logits, counts, [LEAST] * len(draws))
+    ordered: list[np.ndarray] = []
+    for row, count, ids in zip(logits, counts, likeliest, strict=True):
+        falling = _falling(row, ids)[:count]
+        if len(ids) < count:
+            falling = np.append(falling, np.flatnonzero(row == -math.inf)[: count - len(ids)])
+        ordered.append(falling)
+    return ordered
+
+
+def _report(
+    draw: Draw, token: int, logits: np.ndarray, summary: RowStatistics | None, place: int, alternatives: np.ndarray
+) -> Sampled:
+    own = entropy = top_probability = top = None
+    if summary is not None and draw.reports:
+        likeliest, best = summary.best[place], summary.top[place]
+
+        def logprob(logit: float) -> float:
+            return logit - summary.logsumexp[place]
+
+        own = logprob(best if token == likeliest else float(logits[token]))
+        if draw.stats:
+            entropy = max(0.0, summary.entropy[place] / math.log(2))
+            top_probability = math.exp(logprob(best))
+        if (count := draw.params.logprobs) is not None:
+            ids = alternatives[:count]
+            top = tuple((id, logprob(logit)) for id, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True))
+    return Sampled(token, own, entropy, top_probability, top, logits.copy() if draw.keep_logits else None)

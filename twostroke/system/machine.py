@@ -1,0 +1,48 @@
+"""Where a measurement was taken."""
+
+import platform
+import resource
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from twostroke.system.cores import usable_cores
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Date, processor, accelerator and versions."""
+    gpu = None
+    if device.startswith("cuda"):
+        import torch
+
+        gpu = torch.cuda.get_device_name(device)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": usable_cores(),
+            "gpu": gpu,
+            "python": platform.python_version(),
+            "numpy": version("numpy"),
+            "torch": version("torch") if find_spec("torch") else None,
+        },
+    }

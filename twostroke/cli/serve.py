@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twostroke.cli.options import ModelOptions, parse_size, spread
+from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, parse_size, spread
 from twostroke.cli.report import note
 from twostroke.errors import InvalidRequest
 
@@ -34,6 +34,7 @@ def serve(
     ] = None,
     grace: Annotated[float, _server(min=0, help="Seconds that running requests have to finish at shutdown.")] = 30.0,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
+    method_module: MethodModule = None,
     model_options: ModelOptions,
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
@@ -54,6 +55,7 @@ def serve(
         timeout_s=timeout,
         grace_s=grace,
     )
+    load_method_modules(method_module)
     llm = model_options.open(max_running=max_running, itl_ms=itl_ms)
     configure(log_format)
     note(f"{llm!r} at http://{host}:{port}/v1 (process {os.getpid()})")

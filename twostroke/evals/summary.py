@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.evals.evaluation import Evaluation, Line
 from twostroke.evals.measure import Measure, Metric
-from twostroke.evals.run import Evaluation, Line
 from twostroke.evals.statistics import Estimate, bootstrap, bootstrap_columns, mcnemar, wilson
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.evals.task import Item, Task, lines, stream
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class LongForm(Task):
-    """No answer is right or wrong: what is measured is how far an answer strays, and from what."""
+    """Why and how questions with long answers. None is right or wrong: divergence, repetition and a judge say more."""
 
     name = "longform"
     measures = ("answers", "judge", "divergence")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,52 +12,13 @@ from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender
 from twostroke.evals.measure import Bench, Case, Known
 from twostroke.evals.measures import MEASURES
+from twostroke.evals.options import Options
 from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
 from twostroke.llm import LLM, MAIN
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How an evaluation is run.
-
-    Attributes:
-        limit: items.
-        seed: of the task's items.
-        measures: names of `measures.MEASURES`; empty for the task's own.
-        baseline: a contender's name; None for full repetition where it is among them, else the first.
-        chat: through the chat template; None for whether the model has one.
-        max_tokens: of a generated answer; None for the task's own.
-        temperature: of a generated answer; above 0, an item's random numbers are the same for every contender.
-        ignore_eos: end tokens do not end an answer, so that all are equally long.
-        positions: tokens of the baseline's answer over which divergence is measured.
-        batch: items that run side by side.
-        timings: every method computes its own prefills; without, they share them through the prefix index.
-    """
-
-    limit: int = 100
-    seed: int = 0
-    measures: tuple[str, ...] = ()
-    baseline: str | None = None
-    chat: bool | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    positions: int = 64
-    batch: int = 8
-    timings: bool = True
-
-    def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("seed", 0), ("positions", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise InvalidRequest(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.temperature < math.inf:
-            raise InvalidRequest(f"temperature must be 0 or more, not {self.temperature}")
-        if unknown := [name for name in self.measures if name not in MEASURES]:
-            raise InvalidRequest(f"there is no measure {unknown[0]!r}; there are {', '.join(MEASURES)}")
 
 
 @dataclass(frozen=True)

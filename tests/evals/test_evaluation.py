@@ -10,8 +10,10 @@ import torch
 
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
+from twostroke.evals.evaluation import Evaluation, Line
+from twostroke.evals.measures import MEASURES
 from twostroke.evals.measures.judge import judged
-from twostroke.evals.run import Evaluation, Line, Options
+from twostroke.evals.options import NAMES, Options
 from twostroke.evals.summary import summarize
 from twostroke.evals.task import Task
 from twostroke.evals.tasks import LongForm, NameIndex, Perplexity
@@ -159,8 +161,8 @@ def test_perplexity_is_the_models_own(tiny_llm: TinyLLM, monkeypatch: pytest.Mon
         ({"methods": []}, "at least one method"),
         ({"methods": METHODS[:1] * 2}, "each once"),
         ({"baseline": "ptdo"}, "baseline 'ptdo' is not among the methods plain, repeat, ptdo:sinks=2"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"temperature": -1.0}, "temperature must be 0 or more"),
+        ({"limit": 0}, "limit must be an integer of at least 1"),
+        ({"temperature": -1.0}, "temperature must be a number of at least 0"),
         ({"methods": [contender("student")]}, "method student needs a student: open the model with one"),
     ],
 )
@@ -224,3 +226,7 @@ def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:
             assert ids[0] == ids[1] == ids[2]
             made.append(ids[0])
     assert len({tuple(ids) for ids in made}) == 4
+
+
+def test_the_measures_are_those_that_options_name() -> None:
+    assert tuple(MEASURES) == NAMES

@@ -1,0 +1,1 @@
+"""A chat whose KV value is extended turn by turn, in memory and in a file."""

@@ -41,8 +41,8 @@ def serve(
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
     try:
+        from twostroke.server.listen import make_server
         from twostroke.server.logs import configure
-        from twostroke.server.run import make_server
         from twostroke.server.settings import Settings
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"serving needs {error.name}: pip install 'twostroke[serve]'") from None

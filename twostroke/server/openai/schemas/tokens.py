@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from twostroke.server.schemas.chat import Message
-from twostroke.server.schemas.common import Lenient, TokenId
+from twostroke.server.openai.schemas.chat import Message
+from twostroke.server.openai.schemas.common import Lenient, TokenId
 
 
 class TokenizeBody(Lenient):

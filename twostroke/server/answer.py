@@ -1,4 +1,4 @@
-"""What the answers of all APIs have in common: an id, usage, timings, and two ways to be told."""
+"""What the answers of all endpoints share: an id, usage, timings, and two forms, whole and as a stream."""
 
 import secrets
 import time
@@ -12,58 +12,62 @@ from twostroke.engine.request import Request
 from twostroke.engine.timings import Pace
 from twostroke.engine.track import Token
 from twostroke.server.errors import ApiError
-from twostroke.server.generation import Generation
-from twostroke.server.schemas.common import Generating
+from twostroke.server.exchange import Exchange
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class Answer(ABC):
-    """Takes tokens as they come. A stream is `opening`, `chunks` of every update, `closing`; otherwise `whole`."""
+    """Takes tokens as they come and writes them as an API does.
+
+    As a stream it is `opening`, then `events` of every token, then `closing`. Otherwise `keep` takes every token, and
+    `whole` is the body.
+    """
 
     done_marker = True  # whether a stream ends with [DONE]
 
-    def __init__(self, prefix: str, model: str, generation: Generation, body: Generating) -> None:
+    def __init__(self, prefix: str, model: str, exchange: Exchange, n: int) -> None:
+        """`prefix` begins the id; `model` is what the client called the model; `n` is choices of each prompt."""
         self.id = f"{prefix}{secrets.token_hex(16)}"
         self.created = int(time.time())
-        self.model, self.generation, self.body = model, generation, body
+        self.model, self.exchange, self.n = model, exchange, n
         self.output_tokens = 0
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """What a stream begins with."""
+        """The first events of a stream."""
         yield from ()
 
     @abstractmethod
-    def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
-        """What a stream says of one more token for the prompt at that place."""
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        """What a stream sends for one more token of the prompt with this index."""
 
     def closing(self) -> Iterator[dict[str, Any]]:
-        """What a stream ends with."""
+        """The last events of a stream."""
         yield from ()
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The response's body, after every token was taken."""
+        """The HTTP response's body, after every token was taken."""
 
     @abstractmethod
-    def keep(self, place: int, token: Token) -> None:
-        """Take a token of a response that is not streamed."""
+    def keep(self, prompt: int, token: Token) -> None:
+        """Take a token of an answer that is not streamed."""
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """As a server-sent event."""
         return b"data: " + to_json(event) + b"\n\n"
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """What a stream that has begun says of an error."""
+        """The event that tells of an error in a stream that has begun."""
         return error.body()
 
-    def choice_index(self, place: int, token: Token) -> int:
+    def choice_index(self, prompt: int, token: Token) -> int:
         """A choice's index among those of all prompts."""
-        return place * self.body.n + token.choice
+        return prompt * self.n + token.choice
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and choices so far."""
-        requests = self.generation.requests
+        requests = self.exchange.requests
         prompt = sum(request.prompt_tokens for request in requests)
         # A repeated prompt, or one that was preempted, may be found more than once.
         cached = sum(min(request.cached_tokens, request.prompt_tokens) for request in requests)

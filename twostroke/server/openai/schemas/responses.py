@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.schemas.chat import Text
-from twostroke.server.schemas.common import Generating, Lenient
+from twostroke.server.openai.schemas.chat import Text
+from twostroke.server.openai.schemas.common import GenerateBody, Lenient
+from twostroke.server.openai.schemas.sampling import described
 
 
 class InputMessage(Lenient):
@@ -41,12 +42,12 @@ def _messages(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesBody(Generating):
+class ResponsesBody(GenerateBody):
     """Answer an input. Nothing is stored, so an answer cannot be continued by its id."""
 
     input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int | None, described("max_tokens")] = None
     text: TextOptions = TextOptions()
     metadata: dict[str, str] = Field(default_factory=dict)
     previous_response_id: str | None = None

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from twostroke.engine.track import Token
-from twostroke.server.answers.answer import Answer, timings
+from twostroke.server.answer import Answer, timings
 from twostroke.server.errors import ApiError
-from twostroke.server.generation import Generation
-from twostroke.server.schemas.responses import ResponsesBody
+from twostroke.server.exchange import Exchange
+from twostroke.server.openai.schemas.responses import ResponsesBody
 
 
 class ResponsesAnswer(Answer):
@@ -16,8 +16,8 @@ class ResponsesAnswer(Answer):
 
     done_marker = False
 
-    def __init__(self, model: str, generation: Generation, body: ResponsesBody) -> None:
-        super().__init__("resp_", model, generation, body)
+    def __init__(self, model: str, exchange: Exchange, body: ResponsesBody) -> None:
+        super().__init__("resp_", model, exchange, body.n)
         self._asked = body
         self._item_id = f"msg_{secrets.token_hex(16)}"
         self._text, self._reason = "", None
@@ -29,8 +29,8 @@ class ResponsesAnswer(Answer):
         yield self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
         yield self._event("content_part.added", **self._where, part=self._part(""))
 
-    def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
-        self.keep(place, token)
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        self.keep(prompt, token)
         if token.text:
             yield self._event("output_text.delta", **self._where, delta=token.text, logprobs=[])
 
@@ -41,7 +41,7 @@ class ResponsesAnswer(Answer):
         yield self._event("output_item.done", output_index=0, item=self._item(self._status, [part]))
         yield self._event(self._status, response=self.whole())
 
-    def keep(self, place: int, token: Token) -> None:
+    def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         self._text += token.text
         self._reason = token.finish_reason
@@ -107,7 +107,7 @@ class ResponsesAnswer(Answer):
                 | {"type": body.text.format.type}
             },
             "usage": self.usage() if done else None,
-            "timings": timings(self.generation.requests[0]) if done else None,
+            "timings": timings(self.exchange.requests[0]) if done else None,
         }
 
 

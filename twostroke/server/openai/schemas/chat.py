@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.schemas.common import Generating, Lenient
+from twostroke.server.openai.schemas.common import GenerateBody, Lenient
+from twostroke.server.openai.schemas.sampling import described
 
 
 def _text(value: Any) -> Any:
@@ -84,6 +85,10 @@ class Function(Lenient):
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        return self.model_dump(exclude_none=True)
+
 
 class Tool(Lenient):
     """OpenAI's wrapping of a function."""
@@ -107,14 +112,14 @@ def _tool_choice(value: Any) -> Any:
     return NamedFunction(name=named["name"])
 
 
-class ChatBody(Generating):
+class ChatBody(GenerateBody):
     """Answer a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int | None, described("max_tokens")] = None
+    max_completion_tokens: Annotated[int | None, described("max_tokens")] = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[int, described("logprobs", le=20)] = 0
     tools: Annotated[list[Tool], Field(max_length=128)] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, or a NamedFunction
     parallel_tool_calls: bool = True

@@ -1,4 +1,4 @@
-"""Between the event loop and the engine's thread: who is let in, and who hears of what."""
+"""The engine as the event loop sees it: admission, start and end of exchanges, and updates on their way to them."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.server.engine_thread import EngineThread, Update
 from twostroke.server.errors import ApiError, EngineFailed, Overloaded, ShuttingDown
-from twostroke.server.generation import Generation
+from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars
 from twostroke.server.metrics import Metrics
 from twostroke.server.settings import Settings
@@ -21,13 +21,15 @@ from twostroke.server.tracing import Tracer
 T = TypeVar("T")
 
 
-class Service:
-    """The model, its engine's thread, and everything in flight.
+class AsyncEngine:
+    """A served model, its engine's thread, and every exchange in flight.
 
     All methods belong to the event loop's thread. What takes long and needs no engine (templates, tokenization,
-    grammars) runs in a small pool of threads through `prepare`.
+    grammars) runs in a small pool of threads, by `aside`.
 
     Attributes:
+        name: what clients call the model.
+        created: when serving began, in seconds since 1970.
         draining: no new work is taken.
     """
 
@@ -38,9 +40,9 @@ class Service:
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.draining = False
         self._tracer = Tracer()
-        self._in_flight: set[Generation] = set()
+        self._exchanges: set[Exchange] = set()
         self._taken = 0  # choices in flight
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="prepare")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
         self._thread = EngineThread(llm.engine, self._publish, metrics.step)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seconds = 1.0  # that a request takes, a running mean
@@ -53,7 +55,7 @@ class Service:
         self._thread.start()
 
     def drain(self, grace_s: float) -> None:
-        """Take no new work, and cancel what still runs after so many seconds."""
+        """Take no new work, and cancel what still runs after `grace_s` seconds."""
         self.draining = True
         asyncio.get_running_loop().call_later(grace_s, self._abort_all)
 
@@ -79,8 +81,8 @@ class Service:
 
     # Work -------------------------------------------------------------------------------------------------------
 
-    def reserve(self, choices: int) -> Generation:
-        """A place in the queue, to be given back by `close`. Raises ApiError where there is none."""
+    def reserve(self, choices: int) -> Exchange:
+        """An exchange with places in the queue, which its `close` gives back. Raises ApiError where there is none."""
         if self.failure is not None:
             raise self.failure
         if self.draining:
@@ -88,24 +90,24 @@ class Service:
         room = self.llm.engine.config.max_running + self.settings.max_queued
         if choices > min(room, self.settings.max_choices):
             most = min(room, self.settings.max_choices)
-            raise ApiError(400, f"n must be such that all prompts ask for {most} answers at most", param="n")
+            raise ApiError(400, f"n must be such that all prompts together ask for at most {most} answers", param="n")
         if self._taken + choices > room:
             self.metrics.rejected("queue_full")
             raise Overloaded(self._retry_after())
-        generation = Generation(choices, self._closed)
-        self._in_flight.add(generation)
+        exchange = Exchange(choices, self._closed)
+        self._exchanges.add(exchange)
         self._taken += choices
-        return generation
+        return exchange
 
-    def begin(self, generation: Generation, requests: list[Request], timeout_s: float | None) -> None:
+    def begin(self, exchange: Exchange, requests: list[Request], timeout_s: float | None) -> None:
         """Start what was reserved."""
-        generation.start(self._thread, requests, timeout_s or self.settings.timeout_s)
+        exchange.start(self._thread, requests, timeout_s or self.settings.timeout_s)
 
-    async def prepare(self, action: Callable[[], T]) -> T:
-        """Run what needs no engine off the event loop."""
+    async def aside(self, action: Callable[[], T]) -> T:
+        """Run what needs no engine in another thread than the event loop's."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, action)
 
-    async def call(self, action: Callable[[Engine], Any]) -> Any:
+    async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
         """Run something in the engine's thread, between two steps."""
         return await asyncio.wrap_future(self._thread.call(action))
 
@@ -116,7 +118,7 @@ class Service:
         if updates and self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(self._dispatch, updates)
-            except RuntimeError:  # the loop is closed: nobody is left to hear of it
+            except RuntimeError:  # the loop is closed, and every exchange with it
                 return
 
     def _dispatch(self, updates: list[Update]) -> None:
@@ -125,10 +127,10 @@ class Service:
                 self.metrics.output_tokens(len(update.tokens))
             if update.done:
                 self._finished(update)
-            update.job.owner.arrived(update)
+            update.owner.report(update)
 
     def _finished(self, update: Update) -> None:
-        request = update.job.request
+        request = update.request
         self.metrics.finished(request, update.error)
         self._tracer.record(request, self.name, update.error)
         if update.error is None and not request.cancelled and request.timings.finished is not None:
@@ -139,9 +141,9 @@ class Service:
         return min(60, max(1, math.ceil(self._seconds / max(1, self.llm.engine.num_running))))
 
     def _abort_all(self) -> None:
-        for generation in list(self._in_flight):
-            generation.abort(ShuttingDown())
+        for exchange in list(self._exchanges):
+            exchange.abort(ShuttingDown())
 
-    def _closed(self, generation: Generation) -> None:
-        self._in_flight.discard(generation)
-        self._taken -= generation.choices
+    def _closed(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+        self._taken -= exchange.choices

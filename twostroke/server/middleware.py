@@ -13,15 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.errors import ApiError
 from twostroke.server.logs import request_id
-from twostroke.server.respond import json_response
 from twostroke.server.settings import Settings
+from twostroke.server.transport import json_response
 
 log = logging.getLogger(__name__)
 OPEN = ("/health", "/metrics")  # for probes and scrapers, without a key
 
 
-class Door:
-    """ASGI middleware. Puts `facts` into the scope, where handlers add to what is logged."""
+class Middleware:
+    """Puts `facts` into the ASGI scope: handlers add to them, and they are logged."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings

@@ -1,4 +1,4 @@
-"""Serving until a signal: uvicorn, with an end that lets running requests finish."""
+"""Listening until a signal: uvicorn, with an end that lets running requests finish."""
 
 import socket
 from typing import Any
@@ -21,7 +21,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it is told to end."""
-        self._app.state.service.drain(self._grace_s)
+        self._app.state.engine.drain(self._grace_s)
         await super().shutdown(sockets)
 
 

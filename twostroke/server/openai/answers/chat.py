@@ -5,17 +5,17 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answers.answer import Answer, logprob, timings
-from twostroke.server.generation import Generation
-from twostroke.server.schemas.chat import ChatBody
+from twostroke.server.answer import Answer, logprob, timings
+from twostroke.server.exchange import Exchange
+from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tool_parser import Arguments, Called, Piece, Said, ToolParser
 
 
 class ChatAnswer(Answer):
     """One message for each n."""
 
-    def __init__(self, model: str, generation: Generation, body: ChatBody, tokenizer: Tokenizer) -> None:
-        super().__init__("chatcmpl-", model, generation, body)
+    def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
+        super().__init__("chatcmpl-", model, exchange, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         tools = bool(body.callable_functions)
         self._parsers = [ToolParser() if tools else None for _ in range(body.n)]
@@ -24,10 +24,10 @@ class ChatAnswer(Answer):
         self._reasons: list[str | None] = [None] * body.n
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        for index in range(self.body.n):
+        for index in range(self.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
         deltas = [_delta(piece) for piece in self._read(token)]
         logprobs = {"content": [self._entry(token)]} if self._logprobs else None
@@ -42,7 +42,7 @@ class ChatAnswer(Answer):
         if self._options.include_usage:
             yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
 
-    def keep(self, place: int, token: Token) -> None:
+    def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         message = self._messages[token.choice]
         for piece in self._read(token):
@@ -85,7 +85,7 @@ class ChatAnswer(Answer):
         return chunk
 
     def _timings(self, index: int) -> dict[str, Any]:
-        return {"timings": timings(self.generation.requests[0])} if index == 0 else {}
+        return {"timings": timings(self.exchange.requests[0])} if index == 0 else {}
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

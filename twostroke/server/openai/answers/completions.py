@@ -5,28 +5,28 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answers.answer import Answer, logprob, timings
-from twostroke.server.generation import Generation
-from twostroke.server.schemas.completions import CompletionBody
+from twostroke.server.answer import Answer, logprob, timings
+from twostroke.server.exchange import Exchange
+from twostroke.server.openai.schemas.completions import CompletionBody
 
 
 class CompletionAnswer(Answer):
     """One choice for each prompt and n."""
 
-    def __init__(self, model: str, generation: Generation, body: CompletionBody, tokenizer: Tokenizer) -> None:
-        super().__init__("cmpl-", model, generation, body)
+    def __init__(self, model: str, exchange: Exchange, body: CompletionBody, tokenizer: Tokenizer) -> None:
+        super().__init__("cmpl-", model, exchange, body.n)
         self._logprobs, self._tokenizer = body.logprobs, tokenizer
         self._options = body.stream_options
         self._kept: dict[tuple[int, int], list[Token]] = {}
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
-    def chunks(self, place: int, token: Token) -> Iterator[dict[str, Any]]:
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
         # A token without text of its own, part of a character, is told where every token is accounted for.
         told = self._logprobs is not None or self._options.continuous_usage_stats
         if not token.text and token.finish_reason is None and not told:
             return
-        chunk = self._object([self._choice(place, [token])])
+        chunk = self._object([self._choice(prompt, [token])])
         if self._options.include_usage or self._options.continuous_usage_stats:
             chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
         yield chunk
@@ -35,12 +35,12 @@ class CompletionAnswer(Answer):
         if self._options.include_usage:
             yield {**self._object([]), "usage": self.usage()}
 
-    def keep(self, place: int, token: Token) -> None:
+    def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
-        self._kept.setdefault((place, token.choice), []).append(token)
+        self._kept.setdefault((prompt, token.choice), []).append(token)
 
     def whole(self) -> dict[str, Any]:
-        choices = [self._choice(place, tokens) for (place, _), tokens in sorted(self._kept.items())]
+        choices = [self._choice(prompt, tokens) for (prompt, _), tokens in sorted(self._kept.items())]
         return {**self._object(choices), "usage": self.usage()}
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class CompletionAnswer(Answer):
             "choices": choices,
         }
 
-    def _choice(self, place: int, tokens: list[Token]) -> dict[str, Any]:
-        index, last = self.choice_index(place, tokens[0]), tokens[-1]
+    def _choice(self, prompt: int, tokens: list[Token]) -> dict[str, Any]:
+        index, last = self.choice_index(prompt, tokens[0]), tokens[-1]
         choice: dict[str, Any] = {
             "index": index,
             "text": "".join(token.text for token in tokens),
@@ -61,7 +61,7 @@ class CompletionAnswer(Answer):
             "finish_reason": last.finish_reason,
         }
         if last.finish_reason is not None and last.choice == 0:
-            choice["timings"] = timings(self.generation.requests[place])
+            choice["timings"] = timings(self.exchange.requests[prompt])
         return choice
 
     def _log_probabilities(self, index: int, tokens: list[Token]) -> dict[str, Any]:

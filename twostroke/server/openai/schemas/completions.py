@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from twostroke.server.schemas.common import Generating
+from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.sampling import described
 
 MOST = 2048  # prompts in one request
 
@@ -29,12 +30,12 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-class CompletionBody(Generating):
+class CompletionBody(GenerateBody):
     """Continue texts or token ids as they are."""
 
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: Annotated[int, Field(ge=1)] = 16
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, described("max_tokens")] = 16
+    logprobs: Annotated[int | None, described("logprobs", le=20)] = None
     echo: bool = False
     suffix: str = ""
     best_of: int | None = None

@@ -63,6 +63,8 @@ def chat_tokens(
     messages: Sequence[Mapping[str, Any]],
     functions: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
     """A conversation through the chat template.
 
@@ -71,6 +73,7 @@ def chat_tokens(
         messages: as chat templates expect them.
         functions: those that the model may call, each as {"name", "description", "parameters"}.
         variables: further variables of the template.
+        add_generation_prompt: whether the beginning of an answer follows the messages.
 
     Raises:
         InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
@@ -80,4 +83,6 @@ def chat_tokens(
     offered = [{"type": "function", "function": dict(function)} for function in functions]
     if not tools.knows_tools(llm.tokenizer.chat_template):
         messages, offered = tools.described(messages, offered), []
-    return llm.tokenizer.encode_chat(messages, tools=offered or None, **(variables or {}))
+    return llm.tokenizer.encode_chat(
+        messages, tools=offered or None, add_generation_prompt=add_generation_prompt, **(variables or {})
+    )

@@ -21,7 +21,8 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
 
     def encode() -> list[int]:
         if body.messages is not None:
-            return chat_tokens(engine.llm, [message.for_template() for message in body.messages])
+            messages = [message.for_template() for message in body.messages]
+            return chat_tokens(engine.llm, messages, add_generation_prompt=body.add_generation_prompt)
         return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
 
     ids = await engine.aside(encode)

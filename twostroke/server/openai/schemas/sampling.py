@@ -47,10 +47,8 @@ def declared(name: str) -> tuple[Any, Any]:
     annotated = Annotated[kind | None if rule.optional else kind, described(name, **changes)]
     if name == "stop":  # one text is a list of one
         annotated = Annotated[annotated, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-    return annotated, Field(default_factory=list if rule.kind is tuple else dict) if rule.kind in (
-        tuple,
-        dict,
-    ) else default
+    empty = {tuple: list, dict: dict}.get(rule.kind)
+    return annotated, default if empty is None else Field(default_factory=empty)
 
 
 def _kind(name: str, rule: Rule) -> Any:

@@ -69,10 +69,21 @@ def test_serve(tiny: str, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    "options", [("--log-format", "xml"), ("--max-queued", "-1"), ("--itl-ms", "0"), ("--port", "70000")]
-)
+@pytest.mark.parametrize("options", [("--log-format", "xml"), ("--itl-ms", "0"), ("--port", "70000")])
 def test_wrong_options(options: tuple[str, str], tiny: str, run: Callable[..., Any]) -> None:
     result = run("serve", "--model", tiny, *options)
     assert result.exit_code == 2
     assert options[0] in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-queued", "-1"), "max_queued must be an integer of at least 0, not -1"),
+        (("--grace", "-1"), "grace_s must be a number of at least 0, not -1.0"),
+        (("--timeout", "0"), "timeout_s must be a number above 0, or None, not 0.0"),
+    ],
+)
+def test_settings_out_of_range(options: tuple[str, str], message: str, tiny: str, run: Callable[..., Any]) -> None:
+    result = run("serve", "--model", tiny, *options)
+    assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")

@@ -209,10 +209,10 @@ def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:
 
 def test_long_answers_are_judged_in_pieces(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm, tokens = tiny_llm(), [5, 6, 7, 8, 9, 10, 11, 12]
-    bench = evaluation(llm, NameIndex(4), METHODS[:1]).bench
-    whole = bench.run([lambda: judged([3, 4], tokens)])[0].result
+    comparison = evaluation(llm, NameIndex(4), METHODS[:1]).comparison
+    whole = comparison.run([lambda: judged([3, 4], tokens)])[0].result
     monkeypatch.setattr("twostroke.evals.measures.judge.PIECE", 3)
-    assert bench.run([lambda: judged([3, 4], tokens)])[0].result == pytest.approx(whole, abs=1e-3)
+    assert comparison.run([lambda: judged([3, 4], tokens)])[0].result == pytest.approx(whole, abs=1e-3)
 
 
 def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:

@@ -126,6 +126,17 @@ def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
+def checked(rule: Rule) -> Callable[[Any], Any]:
+    """A callback for an option that no dataclass declares: raises BadParameter for a value that breaks the rule."""
+
+    def check(value: Any) -> Any:
+        if not rule.accepts(value):
+            raise typer.BadParameter(f"{value} must be {rule.wanted.removesuffix(', or None')}")
+        return value
+
+    return check
+
+
 def options_of(
     declaring: type,
     panel: str,

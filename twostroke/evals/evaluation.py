@@ -10,10 +10,10 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender
-from twostroke.evals.measure import Bench, Case, Known
+from twostroke.evals.measure import Case, Comparison, Known
 from twostroke.evals.measures import MEASURES
 from twostroke.evals.options import Options
-from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
+from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, random_stream
 from twostroke.llm import LLM, MAIN
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
@@ -70,7 +70,7 @@ class Evaluation:
             if reason := measure.suits(task, self.cases):
                 raise InvalidRequest(f"{measure.name} cannot be measured: {reason}")
         self.options = options
-        self.bench = Bench(
+        self.comparison = Comparison(
             llm,
             task,
             tuple(contenders),
@@ -118,7 +118,7 @@ class Evaluation:
         todo = [case for case in self.cases if case.item.id not in known]
         progress(len(self.cases) - len(todo))
         if todo and self.options.timings:  # the first pass also brings the weights into memory
-            self.bench.llm.generate([todo[0].prompt], max_tokens=2)
+            self.comparison.llm.generate([todo[0].prompt], max_tokens=2)
         for start in range(0, len(todo), self.options.batch):
             lines = self._measure(todo[start : start + self.options.batch])
             known |= {line.item: line for line in lines}
@@ -133,13 +133,13 @@ class Evaluation:
             max_tokens=self.settings["max_tokens"],
             temperature=self.options.temperature,
             ignore_eos=self.options.ignore_eos,
-            seed=stream(self.options.seed, "sampling", item.id).getrandbits(63),
+            seed=random_stream(self.options.seed, "sampling", item.id).getrandbits(63),
         )
 
     def _measure(self, cases: Sequence[Case]) -> list[Line]:
         known: list[Known] = [{} for _ in cases]
         for measure in self.measures:
-            for records, made in zip(known, measure.measure(self.bench, cases, known), strict=True):
+            for records, made in zip(known, measure.measure(self.comparison, cases, known), strict=True):
                 records[measure.name] = made
         return [Line(case.item.id, records) for case, records in zip(cases, known, strict=True)]
 

@@ -68,8 +68,8 @@ class Task(Checked, ABC):
         return dataclasses.asdict(self)
 
 
-def stream(seed: int, *path: object) -> random.Random:
-    """A random stream of its own for each item, so that an item does not depend on how many there are."""
+def random_stream(seed: int, *path: object) -> random.Random:
+    """A random stream for each path (such as a task and an item), so that an item does not depend on their number."""
     return random.Random("/".join(str(part) for part in (seed, *path)))
 
 

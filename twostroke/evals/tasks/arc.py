@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
-from twostroke.evals.task import Item, Task, stream
+from twostroke.evals.task import Item, Task, random_stream
 from twostroke.fields import text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Arc(Task):
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
         questions = list(self._questions())
-        stream(seed, self.name).shuffle(questions)
+        random_stream(seed, self.name).shuffle(questions)
         return [self._item(*question) for question in questions[:limit]]
 
     def _questions(self) -> Iterator[tuple[str, str, list[str], int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twostroke.evals.task import Item, Task, lines, stream
+from twostroke.evals.task import Item, Task, lines, random_stream
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.tokenizer import Tokenizer
@@ -22,5 +22,5 @@ class LongForm(Task):
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
         questions = [Item(f"longform-{i}", text) for i, text in enumerate(lines("questions.txt"))]
-        stream(seed, self.name).shuffle(questions)
+        random_stream(seed, self.name).shuffle(questions)
         return questions[:limit]

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twostroke.evals.task import Item, Task, lines, stream
+from twostroke.evals.task import Item, Task, lines, random_stream
 from twostroke.fields import integer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class NameIndex(_ListTask):
     names: int = integer(50, least=1, most=10_000, help="How many the list has.")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
-        return [self._item(stream(seed, self.name, self.names, i), i) for i in range(limit)]
+        return [self._item(random_stream(seed, self.name, self.names, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:
         names = draw_names(rng, self.names)
@@ -64,7 +64,7 @@ class MiddleMatch(_ListTask):
         self.require("different", self.different <= self.names, f"at most names, {self.names}")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
-        return [self._item(stream(seed, self.name, self.names, self.different, i), i) for i in range(limit)]
+        return [self._item(random_stream(seed, self.name, self.names, self.different, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:
         pool = draw_names(rng, self.different)

@@ -37,7 +37,7 @@ class Rule:
         optional: None is allowed.
         keys, each: rules of a dict's keys, and of its values or a tuple's items.
         test: a condition besides; it is called with a value of the right kind.
-        words: completes "NAME must be ..."; None derives it from the above.
+        words: completes "NAME must be ..."; None derives it from the other attributes.
     """
 
     kind: type
@@ -206,7 +206,7 @@ def flag(default: bool, *, help: str = "") -> Any:
 
 
 def text(default: str | None, *, choices: tuple[str, ...] = (), least: int | None = None, help: str = "") -> Any:
-    """A field that is a text: one of `choices`, or of at least so many characters."""
+    """A field that is a text: one of `choices`, or of at least `least` characters."""
     return declare(default, Rule(str, help, least, choices=choices, optional=default is None))
 
 

@@ -21,9 +21,10 @@ from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeKernels
 from twostroke.sampling import sampler
 from twostroke.sampling import statistics as summary
+from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.sampler import Draw, Sampled, distribution, sample
+from twostroke.sampling.sampler import distribution, sample
 from twostroke.sampling.statistics import Statistics
 
 INF = math.inf

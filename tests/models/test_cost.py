@@ -10,27 +10,20 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from twostroke.llm import LLM
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work
 from twostroke.models.rope import Rope
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=8,
-    intermediate_size=12,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    vocab_size=16,
-    max_position=100,
-    norm_eps=1e-6,
-    attention_scale=0.5,
-    ropes=(Rope(1e4),) * 2,
-    windows=(None, 4),
-    attention_bias=True,
-)
-COST = Cost(CONFIG, block_bytes=1000, head_bytes=300, entry_bytes=64)
+
+def config(windows: tuple[int | None, ...], max_position: int = 100, experts: Experts | None = None) -> ModelConfig:
+    attention = Attention(2, 1, 4, 0.5, Rope(1e4), bias=True)
+    layers = [Layer(replace(attention, window=window), experts or GatedMLP(12)) for window in windows]
+    return ModelConfig("llama", 16, 8, max_position, 1e-6, tuple(layers))
+
+
+CONFIG = config((None, 4))
+BYTES = {"embed": 77, "layers.0.q": 400, "layers.1.down": 600, "head": 300}
+COST = Cost(CONFIG, BYTES, entry_bytes=64)
 STEPS = st.lists(st.builds(Rows, st.integers(1, 30), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=4)
 
 
@@ -93,7 +86,7 @@ def test_bytes_are_those_computed_on(tiny_llm: Callable[..., LLM]) -> None:
 
 
 SHAPES = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 500)], [Rows(16)], [Rows(64)], [Rows(64, 500)]]
-LONG = Cost(replace(CONFIG, max_position=10_000, windows=(None, None)), 1000, 300, 64)
+LONG = Cost(config((None, None), 10_000), BYTES, 64)
 
 
 def test_prices_are_found_again() -> None:

@@ -13,6 +13,7 @@ from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory
 from twostroke.backends.native import library
 from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
@@ -33,6 +34,7 @@ class NativeBackend:
         self.variant, self.threads = variant or library.variants()[0], threads
         self.label = f"native-{self.variant}"
         self.team = library.Team(self.variant, threads)
+        self.statistics = NativeStatistics(self.team)
 
     @property
     def arithmetic(self) -> str:
@@ -50,7 +52,7 @@ class NativeBackend:
         return HostMemory(shape, numpy_dtype(self.kv_dtype), in_pairs=True)
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
-        return NativeModel(self.team, config, weights)
+        return NativeModel(self.team, self.statistics, config, weights)
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:

@@ -27,9 +27,9 @@ SKETCH_ROWS = 8  # that a sketch of the head can be multiplied with at once
 class NativeModel:
     """Fills `CompiledModel`, and `backends.rows.Head`. Hidden states are float32 arrays, [R, hidden]."""
 
-    def __init__(self, team: Team, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, team: Team, statistics: NativeStatistics, config: ModelConfig, weights: Weights) -> None:
         self.config, self.team, self.library = config, team, team.library
-        self.statistics = NativeStatistics(team)
+        self.statistics = statistics
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.room = Reused()

@@ -151,7 +151,7 @@ def test_the_first_of_equals(kernels: native.NativeBackend) -> None:
     raw = raw_tensor("Q8_0", 2048, COLUMNS)
     x = noise(2, COLUMNS)
     nothing = [NO_NOISE] * 2
-    best = head_of(kernels, raw).draw(x, nothing)[0]
+    best = head_of(kernels, raw).search(x, nothing)[0]
     for copies in ([17, 900, 2047], [1000, 1040]):  # within a chunk and across
         data = raw.data.copy()
         data[copies] = data[best]

@@ -27,7 +27,7 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
     options = {"backend": f"native-{variant}", "weights": "int8", "prefix_index": "off", "page_size": 16}
     alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
     expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
-    page_bytes = alone.pool.storage[:, :, 0].nbytes
+    page_bytes = alone.pool.memory.storage[:, :, 0].nbytes
     for _ in range(3):  # also: a model goes while members are late
         crowded = LLM(path, threads=5, kv_bytes=16 * page_bytes, **options)
         for _ in range(5):

@@ -22,10 +22,10 @@ NewPool = Callable[..., PagePool]
 def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
     for dtype, size in [("float32", 4), ("bfloat16", 2)]:
         pool = new_pool(num_pages=10, page_size=4, geometry=replace(GEOMETRY, kv_dtype=dtype))
-        assert pool.storage.shape == (2, 2, 10, 2, 4, 4)
-        assert not pool.storage.any()
+        assert pool.memory.storage.shape == (2, 2, 10, 2, 4, 4)
+        assert not pool.memory.storage.any()
         assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
-        assert pool.page_bytes * pool.num_pages == pool.storage.nbytes
+        assert pool.page_bytes * pool.num_pages == pool.memory.storage.nbytes
 
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
@@ -102,17 +102,17 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
     pool.write(pages, slots, entries)
     assert pool.read(pages, slots).dtype == entries.dtype
     assert np.array_equal(pool.read(pages, slots), entries)
-    assert np.array_equal(pool.storage[1, 0, 4, :, 3], entries[1, 0, 0])
-    assert np.count_nonzero(pool.storage) == entries.size
+    assert np.array_equal(pool.memory.storage[1, 0, 4, :, 3], entries[1, 0, 0])
+    assert np.count_nonzero(pool.memory.storage) == entries.size
 
 
 def test_copy_slots_copies_these_slots_of_every_layer_and_no_others(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=3)
-    pool.storage[:, :, 0] = np.random.default_rng(0).standard_normal((2, 2, 2, 4, 4))
+    pool.memory.storage[:, :, 0] = np.random.default_rng(0).standard_normal((2, 2, 2, 4, 4))
     pool.copy_slots(0, 2, 1, 3)
-    assert np.array_equal(pool.storage[:, :, 2, :, 1:3], pool.storage[:, :, 0, :, 1:3])
-    assert not pool.storage[:, :, 2, :, [0, 3]].any()
-    assert not pool.storage[:, :, 1].any()
+    assert np.array_equal(pool.memory.storage[:, :, 2, :, 1:3], pool.memory.storage[:, :, 0, :, 1:3])
+    assert not pool.memory.storage[:, :, 2, :, [0, 3]].any()
+    assert not pool.memory.storage[:, :, 1].any()
 
 
 def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:

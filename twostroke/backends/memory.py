@@ -1,6 +1,6 @@
-"""Where the numbers of a pool's pages lie, on a CPU; `kv.device` has the same for other devices."""
+"""Where the numbers of KV pages lie: what a backend makes, and a pool hands out page by page."""
 
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -8,6 +8,28 @@ from twostroke.errors import OutOfPages
 
 ALL = slice(None)
 HUGE_PAGE = 2 << 20  # bytes
+
+
+class Memory(Protocol):
+    """Pages in a backend's memory.
+
+    Attributes:
+        storage: [layers, 2, pages, Hkv, page_size, D], as kernels see it; numpy's, or a tensor on a device.
+    """
+
+    storage: Any
+
+    def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather entries: [layers, 2, n, Hkv, D], a copy."""
+        ...
+
+    def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather one layer's keys: [n, Hkv, D], a copy."""
+        ...
+
+    def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        """Scatter entries, the inverse of `read`."""
+        ...
 
 
 class HostMemory:

@@ -89,19 +89,19 @@ def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, A
     from twostroke.system.machine import describe as describe_machine
     from twostroke.system.machine import peak_rss_bytes
 
-    kernels = llm.decoder.kernels
+    backend = llm.backend
     common = {
         "model": llm.name,
-        "backend": kernels.label,
-        "device": kernels.device,
-        "dtype": kernels.dtype,
+        "backend": backend.label,
+        "device": backend.device,
+        "dtype": backend.dtype,
         "kv_dtype": llm.pool.geometry.kv_dtype,
-        "threads": kernels.threads,
+        "threads": backend.threads,
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }
     all_facts = [common | result.as_dict() for result in results]
-    facts = all_facts[0] | describe_machine(kernels.device) | {"definitions": DEFINITIONS}
+    facts = all_facts[0] | describe_machine(backend.device) | {"definitions": DEFINITIONS}
     return facts | ({"results": all_facts} if len(all_facts) > 1 else {})
 
 

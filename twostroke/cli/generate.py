@@ -121,7 +121,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     return {
         "method": method,
         "method_facts": method_facts(request.result),
-        "backend": llm.decoder.kernels.label,
+        "backend": llm.backend.label,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,

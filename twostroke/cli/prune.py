@@ -32,7 +32,7 @@ def prune(
 
     try:
         from twostroke import distilling
-        from twostroke.pruning import prune
+        from twostroke.pruning import mlp_of, prune
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"pruning needs {error.name}: pip install 'twostroke[torch]'") from None
 
@@ -43,7 +43,7 @@ def prune(
         kept = prune(checkpoint, text, directory, hidden, intermediate, max_tokens)
     old = checkpoint.config
     facts = {"hidden_size": [old.hidden_size, kept.hidden_size]}
-    facts |= {"intermediate_size": [old.intermediate_size, kept.intermediate_size]}
+    facts |= {"intermediate_size": [mlp_of(old).intermediate_size, mlp_of(kept).intermediate_size]}
     learned = None
     if distill:
         with Steps(f"distilling {model}", distill) as steps:

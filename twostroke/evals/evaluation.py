@@ -79,7 +79,7 @@ class Evaluation:
             options.positions,
             options.timings,
         )
-        kernels = llm.decoder.kernels
+        backend = llm.backend
         self.settings: dict[str, Any] = {
             "task": {"name": task.name, "parameters": task.parameters},
             "seed": options.seed,
@@ -90,8 +90,8 @@ class Evaluation:
                 for role, model in llm.engine.models.items()
                 if role != MAIN
             },
-            "backend": kernels.label,
-            "dtype": kernels.dtype,
+            "backend": backend.label,
+            "dtype": backend.dtype,
             "methods": [contender.facts for contender in contenders],
             "baseline": baseline,
             "measures": [measure.name for measure in self.measures],

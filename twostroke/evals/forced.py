@@ -20,7 +20,7 @@ from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, 
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax, picked
 
 

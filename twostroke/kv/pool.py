@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.memory import Memory
 from twostroke.errors import OutOfPages
 from twostroke.kv.geometry import Geometry
 
@@ -15,31 +15,13 @@ FREE = -1  # how far a page on the free list is filled
 class PagePool:
     """All pages of one geometry on one device.
 
-    Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side. What a page holds may be laid out otherwise (`kv.memory`).
-
     Attributes:
         reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        num_pages: int,
-        page_size: int = 16,
-        device: str = "cpu",
-        in_pairs: bool = False,
-    ) -> None:
-        self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
-        # A page of all layers lies in one place: memory is touched page by page, and a page moves in one piece.
-        shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
-        if device == "cpu":
-            self._memory = HostMemory(shape, geometry.dtype, in_pairs)
-        else:
-            from twostroke.backends.reference.memory import DeviceMemory  # imports PyTorch
-
-            self._memory = DeviceMemory(shape, geometry.kv_dtype, device)
-        self.storage = self._memory.storage  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]
+    def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
+        """`memory` has room for so many pages of the geometry."""
+        self.geometry, self.memory, self.num_pages, self.page_size = geometry, memory, num_pages, page_size
         self.entry_bytes = geometry.entry_bytes
         self.reclaim: Callable[[int], None] | None = None
         self._refs = np.zeros(num_pages, np.int64)
@@ -115,15 +97,15 @@ class PagePool:
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather entries: [layers, 2, n, Hkv, D], a copy."""
-        return self._memory.read(pages, slots)
+        return self.memory.read(pages, slots)
 
     def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather one layer's keys: [n, Hkv, D], a copy."""
-        return self._memory.read_keys(layer, pages, slots)
+        return self.memory.read_keys(layer, pages, slots)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         """Scatter entries, the inverse of `read`."""
-        self._memory.write(pages, slots, entries)
+        self.memory.write(pages, slots, entries)
 
 
 def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.backends.rows import Stored
 from twostroke.errors import CorruptFile, KVError
 from twostroke.kv.contents import Contents, Tail
 from twostroke.kv.geometry import Geometry
@@ -27,7 +28,7 @@ DIGEST_BYTES = 32
 def encode(contents: Contents) -> bytes:
     """All of a value."""
     tail = contents.tail
-    logits = np.asarray([] if tail is None or tail.logits is None else tail.logits, np.float32)
+    logits = np.asarray([] if tail is None or tail.row is None else tail.logits, np.float32)
     header = {
         "geometry": dataclasses.asdict(contents.geometry),
         "page_size": contents.page_size,
@@ -57,7 +58,7 @@ def decode(data: bytes, source: Path) -> Contents:
     tail = header["tail"]
     if tail is not None:
         logits = np.frombuffer(body[logits_start:], np.float32).copy() if header["num_logits"] else None
-        tail = Tail(**tail, logits=logits)
+        tail = Tail(tail["model"], None if logits is None else Stored(logits[None]), tail["pending"])
     return Contents(
         geometry=geometry,
         page_size=header["page_size"],

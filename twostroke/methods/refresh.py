@@ -18,7 +18,7 @@ from twostroke.fields import integer, number, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 from twostroke.models.dropout import Dropout
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax
 
 WARM_UP = 32  # tokens before a budget is spent: a percentile of fewer is unreliable
@@ -125,12 +125,12 @@ def percentile(entropies: Sequence[float], budget: float) -> float:
 
 def divergence(teacher: KVCache, student: KVCache) -> float:
     """KL(teacher || student) in nats of the token after both values."""
-    logits = [value.tail.logits for value in (teacher, student) if value.tail and value.tail.logits is not None]
+    logits = [logits for value in (teacher, student) if value.tail and (logits := value.tail.logits) is not None]
     p, q = (log_softmax(row.astype(np.float64)) for row in logits)
     return float(information(p, q))
 
 
 def variance(passes: Sequence[KVCache]) -> float:
     """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
-    logits = [value.tail.logits for value in passes if value.tail and value.tail.logits is not None]
+    logits = [logits for value in passes if value.tail and (logits := value.tail.logits) is not None]
     return float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean())

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 

@@ -3,6 +3,9 @@
 //
 // A row's result is the sum of what its experts make, in the order of their numbers. So its bits do not depend on which
 // other rows an expert has.
+//
+// How many pieces a phase has depends on what was chosen. A member that is late, when the other members have finished the
+// phase or the block, must find the same number. So choices stay in place until the pass is over.
 #pragma once
 #include "layers.h"
 #include "pass.h"

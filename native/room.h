@@ -15,9 +15,9 @@ class Room {
     float *squares, *mlp_squares;                           // of inputs: see norms.h
     Half* queries;
     uint16_t* entries;                                // keys and values
-    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied; gated: see gated_of for experts
+    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied; gated: see gated_of
     float* logits;                                    // of routers, [rows, stride]
-    Choice* choices;                                  // [rows, chosen]
+    Choice* choices;                                  // [rows, chosen], of each block: see experts.h
   };
 
   Room() = default;
@@ -36,7 +36,9 @@ class Room {
     apart_ = true, size_ = measure();
     apart_ = size_ * count <= APART;
     if (!apart_) size_ = measure();
-    memory_ = apart_ ? memory.get<uint8_t>(size_ * count) : common.get<uint8_t>(size_);
+    const size_t size = apart_ ? size_ * count : size_;
+    memory_ = (apart_ ? memory : common).get<uint8_t>(size + sizeof(Choice) * choices_ * blocks);
+    all_choices_ = (Choice*)(memory_ + size);
   }
   bool apart() const { return apart_; }
 
@@ -48,6 +50,7 @@ class Room {
   Places of(size_t block) const {
     Places places;
     lay_out(memory_ + (apart_ ? block * size_ : 0), places);
+    places.choices = all_choices_ + block * choices_;
     return places;
   }
 
@@ -82,7 +85,6 @@ class Room {
     uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);
     take(to.gated, gated_);
     take(to.logits, logits_);
-    take(to.choices, choices_);
     return std::max(at, after_attention);
   }
 
@@ -92,4 +94,5 @@ class Room {
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;
+  Choice* all_choices_ = nullptr;
 };

@@ -69,7 +69,7 @@ class Model:
                 block.mlps = [self._mlp(self.formats[i % len(self.formats)], self.intermediate) for i in range(EXPERTS)]
                 logits = np.stack([self.random.permutation(EXPERTS) * 0.4 for _ in ALL])
                 normed = self._normed(self._attended(x, block), block.norms[1])
-                block.router = (np.linalg.pinv(normed) @ logits).T.astype(np.float32)
+                block.router = np.ascontiguousarray((np.linalg.pinv(normed) @ logits).T, np.float32)
                 block.normalized = self.normalized
                 block.choices = np.argsort(-logits)[:, :CHOSEN]
             x = self._block(x, block, None)
@@ -242,10 +242,12 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def same(found: np.ndarray, expected: np.ndarray, variant: str) -> None:
-    """But for rounding: see `test_products`; here errors of three blocks come together."""
-    tolerance = 1e-2 if variant == "amx" else 2e-3
+    """A value on the edge between two steps may be rounded either way; rows without one are equal to float32's precision.
+    AMX rounds weights, too."""
     errors = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-    assert errors.max() <= tolerance
+    assert errors.max() <= 0.03
+    if variant != "amx":
+        assert (errors <= 1e-6).mean() > 0.7
 
 
 @pytest.mark.parametrize("normalized", [True, False], ids=["normalized", "plain"])

@@ -28,6 +28,22 @@ static std::vector<Found> each_chunk(void* team, int rows, int count, const Find
   return found;
 }
 
+// See twostroke_add_block. `mlps`: gate, up and down of each.
+static void add_block(Model& m, const float** norms, void** matrices, const float* bias, int rope, int window, Router router,
+                      void** mlps, int count) {
+  auto part = [](void* matrix) { return (const Matrix*)matrix; };
+  Linear qkv({part(matrices[0]), part(matrices[1]), part(matrices[2])}, bias);
+  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
+  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(matrices[3])}),
+          rope,     window,   {},       router,   {}};
+  b.mlps.reserve(count);
+  for (int i = 0; i < count; i++, mlps += 3) {
+    b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]));
+    for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(mlps[input])->format);
+  }
+  m.blocks.push_back(std::move(b));
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -182,12 +198,16 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
-  auto part = [&](int i) { return (const Matrix*)matrices[i]; };
-  Model& m = *(Model*)model;
-  Linear qkv({part(0), part(1), part(2)}, bias);
-  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
-  m.blocks.push_back({norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(3)}),
-                      Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
+  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{}, matrices + 4, 1);
+}
+
+// The same of a block with experts, which has no norm after them. Matrices: q, k, v, o; of experts: gate, up, down of each.
+// `router`: [experts, hidden], which outlives the model; `chosen` of the experts for each row, whose weights are divided by
+// their sum if they are to be `normalized`.
+void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window,
+                                 const float* router, int experts, int chosen, int normalized, void** expert_matrices) {
+  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{router, experts, chosen, bool(normalized)},
+            expert_matrices, experts);
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
@@ -200,7 +220,7 @@ void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int6
   pass.begin(m, *batch, kv, strides, m.team->size(), m.common);
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass, inputs_of(m, pass, 0));
-    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});
+    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {m.blocks[0].qkv.groups()});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));
   pass.hand_out(result);

@@ -5,10 +5,14 @@
 #include "search.h"
 #include "sketch_making.h"
 
+// A team runs one thing at a time. Threads of the caller's take turns, each for the whole of a call.
+using Turn = std::lock_guard<std::recursive_mutex>;
+
 // Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
 template <class Job>
 static void multiply_rows(Model& m, const Linear& layer, const float* x, int count, float* out, Summary* summaries,
                           int phases, const Job& job) {
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant();
   Product& product = m.products[run];
   product.begin(layer, x, count, out);
@@ -22,6 +26,7 @@ template <class Found, class Find>
 static std::vector<Found> each_chunk(void* team, int rows, int count, const Find& find) {
   const int chunks = chunks_of(count);
   std::vector<Found> found(size_t(rows) * chunks);
+  const Turn turn(((Team*)team)->turn);
   ((Team*)team)->run(1, [&](int member) {
     ((Team*)team)->share(rows * chunks, member, [&](int i) { found[i] = find(i / chunks, i % chunks); });
   });
@@ -67,7 +72,10 @@ void* twostroke_team(int size) {
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // Returns when no member is at work any more.
-void twostroke_settle(void* team) { ((Team*)team)->settle(); }
+void twostroke_settle(void* team) {
+  const Turn turn(((Team*)team)->turn);
+  ((Team*)team)->settle();
+}
 
 // An empty matrix; null without memory.
 void* twostroke_matrix(int format, int rows, int cols) {
@@ -82,6 +90,7 @@ void* twostroke_matrix(int format, int rows, int cols) {
 void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
   Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
+  const Turn turn(members.turn);
   std::vector<float> highest(members.all());
   members.run(1, [&](int member) {
     members.share(count / PANEL, member, [&](int p) {
@@ -113,6 +122,7 @@ void twostroke_model_free(void* model) { delete (Model*)model; }
 // [count, cols] float32 times the matrix: [count, rows]. `model` lends team and buffers.
 void twostroke_multiply(void* model, void* matrix, const float* x, int count, float* out) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const Linear layer{{(const Matrix*)matrix}};
   multiply_rows(m, layer, x, count, out, nullptr, 2, [&m, &layer, count](Model::Private& own, Product& product) {
     const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, nullptr);
@@ -131,6 +141,7 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
 // Makes a sketch for twostroke_search: its bytes; 0 if it would be of no use, -1 without memory for it.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const Matrix& head = *m.head->jobs[0].matrix;
   if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
@@ -145,6 +156,7 @@ int64_t twostroke_sketch(void* model) {
 // `highest` is not null, by way of the sketch, whose bounds go there: [count, panels] that nothing in a panel is above.
 void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant();
   Search& search = m.searches[run];
   search.begin(*m.head, x, noises, count, m.sketch && (highest || count <= SKETCH_PAYS));
@@ -187,6 +199,7 @@ void twostroke_draw(void* team, const float* logits, int rows, int count, const 
 void twostroke_likeliest(void* team, const float* logits, int rows, int count, const int32_t* counts, const float* floors,
                          int32_t* columns, int32_t* found) {
   Team& members = *(Team*)team;
+  const Turn turn(members.turn);
   std::vector<Buffer> buffers(members.all());
   members.run(1, [&](int member) {
     members.share(rows, member, [&](int row) {
@@ -215,6 +228,7 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
 // twostroke_search returns: whoever frees either calls twostroke_settle first.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
   pass.begin(m, *batch, kv, strides, m.team->size(), m.common);

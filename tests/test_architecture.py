@@ -16,10 +16,6 @@ PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
 REFERENCE = {f"backends/reference/{name}.py" for name in ("backend", "decoder", "memory", "operations")}
 WITH_TORCH = {*REFERENCE, "pruning.py", "distilling.py"}
-    *(f"backends/reference/{name}.py" for name in ("backend", "decoder", "memory", "operations")),
-    "pruning.py",
-    "distilling.py",
-}
 
 
 def layers() -> list[str]:

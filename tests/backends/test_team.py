@@ -3,8 +3,10 @@
 Pages are few, so that those of one answer are soon the next one's: who writes late writes into another's.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.tiny import write_model

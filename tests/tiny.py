@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_model(family: str, directory: Path, seed: int = 0, **sizes: int) -> Path:
+def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
     name = "Gemma3Text" if kind == "Gemma3" else kind

@@ -47,7 +47,7 @@ class Experts:
     """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
 
     The router's softmax runs over all experts in float32. The chosen are those of highest probability; of equals the
-    lower id. Their outputs are weighed by their probabilities and added up, the most probable first.
+    lower id. Their outputs are weighed by their probabilities and added up in the order of their ids.
 
     Attributes:
         count: experts in the layer.

@@ -14,7 +14,7 @@ from twostroke.backends.native.library import Batch, Config, Team
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weights import PANEL, Matrix, Table, floats, vector
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
-from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope, frequencies
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
@@ -40,13 +40,14 @@ class NativeModel:
         # An embedding that is not the head too is looked up, and never multiplied.
         self.table = None if config.tied else Table(team, weights("embed"))
         self.head = self._matrix(weights, config.head_tensor)
+        mlps = [layer.feed_forward for layer in config.layers]
         fields = Config(
             hidden=config.hidden_size,
-            intermediate=max((0, *(layer.feed_forward.intermediate_size for layer in config.layers))),
+            intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
-            gelu=any(layer.feed_forward.activation == "gelu_tanh" for layer in config.layers),
+            gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
             ropes=len(self.ropes),
             vocab=self.head.shape[0],
             embedding_format=0 if self.table is None else self.table.format,
@@ -75,16 +76,32 @@ class NativeModel:
         norms += ["q_norm", "k_norm"] if attention.qk_norm else ["", ""]
         norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
         bias = [vector(weights(prefix + name)) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
-        self.library.twostroke_add_block(
+        pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
+        turned = self._lend(np.concatenate(bias)) if bias else None, self.ropes.index(attention.rope)
+        window, matrices = attention.window or 0, self._handles(weights, prefix, "q", "k", "v", "o")
+        mlp = layer.feed_forward
+        if isinstance(mlp, GatedMLP):
+            matrices += self._handles(weights, prefix, "gate", "up", "down")
+            self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *turned, window)
+            return
+        experts: list[int] = []
+        for e in range(mlp.count):
+            experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
+        self.library.twostroke_add_experts_block(
             self.handle,
-            (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms)),
-            (ctypes.c_void_p * 7)(
-                *(self._matrix(weights, prefix + name).handle for name in ("q", "k", "v", "o", "gate", "up", "down"))
-            ),
-            self._lend(np.concatenate(bias)) if bias else None,
-            self.ropes.index(attention.rope),
-            attention.window or 0,
+            pointers,
+            _pointers(matrices),
+            *turned,
+            window,
+            self._vector(weights, f"{prefix}{ROUTER}"),
+            mlp.count,
+            mlp.chosen,
+            mlp.normalized,
+            _pointers(experts),
         )
+
+    def _handles(self, weights: Weights, prefix: str, *names: str) -> list[int]:
+        return [self._matrix(weights, prefix + name).handle for name in names]
 
     def _matrix(self, weights: Weights, name: str) -> Matrix:
         self.matrices.append(Matrix(self.team, weights(name)))
@@ -177,3 +194,7 @@ class NativeModel:
         places = (address(ids), None if highest is None else address(highest))
         self.library.twostroke_search(self.handle, address(hidden), len(ids), packed_noises(noises), *places)
         return ids.tolist()
+
+
+def _pointers(handles: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(handles))(*handles)

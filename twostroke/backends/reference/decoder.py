@@ -61,17 +61,15 @@ class Layer:
         return x + ops.norm(ops.linear(h, self.down), self.post_norms[1], self.eps)
 
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
-        """Each row through its experts: those that no row chose are not touched. Added up the most probable first."""
+        """Each row through its experts, added up in the order of their ids. Those that no row chose are not touched."""
         ops = self.operations
         ids, weights = ops.route(h, self.router, experts)
-        made = h.new_empty(*ids.shape, h.shape[1])  # [N, chosen, hidden]
+        total = torch.zeros_like(h)
         for e in ids.unique().tolist():
             rows, slots = (ids == e).nonzero(as_tuple=True)
             gate_up, down = self.experts[e]
-            made[rows, slots] = ops.linear(ops.gated_linear(h[rows], gate_up, experts.activation), down)
-        total = torch.zeros_like(h)
-        for slot in range(experts.chosen):
-            total = total + weights[:, slot, None].to(h.dtype) * made[:, slot]
+            made = ops.linear(ops.gated_linear(h[rows], gate_up, experts.activation), down)
+            total[rows] += weights[rows, slots, None].to(h.dtype) * made
         return total
 
 

@@ -140,7 +140,8 @@ class Checked:
     def check(self, name: str, rule: Rule) -> None:
         """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
         value = getattr(self, name)
-        self.require(name, rule.accepts(value), rule.wanted)
+        if not rule.accepts(value):
+            self.require(name, False, rule.wanted)
         object.__setattr__(self, name, rule.plain(value))
 
     def require(self, name: str, fine: bool, wanted: str) -> None:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.record import RESULTS
+from benchmarks.results_file import RESULTS
 
 MODEL = "qwen2.5-coder-0.5b"
 MACHINES = (

@@ -1,4 +1,4 @@
-"""`twostroke models`: what there is, fetching it, and what a model is made of."""
+"""`twostroke models`: the catalog, fetching a model, and what a model is made of."""
 
 import json
 from collections import Counter
@@ -93,7 +93,7 @@ def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
 
 
 def checkpoint_facts(name: str) -> dict[str, Any]:
-    """Everything about a checkpoint but its weights' values."""
+    """All facts of a checkpoint, without its weights."""
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.checkpoints.tokenizer import Tokenizer
 
@@ -154,7 +154,7 @@ def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
 
 
 def tokenizer_kind(checkpoint: "Checkpoint") -> str:
-    """As the checkpoint's own files call it."""
+    """The tokenizer's kind, as the checkpoint's files name it."""
     from twostroke.checkpoints.checkpoint import GgufTokenizerSource
 
     source = checkpoint.tokenizer_source
@@ -195,7 +195,7 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts that a person wants, in words."""
+    """The most important facts, in words."""
     catalog: dict[str, Any] = facts["catalog"] or {}
     if catalog:
         yield "catalog", f"{catalog['name']}: {catalog['description']}"

@@ -22,6 +22,7 @@ inline void route_tile(const float* x, const float* weights, int cols, const flo
     F row[ROWS];
     for (int r = 0; r < ROWS; r++) row[r] = load(x + size_t(r) * cols + i);
     for (int e = 0; e < EXPERTS; e++) {
+      if (ROWS < ROUTER_TILE) fetch(weights + size_t(EXPERTS + e) * cols + i);  // of the next tile
       const F weight = load(weights + size_t(e) * cols + i);
       for (int r = 0; r < ROWS; r++) sums[r][e] = fma(row[r], weight, sums[r][e]);
     }
@@ -87,21 +88,29 @@ void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& f
   const int units = b.mlps[0].gate_up.units(), count = int(groups.size());
   int present = -1;  // the group that is gathered
   Gathered inputs;
-  m.team->share_parts(count * units, units_at_once(b.mlps[0].gate_up, from.rows.count), own.member, [&](int first, int n) {
+  const int most = units_at_once(b.mlps[0].gate_up, from.rows.count);
+  m.team->share_parts(count * units, most, own.member, [&](int first, int n) {
     for (int some; n > 0; first += some, n -= some) {
       const int index = first / units, unit = first % units;
       const Routes::Group& group = groups[index];
       const Mlp& mlp = b.mlps[group.expert];
       some = std::min(n, units - unit);
       if (present != index) inputs = gather_expert(own, from, scales, group), present = index;
-      const bool ends = unit + some == units;
-      const Linear& after = b.mlps[groups[std::min(index + 1, count - 1)].expert].gate_up;
-      const Job* jobs = ends ? jobs_before(own, mlp.gate_up, unit, some, after.jobs.data()) : &mlp.gate_up.jobs[unit * mlp.gate_up.unit];
+      const Job* jobs = &mlp.gate_up.jobs[unit * mlp.gate_up.unit];
+      if (unit + some == units && index + 1 < count)
+        jobs = jobs_before(own, mlp.gate_up, unit, some, b.mlps[groups[index + 1].expert].gate_up.jobs.data());
       const Rows out = Room::gated_of(gated, group, b.intermediate());
       multiply_all(own, jobs, some * mlp.gate_up.unit, mlp.gate_up, inputs.rows, group.count,
                    gating(m, mlp.gate_up, inputs.scales, out, mlp.down));
     }
   }, [&] { fetch_start(m, own, b.mlps[groups[0].expert].down, from.rows.count); });
+}
+
+// Units of outputs for which a member goes through all experts: as many as leave each member some pieces, for what is read
+// of an expert at a time had better be long.
+inline int mixed_at_once(const Linear& down, int members) {
+  constexpr int PIECES = 8, MOST = 4;
+  return even_part(down.units(), std::clamp(down.units() / (PIECES * members), 1, MOST));
 }
 
 // Down of every expert, weighted and added up for some outputs of all rows at a time, then to what was there `before`.
@@ -111,9 +120,9 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
   const auto& groups = own.routes.groups();
   const Linear& first_down = b.mlps[groups[0].expert].down;
   const auto emit = adding(first_down, before, out, to);
-  const int units = first_down.units();
-  m.team->share_parts(units, units_at_once(first_down, count), own.member, [&](int unit, int n) {
-    const int panels = n * first_down.unit;
+  const int units = first_down.units(), some = mixed_at_once(first_down, m.team->size());
+  m.team->share(ceil_div(units, some), own.member, [&](int piece) {
+    const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
     F* sums = own.added.get<F>(size_t(round_up(count, ROW_BLOCK)) * panels);  // [blocks of rows, panels, ROW_BLOCK]
     auto block_of = [&](int row) { return sums + size_t(row / ROW_BLOCK) * panels * ROW_BLOCK; };
     for (int row = 0; row < count; row += ROW_BLOCK)
@@ -149,9 +158,11 @@ void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& fr
   route(m, own, b.router, from, scales, at.after, at.logits);
   m.team->share(count, own.member, [&](int row) {
     const size_t stride = b.router.stride();
-    float* logits = own.row.get<float>(stride);  // others may be at the same row
+    float* logits = own.row.get<float>(stride);  // another member may be at this row: it gets to see nothing unfinished
     std::copy_n(at.logits + row * stride, stride, logits);
-    choose(b.router, logits, at.choices + size_t(row) * b.router.chosen);
+    own.choices.resize(b.router.chosen);
+    choose(b.router, logits, own.choices.data());
+    std::copy(own.choices.begin(), own.choices.end(), at.choices + size_t(row) * b.router.chosen);
   });
   own.routes.sort(b.router, at.choices, count);
   gate_experts(m, own, b, from, scales, at.gated);

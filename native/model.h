@@ -13,6 +13,7 @@ struct Model : Decoder {
     std::vector<Query> queries;
     std::vector<Partial> outs;
     std::vector<Job> candidates, jobs;
+    std::vector<Choice> choices;
     Routes routes;
   };
   std::vector<Private> own;

@@ -17,7 +17,7 @@ from twostroke.server.respond import json_response
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-OPEN = ("/health", "/metrics")  # for probes and scrapers, without a key
+OPEN = {"/health", "/health/ready", "/health/live", "/metrics"}  # for probes and scrapers, without a key
 
 
 class Door:
@@ -27,8 +27,11 @@ class Door:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a WebSocket: there is nothing that it could ask for
+            await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
@@ -57,10 +60,10 @@ class Door:
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         """What can be said before the body is read."""
         key = self._settings.api_key
-        if key is not None and not path.startswith(OPEN):
+        if key is not None and path not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             # Compared in constant time, or the key could be guessed one character at a time.
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
                 message = "the API key is missing or wrong: send it as a bearer token"
                 return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")

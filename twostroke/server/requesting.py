@@ -57,7 +57,9 @@ def requests(
     return made
 
 
-def chat_tokens(llm: LLM, messages: Sequence[Message], body: ChatBody | None = None) -> list[int]:
+def chat_tokens(
+    llm: LLM, messages: Sequence[Message], body: ChatBody | None = None, *, add_generation_prompt: bool = True
+) -> list[int]:
     """A conversation through the chat template. Raises InvalidRequest if there is none or it refuses."""
     rendered = [message.for_template() for message in messages]
     functions = [] if body is None else body.callable_functions
@@ -67,7 +69,9 @@ def chat_tokens(llm: LLM, messages: Sequence[Message], body: ChatBody | None = N
         raise ApiError(400, f"{min(taken)} is no template variable to set", param="chat_template_kwargs")
     if not tools.knows_tools(llm.tokenizer.chat_template):
         rendered, offered = tools.described(rendered, offered), []
-    return llm.tokenizer.encode_chat(rendered, tools=offered or None, **variables)
+    return llm.tokenizer.encode_chat(
+        rendered, tools=offered or None, add_generation_prompt=add_generation_prompt, **variables
+    )
 
 
 def constraint(grammars: Grammars, body: Generating) -> ConstraintFactory | None:

@@ -47,6 +47,8 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     service: Service = http.app.state.service
     technique = choose_method(service.name, body.model, body.method)
     refuse(("functions", body.functions is not None))
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if not body.callable_functions and (isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"):
         raise ApiError(400, "tool_choice asks for a call of a function that tools does not have", param="tool_choice")
 
@@ -76,6 +78,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
         if wanted.type == "text":
             grammar = constraint(service.grammars, body)
         else:
+            refuse(*((field, getattr(body, field) is not None) for field in ("response_format", "regex", "choice")))
             grammar = compiled(service.grammars, "text", json_grammar(wanted.schema_, wanted.strict))
         first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
         said = [Message(role=message.role, content=message.content) for message in body.input]

@@ -21,7 +21,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
 
     def encode() -> list[int]:
         if body.messages is not None:
-            return chat_tokens(service.llm, body.messages)
+            return chat_tokens(service.llm, body.messages, add_generation_prompt=body.add_generation_prompt)
         return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
 
     ids = await service.prepare(encode)

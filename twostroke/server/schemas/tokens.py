@@ -9,7 +9,11 @@ from twostroke.server.schemas.common import Lenient, TokenId
 
 
 class TokenizeBody(Lenient):
-    """A text, or messages that go through the chat template."""
+    """A text, or messages that go through the chat template.
+
+    `add_special_tokens` concerns a text (the template alone decides which special tokens messages get),
+    `add_generation_prompt` messages: whether the beginning of an answer follows them.
+    """
 
     model: str | None = None
     prompt: str | None = None

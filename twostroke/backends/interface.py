@@ -89,6 +89,7 @@ class Kernels(Statistics, Protocol):
 
     name: str
     label: str  # the name with the variant of it that runs, for reports
+    arithmetic: str  # names whatever the bits of a result depend on, beside weights and what is computed from
     exact: bool
     kv_in_pairs: bool
     device: str  # "cpu", or another of PyTorch's

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from twostroke.checkpoints.catalog import CatalogEntry
+from twostroke.checkpoints.home import home
+from twostroke.checkpoints.identity import remember
 from twostroke.errors import CheckpointError, FetchError, UnknownModel
 
 # (stage, bytes done, bytes in all). While a download runs it is called from another thread, one call at a time.
@@ -31,13 +33,6 @@ POLL_SECONDS = 0.2
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*")  # fmt: skip
-
-
-def home() -> Path:
-    """Where fetched models are kept: $TWOSTROKE_HOME, else $XDG_CACHE_HOME/twostroke, else ~/.cache/twostroke."""
-    if own := os.environ.get("TWOSTROKE_HOME"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twostroke"
 
 
 def model_path(entry: CatalogEntry) -> Path:
@@ -77,6 +72,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
     by_hand = path.is_file() and path.stat().st_size == entry.size
     if by_hand and _digest([path], None, entry, "checking", report) == entry.sha256:
         _note(path).write_text(entry.sha256)
+        remember(path, entry.sha256)
         return
     path.unlink(missing_ok=True)
     parts = path.parent / "parts"
@@ -103,6 +99,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
         raise FetchError(f"{entry.name}: what arrived has the wrong sha256 ({digest}) and was removed; try again")
     partial.replace(path)
     _note(path).write_text(entry.sha256)
+    remember(path, entry.sha256)
     shutil.rmtree(parts)
 
 

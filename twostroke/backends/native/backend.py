@@ -48,6 +48,7 @@ class NativeKernels(NativeStatistics):
         self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
         self.variant, self.threads = variant or library.variants()[0], threads
         self.label = f"native-{self.variant}"
+        self.arithmetic = f"{self.label} {library.digest(self.variant)}"
         super().__init__(library.Team(self.variant, threads))
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:

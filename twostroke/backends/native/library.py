@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -115,6 +116,14 @@ def unavailable(variant: str | None = None) -> str | None:
 def _library_path(variant: str) -> Path | None:
     found = sorted(Path(__file__).parent.glob(f"_native_{variant}.*so"))
     return found[0] if found else None
+
+
+@cache
+def digest(variant: str) -> str:
+    """The sha256 of a compiled variant: kernels built anew may compute other bits."""
+    path = _library_path(variant)
+    assert path is not None, "asked for a variant that is compiled"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @cache

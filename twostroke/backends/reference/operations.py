@@ -68,6 +68,8 @@ class ReferenceKernels:
             torch.set_num_threads(threads)
         self.device, self.dtype, self.kv_dtype = "cpu" if on_cpu else device, dtype, dtype
         self.threads = torch.get_num_threads()
+        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else torch.device(device).type
+        self.arithmetic = f"reference {torch.__version__} {where} {dtype}"
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
         return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)

@@ -1,6 +1,7 @@
 """Shared fixtures: tiny random models of every family, and the default model where a test needs a real one."""
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
+from twostroke.kv.pool import check_counts
 from twostroke.llm import LLM
+
+PASSED = pytest.StashKey[bool]()
 
 # A busy machine must not fail a property.
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if variants := config.getoption("--software"):
         kernels.install(config, variants.split(","))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """For fixtures: whether the test passed. The traceback of one that failed keeps all values of its frames."""
+    if call.when == "call":
+        item.stash[PASSED] = call.excinfo is None
+    return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +56,10 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
-    """A function that opens a tiny model; at the end, no model may have lost a page."""
+def tiny_llm(
+    tiny_directory: Callable[[str], Path], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., LLM]]:
+    """A function that opens a tiny model; at the end of a test that passed, no model may have lost a page."""
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
@@ -54,10 +68,21 @@ def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LL
         return llm
 
     yield open_tiny
+    if request.node.stash.get(PASSED, False):
+        no_page_may_be_lost(opened)
+
+
+def no_page_may_be_lost(opened: list[LLM]) -> None:
+    """Raise AssertionError if anything but a prefix index holds a page. The test's own values must be gone."""
+    gc.collect()  # an exception that a test caught is a circle with the frame it was caught in, and all it holds
     for llm in opened:
-        for model in llm.engine.models.values():
+        assert (llm.engine.num_running, llm.engine.num_waiting) == (0, 0), "finish or cancel what the test began"
+        models = llm.engine.models.values()
+        for model in models:
             if model.index is not None:
                 model.index.clear()
+        for pool in {model.pool for model in models}:
+            check_counts(pool, [])
 
 
 @pytest.fixture(scope="session")

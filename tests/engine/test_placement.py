@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.conftest import no_page_may_be_lost
 from tests.tiny import write_model
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
@@ -62,3 +64,18 @@ def test_lanes_that_share_pages_count_them_once(tiny_llm: TinyLLM) -> None:
     llm.engine._placement._preempt(request.choices[0])
     assert request.choices[0].needs == {llm.pool: used + 1}
     llm.engine.finish([request])
+
+
+def test_a_lost_page_is_found(tiny_llm: TinyLLM) -> None:
+    """By what the fixture does at the end of every test."""
+    llm = tiny_llm()
+    llm.prefill([5] * 64)
+    pages = np.array(llm.pool.allocate(1))
+    with pytest.raises(AssertionError, match="are miscounted"):
+        no_page_may_be_lost([llm])
+    llm.pool.release(pages)
+    no_page_may_be_lost([llm])
+    request = llm.engine.submit(llm.request([5], SamplingParams()))
+    with pytest.raises(AssertionError, match="finish or cancel what the test began"):
+        no_page_may_be_lost([llm])
+    llm.engine.cancel(request)

@@ -10,7 +10,8 @@ import pytest
 
 from twostroke.checkpoints import fetch as module
 from twostroke.checkpoints.catalog import CatalogEntry
-from twostroke.checkpoints.fetch import fetch, home, is_fetched, model_path
+from twostroke.checkpoints.fetch import fetch, is_fetched, model_path
+from twostroke.checkpoints.home import home
 from twostroke.errors import FetchError
 
 CONTENT = random.Random(0).randbytes(300_000)

@@ -56,9 +56,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tiny_llm(
-    tiny_directory: Callable[[str], Path], request: pytest.FixtureRequest
-) -> Iterator[Callable[..., LLM]]:
+def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[Callable[..., LLM]]:
     """A function that opens a tiny model; at the end of a test that passed, no model may have lost a page."""
     opened: list[LLM] = []
 

@@ -28,6 +28,7 @@ CLIENTS, VANDALS = 12, 4
 GUST_S = 20.0  # before anything is counted
 CALM_S = 60.0  # for what runs to end, once everybody has gone
 
+
 async def storm(server: ServerProcess, seconds: float, seed: int, witness: str, ledger: Ledger) -> dict[str, Any]:
     """Everybody at once. Returns what the fuzzer says, and samples of RSS."""
     command = [sys.executable, "-m", "benchmarks.soak.fuzz", server.url, str(seed)]

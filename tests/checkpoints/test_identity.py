@@ -228,4 +228,3 @@ def test_a_file_that_changes_while_it_is_read_is_said(model: Path, monkeypatch: 
     monkeypatch.setattr(identity.os, "pread", changing)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: the file was changed while it was read"):
         _ = checkpoint.weights_id
-

@@ -77,4 +77,3 @@ def test_kv_of_other_bits_is_another_identity() -> None:
 
     ids = {_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
     assert len(ids) == 2
-

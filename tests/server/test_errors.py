@@ -146,7 +146,8 @@ def test_api_key(open_tiny: Callable[..., LLM]) -> None:
     asyncio.run(check())
 
 
-ALMOST_OPEN = ["/healthX", "/health/", "/health/liveX", "/health/../v1/models", "/health%2f..", "/metricsX", "/metrics/",
+ALMOST_OPEN = ["/healthX", "/health/", "/health/liveX",
+               "/health/../v1/models", "/health%2f..", "/metricsX", "/metrics/",
                "//health", "/Health", "/v1/models?/health", "/openapi.json", "/docs"]  # fmt: skip
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.fetch import Progress, fetch, hub_snapshot
+from twostroke.checkpoints.fetch import fetch
 from twostroke.checkpoints.gguf import open_gguf
+from twostroke.checkpoints.hub import hub_snapshot
 from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.progress import Progress
 from twostroke.errors import CheckpointError, UnknownModel
 
 HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+\.gguf))?")

@@ -16,11 +16,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.record import Others, doubt, save
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save
 from twostroke.backends.native.backend import NativeKernels
 from twostroke.backends.native.compiled import NativePass
 from twostroke.llm import LLM
-from twostroke.perf.latency import Prompts, Workload
+from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 BATCHES = (1, 8)
@@ -79,7 +80,7 @@ class Turn:
 def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, number: int) -> Turn:
     """Answer `batch` prompts and time the steps after the last of them was prefilled."""
     params = SamplingParams(max_tokens=output, ignore_eos=True)
-    prompts = Prompts().make(llm, Workload(prompt, output, batch), number)
+    prompts = PromptSource().make(llm, Shape(prompt, output, batch), number)
     requests = [llm.engine.submit(llm.request(one, params)) for one in prompts]
     while any(request.timings.ttft is None for request in requests):
         llm.engine.step()

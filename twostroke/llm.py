@@ -25,15 +25,14 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.methods import Method, Plain
-from twostroke.methods import Prompt as PromptTokens
+from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
 
 MAIN = "main"  # the role of the model itself among its engine's
-Prompt = str | Sequence[int]
+TextOrTokens = str | Sequence[int]  # a prompt as users give it
 
 
 class LLM:
@@ -121,7 +120,7 @@ class LLM:
 
     # The two strokes ------------------------------------------------------------------------------------------
 
-    def prefill(self, prompt: Prompt, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
+    def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
         """Stroke one: enter a text or token ids, after the entries of another value if one is given.
 
         The result is a new value; `after` stays as it is and shares its pages. A token that `after` has pending is
@@ -171,7 +170,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TextOrTokens],
         params: SamplingParams | None = None,
         *,
         method: Method | None = None,
@@ -194,7 +193,12 @@ class LLM:
         return [Completion.of(request) for request in requests]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
+        self,
+        prompt: TextOrTokens,
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
     ) -> Decoding:
         """As `generate` of one prompt, token by token."""
         request = self.request(prompt, sampling_params(params, sampling), method)
@@ -212,14 +216,14 @@ class LLM:
         prompt = self.tokenizer.encode_chat(messages)
         return self.generate([prompt], params, method=method, **sampling)[0]
 
-    def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
+    def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
         """A request, not submitted yet."""
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
-        asked = PromptTokens(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
+        asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
     def require_companions(self, method: Method) -> None:
@@ -228,7 +232,7 @@ class LLM:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
 
-    def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
+    def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""
         if isinstance(prompt, str):
             tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
@@ -367,4 +371,4 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     return kv_bytes // page_bytes
 
 
-__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "Prompt", "SamplingParams", "Token"]
+__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "SamplingParams", "TextOrTokens", "Token"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import Serving, asgi
 from twostroke.llm import LLM
-from twostroke.server.door import Door
+from twostroke.server.middleware import Middleware
 from twostroke.server.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -146,9 +146,20 @@ def test_api_key(open_tiny: Callable[..., LLM]) -> None:
     asyncio.run(check())
 
 
-ALMOST_OPEN = ["/healthX", "/health/", "/health/liveX",
-               "/health/../v1/models", "/health%2f..", "/metricsX", "/metrics/",
-               "//health", "/Health", "/v1/models?/health", "/openapi.json", "/docs"]  # fmt: skip
+ALMOST_OPEN = [
+    "/healthX",
+    "/health/",
+    "/health/liveX",
+    "/health/../v1/models",
+    "/health%2f..",
+    "/metricsX",
+    "/metrics/",
+    "//health",
+    "/Health",
+    "/v1/models?/health",
+    "/openapi.json",
+    "/docs",
+]
 
 
 @pytest.mark.parametrize("path", ALMOST_OPEN)
@@ -186,7 +197,7 @@ def test_no_websocket_passes_the_door() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await Door(app, Settings())({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+        await Middleware(app, Settings())({"type": "websocket", "path": "/health", "headers": []}, receive, send)
         assert sent == [{"type": "websocket.close", "code": 1008}]
 
     asyncio.run(check())

@@ -12,7 +12,7 @@ from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
     from twostroke.llm import LLM
-    from twostroke.perf.latency import Result, Workload
+    from twostroke.perf.latency import Latency, Shape
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 app.command()(bench_serve.serve)
@@ -59,12 +59,12 @@ def latency(
     began = time.perf_counter()
     llm = model_options.open(**changes)
     load_s = time.perf_counter() - began
-    from twostroke.perf.latency import Prompts, Workload
+    from twostroke.perf.latency import PromptSource, Shape
 
     if prompt is not None:
         prompt_tokens = [len(llm.encode(prompt))]
-    workloads = [Workload(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
-    results = run(llm, workloads, repeats, warmup, Prompts(seed, shared_prefix, prompt))
+    shapes = [Shape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
+    results = run(llm, shapes, repeats, warmup, PromptSource(seed, shared_prefix, prompt))
     facts = describe(llm, results, load_s)
     if as_json:
         print_json(facts)
@@ -72,21 +72,19 @@ def latency(
     print_table(facts)
 
 
-def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prompts: Any) -> "list[Result]":
+def run(llm: "LLM", shapes: "list[Shape]", repeats: int, warmup: int, prompts: Any) -> "list[Latency]":
     """Measure, with a bar on stderr where that is a terminal."""
     from rich.progress import Progress
 
     from twostroke.perf.latency import measure
 
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
-        task = bar.add_task("measuring", total=len(workloads) * (repeats + warmup))
-        return measure(
-            llm, workloads, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task)
-        )
+        task = bar.add_task("measuring", total=len(shapes) * (repeats + warmup))
+        return measure(llm, shapes, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task))
 
 
-def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, Any]:
-    """Everything, for JSON: the first workload's numbers at the top, all of them under `results`."""
+def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, Any]:
+    """Everything, for JSON: the first shape's numbers at the top, all of them under `results`."""
     from twostroke.engine.timings import DEFINITIONS
     from twostroke.system.machine import describe as describe_machine
     from twostroke.system.machine import peak_rss_bytes
@@ -108,7 +106,7 @@ def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, An
 
 
 def print_table(facts: dict[str, Any]) -> None:
-    """A row for each workload."""
+    """A row for each shape."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,6 +1,5 @@
 """`twostroke bench serve`: a server under load."""
 
-import math
 import re
 import secrets
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.options import JsonFlag, checked, spread
 from twostroke.cli.report import print_json, stderr_console
 from twostroke.errors import InvalidRequest
+from twostroke.fields import LARGE, Rule
 
 if TYPE_CHECKING:
-    from twostroke.perf.serving.drive import ClosedLoop, OpenLoop, Run
+    from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop
     from twostroke.perf.serving.target import Target
     from twostroke.perf.serving.workload import Workload
 
@@ -33,10 +33,7 @@ def parse_range(text: str) -> Any:
     return found
 
 
-def above_zero(value: float | None) -> float | None:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise typer.BadParameter(f"{value:g} must be a number above 0")
-    return value
+above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
 
 
 def _load(*names: str, **settings: Any) -> Any:
@@ -182,7 +179,7 @@ def measure(
     workload: "Workload",
     pattern: "OpenLoop | ClosedLoop",
     warmup: int,
-) -> "tuple[Target, Run]":
+) -> "tuple[Target, LoadTest]":
     """Look at the server, warm up, and run, with a bar on stderr where that is a terminal. Raises InvalidRequest."""
     import asyncio
 
@@ -197,7 +194,7 @@ def measure(
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/v1")
 
-    async def go(advance: Callable[[], None]) -> "tuple[Target, Run]":
+    async def go(advance: Callable[[], None]) -> "tuple[Target, LoadTest]":
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=timeout_s) as http:
             target = await inspect(http, model, token_ids)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, spread
+from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.report import note, pace_text, print_json, size, write
 from twostroke.errors import InvalidRequest
+from twostroke.fields import rules
+from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from twostroke.engine.request import Request
@@ -27,10 +29,8 @@ def generate(
         typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.", show_default="--chat"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
-    n: Annotated[int, typer.Option("--n", "-n", help="How many answers; they share the prompt's pages.")] = 1,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Show log-probabilities, with this many alternatives per token.")
-    ] = None,
+    n: Annotated[int, option(rules(SamplingParams)["n"], "--n", "-n")] = SamplingParams.n,
+    logprobs: Annotated[int | None, option(rules(SamplingParams)["logprobs"])] = SamplingParams.logprobs,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
     sampling: SamplingOptions,

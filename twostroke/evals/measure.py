@@ -63,7 +63,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Comparison:
     """Who is compared, and on which terms.
 
     Attributes:
@@ -120,5 +120,5 @@ class Measure(ABC):
         return None
 
     @abstractmethod
-    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
         """For each case, each contender's record. `known` are those of the measures before this one."""

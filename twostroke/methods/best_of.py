@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
-from twostroke.methods.method import Method, Prompt, require_int
+from twostroke.fields import integer
+from twostroke.methods.method import Method, Prompt
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,7 @@ class BestOf(Method, name="best-of"):
         candidates: how many to decode.
     """
 
-    candidates: int = 4
-
-    def __post_init__(self) -> None:
-        require_int(self, "candidates", 1, 64)
+    candidates: int = integer(4, least=1, most=64)
 
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.fields import integer, number, text
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Method, Prompt, require_choice, require_int, require_number
+from twostroke.methods.method import Method, Prompt
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.sampler import Sampled
 from twostroke.sampling.statistics import information, log_softmax
@@ -56,23 +57,13 @@ class Refresh(Method, name="refresh"):
         window: at most so many of the last entries are replaced; None for all since the last refresh.
     """
 
-    when: str = "periodic"
-    every: int = 64
-    window: int | None = None
-    threshold: float = 6.0
-    budget: float = 2.5
-    dropout: float = 0.1
-    passes: int = 8
-
-    def __post_init__(self) -> None:
-        require_choice(self, "when", ("periodic", "entropy", "budget", "probe", "mc-dropout"))
-        require_int(self, "every", 1)
-        if self.window is not None:
-            require_int(self, "window", 1)
-        require_number(self, "threshold", 0)
-        require_number(self, "budget", 0, 1000)
-        require_number(self, "dropout", 0, 0.9)
-        require_int(self, "passes", 2, MOST_PASSES)
+    when: str = text("periodic", choices=("periodic", "entropy", "budget", "probe", "mc-dropout"))
+    every: int = integer(64, least=1)
+    window: int | None = integer(None, least=1)
+    threshold: float = number(6.0, least=0, most=None)
+    budget: float = number(2.5, least=0, most=1000)
+    dropout: float = number(0.1, least=0, most=0.9)
+    passes: int = integer(8, least=2, most=MOST_PASSES)
 
     @property
     def companions(self) -> tuple[str, ...]:

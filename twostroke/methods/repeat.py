@@ -12,8 +12,9 @@ import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
+from twostroke.fields import Rule, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Method, Prompt, require_choice, require_int
+from twostroke.methods.method import Method, Prompt
 
 MOST = 64  # copies, or a request over HTTP could ask for a list as long as memory
 
@@ -38,24 +39,21 @@ class Repeat(Method, name="repeat"):
     """
 
     times: int | str | tuple[str, ...] = 2
-    sinks: int = 0
-    keep: str = "last"
-    scope: str = "prompt"
-    offset: str = "right"
+    sinks: int = integer(0, least=0)
+    keep: str = text("last", choices=("last", "all", "first"))
+    scope: str = text("prompt", choices=("prompt", "turn"))
+    offset: str = text("right", choices=("right", "wrong"))
 
     def __post_init__(self) -> None:
         if isinstance(self.times, str):
             object.__setattr__(self, "times", (self.times,))
         if isinstance(self.times, list | tuple):
             object.__setattr__(self, "times", tuple(self.times))
-            if len(self.times) >= MOST or not all(isinstance(text, str) for text in self.times):
-                raise InvalidRequest(f"{self.name}: times must be a number, or fewer than {MOST} texts")
+            fine = len(self.times) < MOST and all(isinstance(one, str) for one in self.times)
+            self.require("times", fine, f"a number, or fewer than {MOST} texts")
         else:
-            require_int(self, "times", 1, MOST)
-        require_int(self, "sinks", 0)
-        require_choice(self, "keep", ("last", "all", "first"))
-        require_choice(self, "scope", ("prompt", "turn"))
-        require_choice(self, "offset", ("right", "wrong"))
+            self.check("times", Rule(int, least=1, most=MOST))
+        super().__post_init__()
 
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
-from twostroke.errors import InvalidRequest
+from twostroke.fields import integer
 from twostroke.kv.attention import attention_mass
 from twostroke.methods.drop import MOST
-from twostroke.methods.method import Prompt, require_int
+from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
 
 
@@ -30,17 +30,15 @@ class Snap(Repeat, name="snap"):
 
     times: int | str | tuple[str, ...] = 1
     keep: str = "all"
-    window: int = 32
-    budget: int = 256
-    kernel: int = 7
+    window: int = integer(32, least=1, most=MOST)
+    budget: int = integer(256)
+    kernel: int = integer(7, least=1, most=255)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(self, "window", 1, MOST)
-        require_int(self, "budget", self.sinks + self.window)
-        require_int(self, "kernel", 1, 255)
-        if self.kernel % 2 == 0:
-            raise InvalidRequest(f"{self.name}: kernel must be odd, not {self.kernel}")
+        least = self.sinks + self.window
+        self.require("budget", self.budget >= least, f"an integer of at least {least} (sinks + window)")
+        self.require("kernel", self.kernel % 2 == 1, "odd")
 
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)

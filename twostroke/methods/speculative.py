@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Method, Prompt, require_bool, require_choice, require_int
+from twostroke.methods.method import Method, Prompt
 
 MOST = 32  # guesses a round
 
@@ -40,16 +41,10 @@ class Speculative(Method, name="speculative"):
         ngram: the most tokens that a lookup compares.
     """
 
-    draft: str = "lookup"
-    guesses: int = 4
-    adaptive: bool = True
-    ngram: int = 3
-
-    def __post_init__(self) -> None:
-        require_choice(self, "draft", ("lookup", "student", "draft"))
-        require_int(self, "guesses", 1, MOST)
-        require_bool(self, "adaptive")
-        require_int(self, "ngram", 1, 16)
+    draft: str = text("lookup", choices=("lookup", "student", "draft"))
+    guesses: int = integer(4, least=1, most=MOST)
+    adaptive: bool = flag(True)
+    ngram: int = integer(3, least=1, most=16)
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -84,11 +79,11 @@ class Speculative(Method, name="speculative"):
 
 def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:
     """Up to `count` tokens that followed the latest earlier occurrence of the last `ngram` tokens, or of fewer."""
-    text = np.array(tokens, np.int64)
-    for n in range(min(ngram, len(text) - 1), 0, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
-        found = np.flatnonzero((windows == text[-n:]).all(1))
+    ids = np.array(tokens, np.int64)
+    for n in range(min(ngram, len(ids) - 1), 0, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], n)
+        found = np.flatnonzero((windows == ids[-n:]).all(1))
         if len(found):
             start = int(found[-1]) + n
-            return text[start : start + count].tolist()
+            return ids[start : start + count].tolist()
     return []

@@ -1,4 +1,4 @@
-"""What Prometheus sees. Times are in seconds, by the definitions of `benchmark.pace`."""
+"""What Prometheus sees. Times are in seconds, by the definitions of `engine/timings.py`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class Metrics:
         self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
         self._requests = counter("finished_requests", "Prompts that came to their end", "outcome")
         self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
-        self._rejected = counter("rejected_requests", "Requests refused at the door", "reason")
+        self._rejected = counter("rejected_requests", "Requests refused because the queue is full", "reason")
         self._errors = counter("errors", "Prompts that failed", "error")
         self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=registry)
 

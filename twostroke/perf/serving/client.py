@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from twostroke.engine.timings import Timings
 from twostroke.perf.serving.workload import Ask
 
 INTERRUPTED = "interrupted"
@@ -40,6 +41,11 @@ class Outcome:
     error: str | None = None
     cached: int | None = None
     queue_s: float | None = None
+
+    @property
+    def timings(self) -> Timings:
+        """As seen by the client."""
+        return Timings(arrival=self.due, tokens=self.tokens)
 
 
 class Client:

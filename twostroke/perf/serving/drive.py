@@ -28,7 +28,7 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadTest:
     """Every request that was sent. `cpu_s` is processor time of this process meanwhile."""
 
     outcomes: list[Outcome]
@@ -42,7 +42,7 @@ async def drive(
     pattern: OpenLoop | ClosedLoop,
     seed: int,
     progress: Callable[[], None] = lambda: None,
-) -> Run:
+) -> LoadTest:
     """Send all. Cancelled (Ctrl-C), it returns what there is so far, and those under way as interrupted."""
     outcomes = [Outcome(len(ask.prompt), ask.output_tokens) for ask in asks]
 
@@ -73,4 +73,4 @@ async def drive(
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
-    return Run([one for one in outcomes if one.sent is not None], interrupted, time.process_time() - used)
+    return LoadTest([one for one in outcomes if one.sent is not None], interrupted, time.process_time() - used)

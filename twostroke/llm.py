@@ -42,6 +42,8 @@ class LLM:
         tokenizer: text to ids and back.
         config: the model's geometry.
         path: the checkpoint's (first) file.
+        generation: the model's own defaults for sampling, as far as it states any: fields of `SamplingParams`. `chat`
+            and the server of the command line take them; the methods here are greedy unless they are told otherwise.
         pool: where its KV values live.
         engine: what runs its requests.
     """
@@ -108,6 +110,7 @@ class LLM:
         def pool_for(geometry: Geometry) -> PagePool:
             return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels)
 
+        self.generation = dict(checkpoint.generation)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         self.model = open_model(checkpoint, self.tokenizer, kernels, prefix_index, pool_for)

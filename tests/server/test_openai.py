@@ -1,7 +1,9 @@
 """OpenAI's own client: what it gets over HTTP is what `LLM.generate` makes."""
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -292,3 +294,30 @@ def test_tokenize(server: Serving, reference: LLM) -> None:
             asked = {"messages": MESSAGES, "add_generation_prompt": open_end}
             expected = reference.tokenizer.encode_chat(MESSAGES, add_generation_prompt=open_end)
             assert http.post("/tokenize", json=asked).json()["tokens"] == expected
+
+
+def test_a_models_own_defaults(tiny_directory: Callable[[str], Path], tmp_path: Path, reference: LLM) -> None:
+    """They hold for what a client leaves out, on every endpoint."""
+    directory = shutil.copytree(tiny_directory("llama"), tmp_path / "model")
+    own = {"temperature": 0.25, "top_k": 3}
+    (directory / "generation_config.json").write_text(json.dumps(own))
+    common: Any = {"max_tokens": 20, "seed": 5}
+    with serving(LLM(str(directory), kv_bytes=16 << 20, threads=1)) as running:
+        client = running.client
+        left_out = client.completions.create(model="tiny", prompt="the quick", **common)
+        assert [choice.text for choice in left_out.choices] == texts(reference, ["the quick"], **common, **own)[0]
+        given = client.completions.create(model="tiny", prompt="the quick", temperature=1.0, **common)
+        expected = texts(reference, ["the quick"], **common, **(own | {"temperature": 1.0}))[0]
+        assert [choice.text for choice in given.choices] == expected
+        chat = client.chat.completions.create(model="tiny", messages=MESSAGES, **common)
+        assert chat.choices[0].message.content == reference.chat(MESSAGES, **common, **own).text
+        response = client.responses.create(model="tiny", input="the fox?", max_output_tokens=20, extra_body={"seed": 5})
+        asked = [{"role": "user", "content": "the fox?"}]
+        assert response.output_text == reference.chat(asked, **common, **own).text
+        assert (response.temperature, response.top_p) == (0.25, 1.0)
+
+
+def test_openais_defaults_where_a_model_states_none(client: openai.OpenAI, reference: LLM) -> None:
+    common: Any = {"max_tokens": 20, "seed": 5}
+    made = client.completions.create(model="tiny", prompt="the quick", **common)
+    assert [choice.text for choice in made.choices] == texts(reference, ["the quick"], **common, temperature=1.0)[0]

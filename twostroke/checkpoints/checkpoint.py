@@ -45,7 +45,8 @@ class Checkpoint:
 
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them; `transforms` says what
     `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), and
-    `encoders` what it then turns into another format (see `quantize`), when asked and not before.
+    `encoders` what it then turns into another format (see `quantize`), when asked and not before. `generation` has the
+    model's own defaults for sampling (see `generation`), as far as it states any.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Checkpoint:
     stored: Mapping[str, RawTensor] = field(repr=False)
     transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
     encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
+    generation: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():

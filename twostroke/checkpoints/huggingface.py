@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.checkpoints.generation import directory_generation
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig, stored_names
@@ -353,4 +354,5 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
         tokenizer_source=HfTokenizerSource(directory),
         stored=stored,
         transforms=dict.fromkeys(shifted, _plus_one),
+        generation=directory_generation(directory),
     )

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> C
     """
     entry = CATALOG.get(name_or_path)
     if entry is not None:
-        return open_gguf(fetch(entry, progress=progress), name=entry.name)
+        checkpoint = open_gguf(fetch(entry, progress=progress), name=entry.name)
+        return replace(checkpoint, generation=checkpoint.generation or entry.generation)
     path = Path(name_or_path).expanduser()
     if name_or_path and os.path.exists(path):  # Path.exists would raise on names too long for a file
         return open_path(path)

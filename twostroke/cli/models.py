@@ -119,6 +119,7 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
         "parameters": sum(tensor.num_elements for tensor in checkpoint.stored.values()),
         "weights": weight_facts(checkpoint),
         "weights_id": checkpoint.weights_id,
+        "generation": dict(checkpoint.generation),
         "tokenizer": {"kind": tokenizer_kind(checkpoint), **tokenizer_facts(tokenizer)},
         "files": file_facts(checkpoint),
     }
@@ -224,6 +225,8 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, one in facts["weights"].items():
         yield f"weights in {name}", f"{size(one['bytes'])} in {one['tensors']} tensors"
     yield "weights id", facts["weights_id"]
+    stated = ", ".join(f"{key} {value:g}" for key, value in facts["generation"].items())
+    yield "generation", stated or "no defaults stated"
     tokenizer = facts["tokenizer"]
     yield "tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, id {tokenizer['fingerprint']}"
     yield "end tokens", ", ".join(map("{} ({})".format, tokenizer["eos_tokens"], tokenizer["eos_ids"])) or "none"

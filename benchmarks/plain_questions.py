@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
@@ -59,7 +60,7 @@ def is_right(answer: str, accepted: Sequence[str]) -> bool:
     return any(word in words for word in accepted)
 
 
-def ask(llm: LLM, **sampling: float) -> list[str]:
+def ask(llm: LLM, **sampling: Any) -> list[str]:
     """The answers to all questions, in order."""
     prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": question.text}]) for question in QUESTIONS]
     return [answer.text for answer in llm.generate(prompts, max_tokens=MOST_TOKENS, **sampling)]

@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny random models of every family, and the default model where a test needs a real one."""
+"""Shared fixtures: tiny random models of every family, and the catalog's smallest where a test needs a real one."""
 
 import gc
 from collections.abc import Callable, Generator, Iterator
@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
+from twostroke.checkpoints import resolve
+from twostroke.checkpoints.catalog import CatalogEntry
+from twostroke.checkpoints.fetch import fetch
 from twostroke.kv.pool import check_counts
 from twostroke.llm import LLM
 
@@ -83,7 +86,19 @@ def no_page_may_be_lost(opened: list[LLM]) -> None:
             check_counts(pool, [])
 
 
+@pytest.fixture(autouse=True)
+def no_large_model_is_fetched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for tests with the mark `models`: the default model has 1.1 GB, that of the tests 0.1."""
+
+    def fetch_small(entry: CatalogEntry, **options: Any) -> Path:
+        assert entry.size < 1 << 27, f"a test without the mark `models` asks for {entry.name}"
+        return fetch(entry, **options)
+
+    if request.node.get_closest_marker("models") is None:
+        monkeypatch.setattr(resolve, "fetch", fetch_small)
+
+
 @pytest.fixture(scope="session")
 def smollm() -> LLM:
-    """The default model, a real one."""
+    """The smallest model of the catalog, a real one."""
     return LLM("smollm2-135m", backend="reference", kv_bytes=1 << 30)

@@ -29,14 +29,15 @@ class CatalogEntry:
     generation: Mapping[str, float] = field(default_factory=dict)
 
 
-DEFAULT_MODEL = "smollm2-135m"
+# The smallest here that answers plain questions rightly (benchmarks/plain_questions.py, docs/log.md).
+DEFAULT_MODEL = "qwen2.5-coder-1.5b"
 
 CATALOG: dict[str, CatalogEntry] = {
     entry.name: entry
     for entry in (
         CatalogEntry(
             name="smollm2-135m",
-            description="SmolLM2 Instruct, 135M parameters: small and quick, for chat and for trying things",
+            description="SmolLM2 Instruct, 135M parameters: small and quick, for trying things; often wrong",
             chat=True,
             licence="Apache-2.0",
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -62,7 +63,7 @@ CATALOG: dict[str, CatalogEntry] = {
         ),
         CatalogEntry(
             name="qwen2.5-coder-1.5b",
-            description="Qwen2.5-Coder Instruct, 1.5B parameters: chat about code; the most capable here",
+            description="Qwen2.5-Coder Instruct, 1.5B parameters: chat about code and plain questions; the default",
             chat=True,
             licence="Apache-2.0",
             file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",

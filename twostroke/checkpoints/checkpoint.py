@@ -105,7 +105,7 @@ class Checkpoint:
             made = "transformed" if name in self.transforms else "as stored"
             found = place(tensor.data) if tensor.data.flags.c_contiguous else None
             if found is None:
-                where = hashlib.sha256(np.ascontiguousarray(tensor.data)).hexdigest()
+                where = hashlib.sha256(np.ascontiguousarray(tensor.data).reshape(-1).data).hexdigest()
             else:
                 file, offset = found
                 if file not in files:

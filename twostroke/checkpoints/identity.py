@@ -5,6 +5,8 @@ note is a help and nothing else: where it is damaged, cannot be written, or anot
 moment, files are read once more.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -12,11 +14,13 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from twostroke.checkpoints.home import home
 from twostroke.errors import CheckpointError
-from twostroke.system.mapped import MappedFile
+
+if TYPE_CHECKING:  # importing numpy would make every command wait
+    from twostroke.system.mapped import MappedFile
 
 BLOCK = 8 << 20  # bytes read at a time
 SMALL = 8 << 20  # bytes that take no longer to read than the note does

@@ -64,7 +64,8 @@ def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureReque
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
-        llm = LLM(str(tiny_directory(family)), **({"kv_bytes": 16 << 20, "threads": 1} | options))
+        chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1} | options
+        llm = LLM(str(tiny_directory(family)), **chosen)
         opened.append(llm)
         return llm
 

@@ -85,4 +85,5 @@ def test_of_the_catalog() -> None:
     for entry in CATALOG.values():
         assert set(entry.generation) <= set(FIELDS)
         assert bool(entry.generation) == entry.chat
-        assert SamplingParams(**entry.generation)
+        own: dict[str, Any] = dict(entry.generation)
+        assert SamplingParams(**own)

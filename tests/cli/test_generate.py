@@ -71,7 +71,8 @@ def test_methods_that_take_more_than_the_model(
     tiny: str,
 ) -> None:
     made = run_json("generate", "-m", tiny, *PROMPT, "--raw", "--max-tokens", 9, "--ignore-eos", *arguments)
-    llm = LLM(tiny, kv_bytes=16 << 20, threads=1, **dict.fromkeys(chosen.companions, arguments[1]))
+    companions: dict[str, Any] = dict.fromkeys(chosen.companions, arguments[1])
+    llm = LLM(tiny, kv_bytes=16 << 20, threads=1, **companions)
     expected = llm.generate([PROMPT[1]], method=chosen, max_tokens=9, ignore_eos=True)[0]
     assert made["text"] == expected.text
     assert made["method_facts"] == facts

@@ -11,7 +11,7 @@ from twostroke.engine.opening import _identity
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 
-VARIANTS = library.variants() if library.unavailable() is None else ()
+VARIANTS: tuple[str, ...] = library.variants() if library.unavailable() is None else ()
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 5
 
 

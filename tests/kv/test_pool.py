@@ -30,7 +30,7 @@ def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
     """So no page of a head begins within a cache line, and few addresses have to be looked up."""
-    assert new_pool().storage.ctypes.data % HUGE_PAGE == 0
+    assert np.asarray(new_pool().storage).ctypes.data % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:
@@ -108,7 +108,7 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
 
 def test_copy_slots_copies_these_slots_of_every_layer_and_no_others(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=3)
-    pool.storage[:, :, 0] = np.random.default_rng(0).standard_normal((2, 2, 2, 4, 4))
+    np.asarray(pool.storage)[:, :, 0] = np.random.default_rng(0).standard_normal((2, 2, 2, 4, 4))
     pool.copy_slots(0, 2, 1, 3)
     assert np.array_equal(pool.storage[:, :, 2, :, 1:3], pool.storage[:, :, 0, :, 1:3])
     assert not pool.storage[:, :, 2, :, [0, 3]].any()

@@ -39,7 +39,7 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype:
     pool, there = new_pool(geometry=geometry), new_pool(geometry=geometry)
     kv = prefill(pool, range(11))
     value = prefill(kv[:2] + kv[5:], [3, 1], model="other", tail=tail)
-    pool.storage += pool.storage.dtype.type(1 / 3)  # numbers of every bit, and signs
+    pool.storage += geometry.dtype.type(1 / 3)  # numbers of every bit, and signs
     pool.storage[:, 1] *= -1
     value.save(tmp_path / "value")
     loaded = load(tmp_path / "value", there)

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -13,7 +13,7 @@ from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.llm import LLM
 from twostroke.methods import method
 
-SAMPLED = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
+SAMPLED: Any = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
 SCHEMA = {
     "type": "object",
@@ -56,10 +56,12 @@ def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
     prompts = ["the quick", "the lazy dog"]
     expected = flat(texts(reference, prompts, **SAMPLED, n=2))
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    pieces, reasons, usages = [""] * 4, [None] * 4, []
-    for chunk in client.completions.create(
-        model="tiny", prompt=prompts, n=2, stream=True, stream_options=options, **SAMPLED
-    ):
+    pieces, usages = [""] * 4, []
+    reasons: list[str | None] = [None] * 4
+    chunks = list(
+        client.completions.create(model="tiny", prompt=prompts, n=2, stream=True, stream_options=options, **SAMPLED)
+    )
+    for chunk in chunks:
         for choice in chunk.choices:
             pieces[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
@@ -67,7 +69,7 @@ def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
     assert pieces == expected
     assert set(reasons) <= {"stop", "length"}
     counts = [usage.completion_tokens for usage in usages]
-    assert not chunk.choices
+    assert not chunks[-1].choices
     ids = [output.tokens for completion in reference.generate(prompts, **SAMPLED, n=2) for output in completion.outputs]
     total = sum(map(len, ids))
     assert counts == [*range(1, total + 1), total], "every token is told of, also one that is part of a character"
@@ -140,7 +142,7 @@ def test_logprobs(client: openai.OpenAI, reference: LLM) -> None:
 
 def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     """By a field of the body, and by the model's alias."""
-    prompt, fields = "the quick brown fox", {"max_tokens": 12, "temperature": 0}
+    prompt, fields = "the quick brown fox", cast(Any, {"max_tokens": 12, "temperature": 0})
     twice = reference.generate([prompt], max_tokens=12, method=method("repeat", sinks=4))[0].text
     wanted: Any = {"method": {"name": "repeat", "times": 2, "sinks": 4}}
     assert client.completions.create(model="tiny", prompt=prompt, extra_body=wanted, **fields).choices[0].text == twice

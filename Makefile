@@ -1,6 +1,6 @@
 # The README's commands. PYTHON is the interpreter that makes the environment.
 PYTHON ?= python3
-MODEL ?= smollm2-135m
+MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
 SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.

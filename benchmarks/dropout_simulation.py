@@ -10,6 +10,7 @@ variance between passes is high in drift and low in ambiguity is put in by hand.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,7 @@ def threshold(signal: np.ndarray, names: np.ndarray, percent: float, over: Seque
 
 def main() -> None:
     """Print all tables as Markdown."""
+    argparse.ArgumentParser(description="Triggers of a refresh on synthetic logits.").parse_args()
     setting, names = Setting(), phases()
     signals = simulate(setting, names, np.random.default_rng(0))
     print(f"{setting}, seed 0\n")

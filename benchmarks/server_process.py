@@ -7,10 +7,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-
-import httpx
 
 from benchmarks.peer.environments import environment, last_words, log_file
 from benchmarks.peer.processes import await_end, cpu_seconds, tree
@@ -49,9 +49,8 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         deadline = time.monotonic() + PATIENCE_S
-        http = httpx.Client(base_url=self.url, timeout=5)  # one for all: a new one costs tens of milliseconds
         try:
-            while not _ready(http):
+            while not _ready(self.port):
                 if self._process.poll() is not None:
                     raise ServerFailed(f"{self.name} ended: {last_words(self.log)} (more in {self.log.name})")
                 if time.monotonic() > deadline:
@@ -60,8 +59,6 @@ class ServerProcess:
         except BaseException:
             self.stop()
             raise
-        finally:
-            http.close()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -88,8 +85,10 @@ class ServerProcess:
         return self._process.wait()
 
 
-def _ready(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
+def _ready(port: int) -> bool:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as http:
+        try:
+            http.request("GET", "/health")
+            return http.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False

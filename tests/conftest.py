@@ -1,6 +1,7 @@
-"""Shared fixtures: tiny random models of every family, and the default model where a test needs a real one."""
+"""Shared fixtures: tiny random models of every family, and the catalog's smallest where a test needs a real one."""
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ from hypothesis import HealthCheck, settings
 
 from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
+from twostroke.checkpoints import resolve
+from twostroke.checkpoints.catalog import CatalogEntry
+from twostroke.checkpoints.fetch import fetch
+from twostroke.kv.pool import check_counts
 from twostroke.llm import LLM
+
+PASSED = pytest.StashKey[bool]()
 
 # A busy machine must not fail a property.
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if variants := config.getoption("--software"):
         kernels.install(config, variants.split(","))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """For fixtures: whether the test passed. The traceback of one that failed keeps all values of its frames."""
+    if call.when == "call":
+        item.stash[PASSED] = call.excinfo is None
+    return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -44,23 +59,47 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tiny_llm(tiny_directory: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
-    """A function that opens a tiny model; at the end, no model may have lost a page."""
+def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[Callable[..., LLM]]:
+    """A function that opens a tiny model; at the end of a test that passed, no model may have lost a page."""
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
-        llm = LLM(str(tiny_directory(family)), **({"kv_bytes": 16 << 20, "threads": 1} | options))
+        chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1} | options
+        llm = LLM(str(tiny_directory(family)), **chosen)
         opened.append(llm)
         return llm
 
     yield open_tiny
+    if request.node.stash.get(PASSED, False):
+        no_page_may_be_lost(opened)
+
+
+def no_page_may_be_lost(opened: list[LLM]) -> None:
+    """Raise AssertionError if anything but a prefix index holds a page. The test's own values must be gone."""
+    gc.collect()  # an exception that a test caught is a circle with the frame it was caught in, and all it holds
     for llm in opened:
-        for model in llm.engine.models.values():
+        assert (llm.engine.num_running, llm.engine.num_waiting) == (0, 0), "finish or cancel what the test began"
+        models = llm.engine.models.values()
+        for model in models:
             if model.index is not None:
                 model.index.clear()
+        for pool in {model.pool for model in models}:
+            check_counts(pool, [])
+
+
+@pytest.fixture(autouse=True)
+def no_large_model_is_fetched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for tests with the mark `models`: the default model has 1.1 GB, that of the tests 0.1."""
+
+    def fetch_small(entry: CatalogEntry, **options: Any) -> Path:
+        assert entry.size < 1 << 27, f"a test without the mark `models` asks for {entry.name}"
+        return fetch(entry, **options)
+
+    if request.node.get_closest_marker("models") is None:
+        monkeypatch.setattr(resolve, "fetch", fetch_small)
 
 
 @pytest.fixture(scope="session")
 def smollm() -> LLM:
-    """The default model, a real one."""
+    """The smallest model of the catalog, a real one."""
     return LLM("smollm2-135m", backend="reference", kv_bytes=1 << 30)

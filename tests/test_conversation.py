@@ -14,7 +14,11 @@ from twostroke.conversation.conversation import Conversation
 from twostroke.errors import CorruptFile, GeometryMismatch, InvalidRequest, KVError, OutOfPages
 from twostroke.llm import LLM
 
-PLAIN = {"max_tokens": 12, "logit_bias": {0: -1e9}, "ignore_eos": True}  # never a special token amid a reply
+PLAIN: dict[str, Any] = {
+    "max_tokens": 12,
+    "logit_bias": {0: -1e9},
+    "ignore_eos": True,
+}  # never a special token amid a reply
 SHOUTING = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content if m.role != 'assistant' else m.content | upper }}</s>"
     "{% endfor %}[assistant]"
@@ -106,6 +110,7 @@ def test_the_text_is_that_of_a_chat_from_scratch(model: LLM) -> None:
     list(conversation.say("the quick fox"))
     kv = conversation.kv
     reply = conversation.say("jumps")
+    assert kv.pending is not None
     fresh = model.prefill(
         [*kv.tokens, kv.pending, *model.tokenizer.encode("</s>[user]jumps</s>[assistant]", add_bos=False)]
     )

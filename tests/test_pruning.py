@@ -65,7 +65,7 @@ def test_what_stays_is_what_the_text_uses(family: str, tiny_directory: Callable[
     torch.testing.assert_close(torch.from_numpy(seen.intermediate), torch.stack(gated), rtol=1e-4, atol=1e-4)
     prune(checkpoint, TEXT, tmp_path / "student", 0.5, 0.3)
     student = open_checkpoint(str(tmp_path / "student"))
-    channels = sum(normed).topk(32).indices.sort().values.numpy()
+    channels = torch.stack(normed).sum(0).topk(32).indices.sort().values.numpy()
     inner = gated[1].topk(64).indices.sort().values.numpy()
     for name, rows, columns in [("up", inner, channels), ("down", channels, inner), ("k", None, channels)]:
         whole = checkpoint.tensor(f"layers.1.{name}").dequantize()

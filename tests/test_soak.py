@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.__main__ import log_errors
 from benchmarks.soak.requests import KINDS, documented
+from benchmarks.soak.storm import log_errors
 from benchmarks.soak.verdict import GROWTH_LIMIT, flat, leaks
 from benchmarks.soak.vitals import Vitals, slope
 

@@ -25,7 +25,7 @@ def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Progra
         results.append((yield stroke))
         for result in results[0] if isinstance(results[0], list) else results:
             see(result)
-        del result
+        result = None  # or it would keep a value
 
 
 class Bits:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.cores import count_threads
+from twostroke.system.memory import available_memory
 
 MAIN = "main"  # the role of the model itself among its engine's
 TextOrTokens = str | Sequence[int]  # a prompt as users give it
@@ -42,6 +42,8 @@ class LLM:
         tokenizer: text to ids and back.
         config: the model's geometry.
         path: the checkpoint's (first) file.
+        generation: the model's own defaults for sampling, as far as it states any: fields of `SamplingParams`. `chat`
+            and the server of the command line take them; the methods here are greedy unless they are told otherwise.
         pool: where its KV values live.
         engine: what runs its requests.
         backend: what computes.
@@ -82,7 +84,8 @@ class LLM:
                 pool of its own, of as many pages.
             threads: CPU threads, at most 8 for each core; None for one for each core that this process may use, by its
                 affinity and its container's share of time.
-            kv_bytes: memory for KV pages; None for a quarter of what is free now, 4 GiB at most.
+            kv_bytes: memory for KV pages; None for a quarter of what this process may still take (its container's limit
+                counts, memory that only caches files is available), 4 GiB at most.
             page_size: entries per page.
             prefix_index: "radix", "hash", or "off".
             max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
@@ -107,6 +110,7 @@ class LLM:
         def pool_for(geometry: Geometry) -> PagePool:
             return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
 
+        self.generation = dict(checkpoint.generation)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for)
@@ -363,8 +367,7 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     if not isinstance(page_size, int) or page_size < 1:
         raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
     if kv_bytes is None:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        kv_bytes = min(free // 4, 4 << 30)
+        kv_bytes = min(available_memory() // 4, 4 << 30)
     page_bytes = geometry.entry_bytes * page_size
     if kv_bytes < page_bytes:
         raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.peer.bandwidth import memory_read
 from benchmarks.peer.engines import ENGINES
 from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment
 from benchmarks.peer.figures import DEFINITIONS
@@ -18,7 +17,7 @@ from benchmarks.peer.report import record, table
 from benchmarks.peer.turns import Workload, compare
 from benchmarks.peer.weights import ensure_weights
 from twostroke.checkpoints.catalog import CATALOG
-from twostroke.checkpoints.fetch import home
+from twostroke.checkpoints.home import home
 from twostroke.errors import TwostrokeError
 from twostroke.system.machine import describe as describe_machine
 
@@ -89,6 +88,8 @@ def run(
     known = {one.name: one for one in (Workload("single", prompt_tokens, output_tokens, batch), *PRESETS)}
     chosen, work = names(engines, ENGINES), work.expanduser().resolve()
     todo = [(model, known[name]) for model in names(models, CATALOG) for name in names(workloads, known)]
+    from benchmarks.peer.bandwidth import memory_read  # imports PyTorch, which --help must not need
+
     read = memory_read(threads)
     machine = describe_machine()
     facts = machine | {"memory_read": read, "threads": threads, "rounds": rounds, "amx": amx}

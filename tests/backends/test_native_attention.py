@@ -44,7 +44,7 @@ def logits_after(llm: LLM, cuts: list[tuple[int, int]], rows: int) -> np.ndarray
         whole = yield Prefill([3 + i * 7 % 90 for i in range(LENGTH)])
         first, *others = (whole[start:stop] for start, stop in cuts)
         joined = sum(others, first)
-        return (yield Prefill([7 + i * 5 % 90 for i in range(rows)], after=joined, logits="all"))
+        return (yield Prefill([7 + i * 5 % 90 for i in range(rows)], after=joined, logits="all"))  # pyright: ignore[reportArgumentType]
 
     request = Request(program, SamplingParams(), llm.tokenizer)
     llm.engine.finish([llm.engine.submit(request)])

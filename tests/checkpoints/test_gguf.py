@@ -60,7 +60,7 @@ def write(
     arch: str = "llama",
     weights: Weights | None = None,
     formats: Callable[[str], str] = lambda name: "F32",
-    alter: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    alter: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     layers: int = LAYERS,
     heads: int = HEADS,
 ) -> Path:

@@ -22,9 +22,10 @@ from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import CheckpointError, InvalidRequest
 
-PIECES = ["  ", " ", "\n", "\n\n", "\t", "\r\n", "'s", "'LL", "123", " 7", "½", "²", "e\u0301", "\u212b", "▁", "<b>"]
-PIECES += ["</b>", "👩‍👩‍👧", " " * 17, " " * 40, "\n" * 35, "\u00a0", "\u3000", "hello", " World", "don't", "I'LL"]
-PIECES += ["x1y2", "한국어", "日本語", "русский", "العربية", "ไทย", "हिन्दी", "def f(x):\n  return x", "<|im_end", "|>"]
+PIECES = ["  ", " ", "\n", "\n\n", "\t", "\r\n", "'s", "'LL", "123", " 7", "½", "²", "e\u0301", "\u212b", "▁", "<b>",
+          "</b>", "👩‍👩‍👧", " " * 17, " " * 40, "\n" * 35, "\u00a0", "\u3000", "hello", " World", "don't", "I'LL",
+          "x1y2", "한국어", "日本語", "русский", "العربية", "ไทย", "हिन्दी", "def f(x):\n  return x",
+          "<|im_end", "|>"]  # fmt: skip
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=25).map("".join)
 LIBRARY = Path(json.__file__).parent.parent  # source code that is at hand wherever Python is
 SOURCES = [path.read_text(encoding="utf-8")[:20_000] for path in sorted(LIBRARY.glob("t*.py"))]
@@ -212,7 +213,9 @@ def train_sentencepiece(prefix: bool) -> bytes:
 
 
 def gguf_from_sentencepiece(model: bytes, prefix: bool) -> GgufTokenizerSource:
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as found
+
+    sentencepiece_model_pb2: Any = found  # whose classes are made when it is imported
 
     pieces = sentencepiece_model_pb2.ModelProto.FromString(model).pieces
     return GgufTokenizerSource(
@@ -365,7 +368,9 @@ def test_qwen_ids_are_those_of_transformers() -> None:
 @pytest.mark.models
 def test_gemma_ids_are_those_of_sentencepiece() -> None:
     import sentencepiece
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as found
+
+    sentencepiece_model_pb2: Any = found  # whose classes are made when it is imported
 
     source = open_checkpoint("gemma3-270m").tokenizer_source
     assert isinstance(source, GgufTokenizerSource)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import typer
@@ -34,12 +35,12 @@ def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
         "1",
     ]
     # A test run in the background inherits SIGINT as ignored.
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    default: Any = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **default) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        err: Any = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert b"Traceback" not in err
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from twostroke.cli.chat import UNSTATED
 from twostroke.conversation.conversation import Conversation
+from twostroke.engine.request import Request
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
 
-OPTIONS = ("--max-tokens", 8)
+OPTIONS = ("--max-tokens", 8, "--temperature", 0)
 
 
 def test_json_of_a_run(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
@@ -109,3 +113,55 @@ def test_ctrl_c_stops_a_reply_and_the_conversation_goes_on(tiny: str) -> None:
     assert 1 <= turn["output_tokens"] < 1900
     assert facts["kv_entries"] == turn["entered_tokens"] + turn["output_tokens"]
     assert "stopped | " in err.decode()
+
+
+@pytest.fixture
+def opinionated(tiny: str, tmp_path: Path) -> str:
+    """The tiny model, which states its own generation defaults."""
+    directory = shutil.copytree(tiny, tmp_path / "opinionated")
+    (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "top_k": 3}))
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((), {"temperature": 0.25, "top_k": 3, "top_p": 1.0}),
+        (("--temperature", 0), {"temperature": 0.0, "top_k": 3}),
+        (("--top-k", 0, "--top-p", 0.5), {"temperature": 0.25, "top_k": 0, "top_p": 0.5}),
+    ],
+)
+def test_a_models_own_defaults(
+    given: tuple[Any, ...],
+    expected: dict[str, float],
+    opinionated: str,
+    run: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For what is not given, and only in a chat: generate is greedy."""
+    seen: list[SamplingParams] = []
+    make = Request.__init__
+
+    def watch(self: Request, program: Any, params: SamplingParams, *rest: Any) -> None:
+        seen.append(params)
+        make(self, program, params, *rest)
+
+    monkeypatch.setattr(Request, "__init__", watch)
+    assert run("chat", "-m", opinionated, *OPTIONS[:2], *given, stdin="the fox\n").exit_code == 0
+    chosen = [params for params in seen if params.max_tokens == 8]
+    assert [{name: getattr(params, name) for name in expected} for params in chosen] == [expected]
+    seen.clear()
+    assert run("generate", "-m", opinionated, "-p", "the fox", *OPTIONS[:2]).exit_code == 0
+    assert [params.temperature for params in seen] == [0.0]
+
+
+def test_defaults_of_a_model_that_states_none(run: Callable[..., Result], tiny: str) -> None:
+    assert "temperature of 0.7 and a top-p of 0.9" in run("chat", "--help").stdout
+    assert UNSTATED == {"temperature": 0.7, "top_p": 0.9}
+    assert "greedily" in run("generate", "--help").stdout
+    seeded = ("--max-tokens", 8, "--seed", 3)
+    drawn = [
+        run("chat", "-m", tiny, *seeded, *more, stdin="the fox\n").stdout
+        for more in ((), ("--temperature", 0.7, "--top-p", 0.9), ("--temperature", 0))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]

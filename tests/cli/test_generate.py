@@ -1,5 +1,6 @@
 """`twostroke generate`: the API's answer, its facts, and what it says to bad input."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def test_methods_that_take_more_than_the_model(
     tiny: str,
 ) -> None:
     made = run_json("generate", "-m", tiny, *PROMPT, "--raw", "--max-tokens", 9, "--ignore-eos", *arguments)
-    llm = LLM(tiny, kv_bytes=16 << 20, threads=1, **dict.fromkeys(chosen.companions, arguments[1]))
+    companions: dict[str, Any] = dict.fromkeys(chosen.companions, arguments[1])
+    llm = LLM(tiny, kv_bytes=16 << 20, threads=1, **companions)
     expected = llm.generate([PROMPT[1]], method=chosen, max_tokens=9, ignore_eos=True)[0]
     assert made["text"] == expected.text
     assert made["method_facts"] == facts
@@ -203,12 +205,23 @@ def test_a_prompt_past_the_context(run: Callable[..., Result], tiny: str) -> Non
     assert "2048" in result.stderr
 
 
-def test_the_default_model_is_the_catalogs(run_json: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.models
+def test_the_default_model_answers(run_json: Callable[..., dict[str, Any]]) -> None:
     from twostroke.checkpoints.catalog import DEFAULT_MODEL
 
-    facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 12, "--backend", "reference")
+    facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 24)
     assert facts["model"] == DEFAULT_MODEL
     assert "Paris" in facts["text"]
+
+
+def test_the_default_model_is_the_same_everywhere(run: Callable[..., Result]) -> None:
+    from twostroke.checkpoints.catalog import DEFAULT_MODEL
+
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert f"MODEL ?= {DEFAULT_MODEL}\n" in makefile
+    assert inspect.signature(LLM).parameters["model"].default == DEFAULT_MODEL
+    for command in ("generate", "chat", "serve"):
+        assert DEFAULT_MODEL in run(command, "--help").stdout
 
 
 TECHNIQUE = """

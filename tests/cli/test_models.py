@@ -61,6 +61,7 @@ def test_show(
         "parameters",
         "window 24 in 6 layers",
         "</s> (1)",
+        "no defaults stated",
     ):
         assert word in text
 
@@ -77,6 +78,7 @@ def test_show_of_a_catalog_model(run_json: Callable[..., dict[str, Any]]) -> Non
     assert facts["tokenizer"]["kind"] == "gpt2"
     assert facts["catalog"]["fetched"] is True
     assert facts["parameters"] == 134_515_008
+    assert facts["generation"] == {"temperature": 0.2, "top_p": 0.9}
 
 
 def test_show_of_a_model_not_fetched(

@@ -52,8 +52,7 @@ def paced(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., L
 
 def chunks(llm: LLM, decoding: int, prompt: int) -> list[int]:
     """Tokens of a prompt that each step enters beside so many streams, until its first token."""
-    for _ in range(decoding):
-        llm.engine.submit(llm.request([5], ENDLESS))
+    streams = [llm.engine.submit(llm.request([5], ENDLESS)) for _ in range(decoding)]
     llm.engine.step()
     request = llm.engine.submit(llm.request([7] * prompt, SamplingParams(max_tokens=1)))
     found: list[int] = []
@@ -61,6 +60,8 @@ def chunks(llm: LLM, decoding: int, prompt: int) -> list[int]:
         llm.engine.step()
         assert llm.engine.report.decode == decoding
         found.append(llm.engine.report.prefill)
+    for stream in streams:
+        llm.engine.cancel(stream)
     return found
 
 

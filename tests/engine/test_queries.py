@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,9 @@ def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def native_llm(native_directory: Path) -> Iterator[TinyLLM]:
     opened: list[LLM] = []
 
-    def open_native(**options: object) -> LLM:
-        defaults = {"backend": "native", "weights": "int8", "threads": 1, "kv_bytes": 16 << 20, "prefix_index": "off"}
-        opened.append(LLM(str(native_directory), **(defaults | options)))
+    def open_native(**options: Any) -> LLM:
+        chosen: dict[str, Any] = {"weights": "int8", "threads": 1, "kv_bytes": 16 << 20, "prefix_index": "off"}
+        opened.append(LLM(str(native_directory), backend="native", **(chosen | options)))
         return opened[-1]
 
     yield open_native
@@ -44,12 +45,13 @@ def native_llm(native_directory: Path) -> Iterator[TinyLLM]:
         assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
 
 
-def submitted(llm: LLM, program: Callable[[], Program], **fields: object) -> Request:
-    params = SamplingParams(**({"max_tokens": 20, "ignore_eos": True} | fields))
+def submitted(llm: LLM, program: Callable[[], Program], **fields: Any) -> Request:
+    asked: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True} | fields
+    params = SamplingParams(**asked)
     return llm.engine.submit(Request(program, params, llm.tokenizer))
 
 
-def run(llm: LLM, program: Callable[[], Program], **fields: object) -> Request:
+def run(llm: LLM, program: Callable[[], Program], **fields: Any) -> Request:
     request = submitted(llm, program, **fields)
     llm.engine.finish([request])
     return request
@@ -154,6 +156,7 @@ def test_the_same_bits_under_every_schedule(native_llm: TinyLLM) -> None:
         {"kv_bytes": 9 * page_bytes},
     ):
         llm = native_llm(**options)
+        requests: list[Request] = []
         for _ in range(2):
             requests = [submitted(llm, observed(llm, ids), **fields) for ids in prompts]
             llm.engine.finish(requests)

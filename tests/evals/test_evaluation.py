@@ -93,8 +93,9 @@ def test_another_run_is_kept_apart(changes: dict[str, Any], message: str, tiny_l
     llm = tiny_llm()
     evaluation(llm, limit=1).run(tmp_path)
     before = (tmp_path / "items.jsonl").read_text()
+    chosen: dict[str, Any] = {"limit": 1} | changes
     with pytest.raises(InvalidRequest, match=message):
-        evaluation(llm, **({"limit": 1} | changes)).run(tmp_path)
+        evaluation(llm, **chosen).run(tmp_path)
     assert (tmp_path / "items.jsonl").read_text() == before
 
 

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,11 @@ def test_wherever_a_decode_starts(cut: str, text: list[int], tiny_llm: TinyLLM) 
 
     before = [42] if cut == "pending" else []  # answers the first of the program's two decodes
     whole = [*PROMPT, *before, *text]
-    expected = result(llm, lambda: (yield Prefill(whole, logits="all"))).result.logits[-len(text) - 1 : -1]
+
+    def scored() -> Program:
+        return (yield Prefill(whole, logits="all"))
+
+    expected = result(llm, scored).result.logits[-len(text) - 1 : -1]
     found = lead(llm, program, [*before, *text])
     assert found.logits.dtype == expected.dtype
     np.testing.assert_allclose(found.logits[len(before) :], expected, atol=1e-4, rtol=0, equal_nan=False)
@@ -164,7 +169,7 @@ def real() -> LLM:
 def test_no_divergence_from_oneself() -> None:
     """Exactly none, on the backend of exact bits: of the baseline, of another spelling of it, of what keeps all."""
     names = [contender("plain"), contender("repeat", times=1), contender("ptdo", times=1), contender("ptdo")]
-    same = divergence(real(), names, names[0])
+    same: Any = divergence(real(), names, names[0])
     assert all(len(record["kl"]) > 8 for record in same.values())
     for name in names[:3]:
         assert set(same[name.name]["kl"]) == {0.0}

@@ -160,7 +160,7 @@ class Values(RuleBasedStateMachine):
         used = left.pool.num_used
         if not left_expected.joins(right_expected):
             with pytest.raises(KVError, match="positions must increase"):
-                left + right
+                _ = left + right
         else:
             try:
                 self.keep(left + right, left_expected + right_expected)

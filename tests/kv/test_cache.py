@@ -158,7 +158,7 @@ def test_positions_must_increase(pool: PagePool) -> None:
     kv = prefill(pool, range(6))
     for left, right in [(kv, kv), (kv[3:], kv[:3]), (kv[:4], kv[3:])]:
         with pytest.raises(KVError, match=r"positions must increase: the left value ends at [35]"):
-            left + right
+            _ = left + right
     assert (kv[:3] + kv[3:]).positions == kv.positions
 
 
@@ -173,7 +173,7 @@ def test_only_contiguous_slices_are_possible(pool: PagePool, which: int | slice)
 def test_other_things_cannot_be_added(pool: PagePool) -> None:
     kv = prefill(pool, [1])
     with pytest.raises(TypeError):
-        kv + 2  # pyright: ignore[reportOperatorIssue]
+        _ = kv + 2  # pyright: ignore[reportOperatorIssue]
 
 
 # Tails -----------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_values_of_another_geometry_are_refused_by_field(
     kv = prefill(pool, range(3))
     other = new_pool(geometry=Geometry(**{**GEOMETRY.__dict__, field: value}))
     with pytest.raises(GeometryMismatch, match=field):
-        KVCache.empty(other) + kv
+        _ = KVCache.empty(other) + kv
     with pytest.raises(GeometryMismatch, match=field):
         kv.copy_to(other)
 
@@ -245,7 +245,7 @@ def test_a_join_across_pools_without_room_changes_nothing(pool: PagePool, new_po
     kv, small = prefill(pool, range(12)), new_pool(num_pages=3)
     mine = prefill(small, range(3))
     with pytest.raises(OutOfPages, match="3 more KV pages are needed and 2 of 3 are free"):
-        mine + kv[3:]
+        _ = mine + kv[3:]
     assert small.num_used == 1
     assert contents(mine) == contents(kv)[:3]
     assert (mine + kv[8:]).tokens == [0, 1, 2, 8, 9, 10, 11]

@@ -30,7 +30,7 @@ def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
     """So no page of a head begins within a cache line, and few addresses have to be looked up."""
-    assert new_pool().storage.ctypes.data % HUGE_PAGE == 0
+    assert np.asarray(new_pool().storage).ctypes.data % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_backends_agree(native_llm: Native, native_directory: Path) -> None:
     """Masks are the same, so logits are as close under dropout as without, and another seed's are far."""
     mine, reference = native_llm(), LLM(str(native_directory), backend="reference", weights="int8", kv_bytes=16 << 20)
     drops = (None, Dropout(0.2), Dropout(0.2, 1))
-    logits = [[kv.tail.logits for kv in prefilled(llm, *drops)] for llm in (mine, reference)]  # pyright: ignore[reportOptionalMemberAccess]
+    logits: Any = [[kv.tail.logits for kv in prefilled(llm, *drops)] for llm in (mine, reference)]  # pyright: ignore[reportOptionalMemberAccess]
     (plain, first, other), (plain_reference, first_reference, _) = logits
     norm = np.linalg.norm
     error = norm(plain - plain_reference) / norm(plain_reference)

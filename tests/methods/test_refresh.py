@@ -105,6 +105,7 @@ def test_the_entropy_gate(native_llm: Native) -> None:
     entropies = [sampled.entropy for run in runs for sampled in run.sampled]
     expected, last = [], 0
     for count, entropy in enumerate(entropies[:-1], 1):
+        assert entropy is not None
         if count - last >= 3 and entropy > 7.1:
             expected.append(count)
             last = count
@@ -162,6 +163,7 @@ def test_a_students_entries_never_pass_for_the_teachers(native_llm: Native) -> N
     """Warm and cold agree: what the student made is in nobody's prefix index."""
     warm = native_llm(student="int2", prefix_index="radix")
     expected = runs_of(native_llm(student="int2"), Refresh(every=5), PROMPT * 3)[0]
+    made: list[int] = []
     for _ in range(3):
         made, _, _ = runs_of(warm, Refresh(every=5), PROMPT * 3)
         assert made == expected

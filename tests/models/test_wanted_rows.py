@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], LLM
             pytest.skip(reason)
         if (family, backend) not in models:
             directory = write_model(family, tmp_path_factory.mktemp(family), head_dim=64)
-            weights = {} if backend == "reference" else {"weights": "int8"}
+            weights: dict[str, Any] = {} if backend == "reference" else {"weights": "int8"}
             models[family, backend] = LLM(str(directory), backend=backend, threads=2, kv_bytes=16 << 20, **weights)
         return models[family, backend]
 

@@ -73,15 +73,16 @@ rows = rows.filter(lambda row: bool(row.max() > -INF))
 def test_distribution_is_that_of_transformers(
     row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    scores = TemperatureLogitsWarper(temperature)(None, torch.from_numpy(row).double()[None])
+    no_ids: Any = None
+    scores: Any = TemperatureLogitsWarper(temperature)(no_ids, torch.from_numpy(row).double()[None])
     if top_k:
-        scores = TopKLogitsWarper(top_k)(None, scores)
+        scores = TopKLogitsWarper(top_k)(no_ids, scores)
     before = scores.softmax(-1)[0]
     if top_p < 1:
-        scores = TopPLogitsWarper(top_p)(None, scores)
+        scores = TopPLogitsWarper(top_p)(no_ids, scores)
     middle = scores.softmax(-1)[0]
     if min_p:
-        scores = MinPLogitsWarper(min_p)(None, scores)
+        scores = MinPLogitsWarper(min_p)(no_ids, scores)
     expected = scores.softmax(-1)[0]
     got = torch.from_numpy(dense(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
     falling = before.sort(descending=True).values.cumsum(0)
@@ -131,8 +132,8 @@ def test_repetition_penalty_is_that_of_transformers(
     row: np.ndarray, prompt: list[int], output: list[int], penalty: float
 ) -> None:
     """Of prompt and output; ids that the model does not have change nothing."""
-    options = {"prompt": prompt, "output": output, "repetition_penalty": penalty}
-    known = torch.tensor([[id for id in prompt + output if id < len(row)]], dtype=torch.long)
+    options: dict[str, Any] = {"prompt": prompt, "output": output, "repetition_penalty": penalty}
+    known: Any = torch.tensor([[id for id in prompt + output if id < len(row)]], dtype=torch.long)
     scores = torch.from_numpy(row)
     if known.numel():
         scores = RepetitionPenaltyLogitsProcessor(penalty)(known, scores[None])[0]
@@ -154,7 +155,7 @@ def test_presence_and_frequency_penalties(
     for id in range(len(row)):
         count = output.count(id)
         expected[id] -= count * frequency + (count > 0) * presence
-    options = {"presence_penalty": presence, "frequency_penalty": frequency}
+    options: dict[str, Any] = {"presence_penalty": presence, "frequency_penalty": frequency}
     shaped = row.copy()
     sampler._shape(shaped, draw(prompt=range(len(row)), output=output, **options))
     np.testing.assert_allclose(shaped, expected, rtol=1e-5, atol=1e-5, equal_nan=False)
@@ -223,7 +224,8 @@ def every_statistics() -> list[Statistics]:
 def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, width: int) -> None:
     """They may be one request's in a batch of many, whose tokens they do not change."""
     logits = np.array([row + [0.0] * width, [0.0, 5.0] + [0.0] * (len(row) + width - 2)], np.float32)
-    for options in ({}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}):
+    several: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}]
+    for options in several:
         for temperature in (0, 1):
             broken, sound = sample(logits, [draw(temperature=temperature, **options), draw()], statistics)
             assert broken.id in range(logits.shape[1])
@@ -243,12 +245,15 @@ def test_extremes(statistics: Statistics, temperature: float) -> None:
 
 
 def test_who_needs_no_logits() -> None:
-    for options in ({}, {"temperature": 0.8}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"temperature": 1, "seed": 3}):
+    simple: Any = ({}, {"temperature": 0.8}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"temperature": 1, "seed": 3})
+    for options in simple:
         assert SamplingParams(**options).simple
-    for options in ({"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}):
+    filtering: Any = ({"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1})
+    for options in filtering:
         assert SamplingParams(temperature=1, **options).filters
         assert not SamplingParams(temperature=1, **options).simple
-    for options in ({"logprobs": 0}, {"repetition_penalty": 1.1}, {"logit_bias": {1: 2.0}}, {"min_tokens": 2}):
+    shaping: Any = ({"logprobs": 0}, {"repetition_penalty": 1.1}, {"logit_bias": {1: 2.0}}, {"min_tokens": 2})
+    for options in shaping:
         assert not SamplingParams(**options).simple
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **settings: Any) -> Iterator[Serving]:
+def serving(llm: LLM, **settings: Any) -> Generator[Serving]:
     """Listens at a free port of the loopback."""
     server = make_server(llm, Settings(**({"grace_s": 0.5, "model_name": "tiny"} | settings)), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -74,7 +74,8 @@ def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
 @pytest.fixture
 def open_tiny(tiny_directory: Callable[[str], Path]) -> Callable[..., LLM]:
     def opened(**options: Any) -> LLM:
-        return LLM(str(tiny_directory("llama")), **({"kv_bytes": 16 << 20, "threads": 1} | options))
+        chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1} | options
+        return LLM(str(tiny_directory("llama")), **chosen)
 
     return opened
 
@@ -97,9 +98,10 @@ def reference(tiny_directory: Callable[[str], Path]) -> LLM:
 
 
 @contextlib.asynccontextmanager
-async def asgi(llm: LLM, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def asgi(llm: LLM, **settings: Any) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the application itself, without a socket."""
-    app = create_app(llm, Settings(**({"model_name": "tiny"} | settings)))
+    chosen: dict[str, Any] = {"model_name": "tiny"} | settings
+    app = create_app(llm, Settings(**chosen))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -119,7 +119,7 @@ def test_bodies_that_are_none(open_tiny: Callable[..., LLM]) -> None:
                 long = await http.post(path, content=b"x" * 10_001)
                 assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")
 
-                async def pieces() -> Any:
+                async def pieces() -> AsyncIterator[bytes]:
                     for _ in range(11):
                         yield b"x" * 1000
 
@@ -220,8 +220,9 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = ["prompt", "max_tokens", "n", "stop", "seed", "logit_bias", "method", "response_format", "stream", "regex"]
-NAMES += ["choice", "temperature", "top_p", "logprobs", "model", "priority", "stream_options", "stop_token_ids"]
+NAMES = ["prompt", "max_tokens", "n", "stop", "seed", "logit_bias", "method", "response_format", "stream", "regex",
+         "choice", "temperature", "top_p", "logprobs", "model", "priority", "stream_options",
+         "stop_token_ids"]  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)

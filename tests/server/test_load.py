@@ -116,7 +116,7 @@ def test_idle_is_quiet(open_tiny: OpenTiny) -> None:
 
 @pytest.fixture
 def crash() -> Iterator[None]:
-    class Crash(Method, name="crash"):
+    class Crash(Method, name="crash"):  # pyright: ignore[reportUnusedClass]
         def program(self, prompt: list[int]) -> Program:
             kv = yield Prefill(prompt)
             yield Decode(kv, until=lambda sampled: len(sampled) > 3 and 1 // 0 > 0)

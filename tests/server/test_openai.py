@@ -1,8 +1,10 @@
 """OpenAI's own client: what it gets over HTTP is what `LLM.generate` makes."""
 
 import json
+import shutil
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import openai
 import pytest
@@ -11,7 +13,7 @@ from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.llm import LLM
 from twostroke.methods import method
 
-SAMPLED = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
+SAMPLED: Any = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
 SCHEMA = {
     "type": "object",
@@ -54,10 +56,12 @@ def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
     prompts = ["the quick", "the lazy dog"]
     expected = flat(texts(reference, prompts, **SAMPLED, n=2))
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    pieces, reasons, usages = [""] * 4, [None] * 4, []
-    for chunk in client.completions.create(
-        model="tiny", prompt=prompts, n=2, stream=True, stream_options=options, **SAMPLED
-    ):
+    pieces, usages = [""] * 4, []
+    reasons: list[str | None] = [None] * 4
+    chunks = list(
+        client.completions.create(model="tiny", prompt=prompts, n=2, stream=True, stream_options=options, **SAMPLED)
+    )
+    for chunk in chunks:
         for choice in chunk.choices:
             pieces[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
@@ -65,7 +69,7 @@ def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
     assert pieces == expected
     assert set(reasons) <= {"stop", "length"}
     counts = [usage.completion_tokens for usage in usages]
-    assert not chunk.choices
+    assert not chunks[-1].choices
     ids = [output.tokens for completion in reference.generate(prompts, **SAMPLED, n=2) for output in completion.outputs]
     total = sum(map(len, ids))
     assert counts == [*range(1, total + 1), total], "every token is told of, also one that is part of a character"
@@ -138,7 +142,7 @@ def test_logprobs(client: openai.OpenAI, reference: LLM) -> None:
 
 def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     """By a field of the body, and by the model's alias."""
-    prompt, fields = "the quick brown fox", {"max_tokens": 12, "temperature": 0}
+    prompt, fields = "the quick brown fox", cast(Any, {"max_tokens": 12, "temperature": 0})
     twice = reference.generate([prompt], max_tokens=12, method=method("repeat", sinks=4))[0].text
     wanted: Any = {"method": {"name": "repeat", "times": 2, "sinks": 4}}
     assert client.completions.create(model="tiny", prompt=prompt, extra_body=wanted, **fields).choices[0].text == twice
@@ -292,3 +296,30 @@ def test_tokenize(server: Serving, reference: LLM) -> None:
             asked = {"messages": MESSAGES, "add_generation_prompt": open_end}
             expected = reference.tokenizer.encode_chat(MESSAGES, add_generation_prompt=open_end)
             assert http.post("/tokenize", json=asked).json()["tokens"] == expected
+
+
+def test_a_models_own_defaults(tiny_directory: Callable[[str], Path], tmp_path: Path, reference: LLM) -> None:
+    """They hold for what a client leaves out, on every endpoint."""
+    directory = shutil.copytree(tiny_directory("llama"), tmp_path / "model")
+    own = {"temperature": 0.25, "top_k": 3}
+    (directory / "generation_config.json").write_text(json.dumps(own))
+    common: Any = {"max_tokens": 20, "seed": 5}
+    with serving(LLM(str(directory), kv_bytes=16 << 20, threads=1)) as running:
+        client = running.client
+        left_out = client.completions.create(model="tiny", prompt="the quick", **common)
+        assert [choice.text for choice in left_out.choices] == texts(reference, ["the quick"], **common, **own)[0]
+        given = client.completions.create(model="tiny", prompt="the quick", temperature=1.0, **common)
+        expected = texts(reference, ["the quick"], **common, **(own | {"temperature": 1.0}))[0]
+        assert [choice.text for choice in given.choices] == expected
+        chat = client.chat.completions.create(model="tiny", messages=MESSAGES, **common)
+        assert chat.choices[0].message.content == reference.chat(MESSAGES, **common, **own).text
+        response = client.responses.create(model="tiny", input="the fox?", max_output_tokens=20, extra_body={"seed": 5})
+        asked = [{"role": "user", "content": "the fox?"}]
+        assert response.output_text == reference.chat(asked, **common, **own).text
+        assert (response.temperature, response.top_p) == (0.25, 1.0)
+
+
+def test_openais_defaults_where_a_model_states_none(client: openai.OpenAI, reference: LLM) -> None:
+    common: Any = {"max_tokens": 20, "seed": 5}
+    made = client.completions.create(model="tiny", prompt="the quick", **common)
+    assert [choice.text for choice in made.choices] == texts(reference, ["the quick"], **common, temperature=1.0)[0]

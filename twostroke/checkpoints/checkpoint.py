@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.checkpoints.identity import file_digest
 from twostroke.errors import CheckpointError
 from twostroke.formats.encode import Encoder
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
-from twostroke.system.mapped import place
-
-SAMPLE_PIECES, PIECE_BYTES = 8, 512  # 4 KiB of every tensor go into `weights_id`
+from twostroke.system.mapped import MappedFile, place
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class Checkpoint:
 
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them; `transforms` says what
     `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), and
-    `encoders` what it then turns into another format (see `quantize`), when asked and not before.
+    `encoders` what it then turns into another format (see `quantize`), when asked and not before. `generation` has the
+    model's own defaults for sampling (see `generation`), as far as it states any.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Checkpoint:
     stored: Mapping[str, RawTensor] = field(repr=False)
     transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
     encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
+    generation: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():
@@ -91,21 +92,24 @@ class Checkpoint:
 
     @cached_property
     def weights_id(self) -> str:
-        """Hex digest of the config, every tensor's name, format and shape, and 4 KiB spread over each one's bytes.
+        """Hex digest of the config, and of all bytes of the weights' files, or of the tensors that are in no file.
 
-        It names one set of weights wherever the file lies, and another once they are re-encoded. A sample, not a
-        checksum: it tells models apart, quantizations and fine-tunes too, but does not detect damage.
+        It names one set of weights wherever its files lie, and another one if a single byte differs, or once matrices
+        are re-encoded. Files are read once and remembered (`identity`). Raises CheckpointError if one cannot be read.
         """
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
+        files: dict[MappedFile, str] = {}
         for name in sorted(self.stored):
-            tensor = self.stored[name]
-            encoder = self.encoders.get(name)
+            tensor, encoder = self.stored[name], self.encoders.get(name)
             formats = f"{tensor.format} to {encoder.format}" if encoder else tensor.format
-            digest.update(f"\n{name} {formats} {tensor.shape}\n".encode())
-            data = tensor.data.reshape(-1)  # contiguous, so still a view
-            if data.size <= SAMPLE_PIECES * PIECE_BYTES:
-                digest.update(data.tobytes())
-                continue
-            for start in np.linspace(0, data.size - PIECE_BYTES, SAMPLE_PIECES, dtype=np.int64).tolist():
-                digest.update(data[start : start + PIECE_BYTES].tobytes())
+            made = "transformed" if name in self.transforms else "as stored"
+            found = place(tensor.data) if tensor.data.flags.c_contiguous else None
+            if found is None:
+                where = hashlib.sha256(np.ascontiguousarray(tensor.data).reshape(-1).data).hexdigest()
+            else:
+                file, offset = found
+                if file not in files:
+                    files[file] = file_digest(file)
+                where = f"{files[file]} at {offset}"
+            digest.update(f"\n{name} {formats} {tensor.shape} {made} {where}".encode())
         return digest.hexdigest()

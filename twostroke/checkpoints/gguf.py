@@ -17,6 +17,7 @@ from typing import Any, overload
 import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
+from twostroke.checkpoints.generation import gguf_generation
 from twostroke.checkpoints.gguf_config import read_config, tensor_names
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
@@ -255,6 +256,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
             tokenizer_source=GgufTokenizerSource(path, file.metadata),
             stored=stored,
             transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
+            generation=gguf_generation(file.metadata, path),
         )
     except TwostrokeError:
         missing = [name.tensor for ours, name in names.items() if ours not in stored]

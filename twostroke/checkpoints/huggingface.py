@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.checkpoints.generation import directory_generation
 from twostroke.checkpoints.huggingface_config import read_config
 from twostroke.checkpoints.safetensors import read_all
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
@@ -69,4 +70,5 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
         tokenizer_source=HfTokenizerSource(directory),
         stored=stored,
         transforms=BY_NAME[config.architecture].transforms(config, "huggingface"),
+        generation=directory_generation(directory),
     )

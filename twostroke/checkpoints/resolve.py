@@ -2,14 +2,17 @@
 
 import os
 import re
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.fetch import Progress, fetch, hub_snapshot
+from twostroke.checkpoints.fetch import fetch
 from twostroke.checkpoints.gguf import open_gguf
+from twostroke.checkpoints.hub import hub_snapshot
 from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.progress import Progress
 from twostroke.errors import CheckpointError, UnknownModel
 
 HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+\.gguf))?")
@@ -25,7 +28,8 @@ def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> C
     """
     entry = CATALOG.get(name_or_path)
     if entry is not None:
-        return open_gguf(fetch(entry, progress=progress), name=entry.name)
+        checkpoint = open_gguf(fetch(entry, progress=progress), name=entry.name)
+        return replace(checkpoint, generation=checkpoint.generation or entry.generation)
     path = Path(name_or_path).expanduser()
     if name_or_path and os.path.exists(path):  # Path.exists would raise on names too long for a file
         return open_path(path)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from twostroke.cli.options import JsonFlag, ModelOptions, SamplingOptions, spread
+from twostroke.cli.options import ChatSamplingOptions, JsonFlag, ModelOptions, spread
 from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
     from twostroke.conversation.conversation import Conversation, Reply
+
+UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
 HELP = """\
 /save PATH    write messages and KV cache into a file
@@ -37,14 +39,19 @@ def chat(
     load: Annotated[Path | None, typer.Option(help="Go on with a conversation that was saved with /save.")] = None,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: ChatSamplingOptions,
 ) -> None:
-    """Talk with a model, line by line; /help lists commands. Lines may also be piped in."""
+    """Talk with a model, line by line; /help lists commands. Lines may also be piped in.
+
+    Replies are sampled with the model's own generation defaults where it states any (`twostroke models show`),
+    else with a temperature of 0.7 and a top-p of 0.9.
+    """
     sampling.params()  # wrong ones are reported before the model is loaded
     llm = model_options.open()
     from twostroke.conversation.conversation import Conversation
 
-    fields = sampling.fields()
+    own = llm.generation or UNSTATED
+    fields = own | sampling.fields()
     if load is None:
         conversation = Conversation(llm, system, **fields)
     else:
@@ -52,7 +59,8 @@ def chat(
         conversation.system = conversation.system if system is None else system
     session = Session(conversation, sys.stderr if as_json else sys.stdout, sys.stdin.isatty())
     if session.interactive:
-        note(f"{llm.name}: /help lists commands, Ctrl-D leaves")
+        how = ", ".join(f"{name} {fields[name]:g}" for name in own)
+        note(f"{llm.name}: {how}; /help lists commands, Ctrl-D leaves")
     session.run()
     if as_json:
         print_json(session.facts())

@@ -36,7 +36,10 @@ def generate(
     sampling: SamplingOptions,
     method_options: MethodOptions,
 ) -> None:
-    """Answer one prompt; the text goes to stdout as it is made, facts about it to stderr."""
+    """Answer one prompt, greedily unless told otherwise; the text goes to stdout as it is made, facts to stderr.
+
+    The model's own generation defaults are not used here: `chat` and `serve` use them.
+    """
     from twostroke.backends.native.library import unavailable
 
     text = read_prompt(prompt, prompt_file)

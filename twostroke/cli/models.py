@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag
-from twostroke.cli.report import Loading, print_json, size
+from twostroke.cli.report import Loading, note, print_json, size
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.catalog import CatalogEntry
@@ -50,10 +50,13 @@ def pull(name: Name, *, as_json: JsonFlag = False) -> None:
 
     with Loading(f"fetching {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
-    files = file_facts(checkpoint)
+    files, where = file_facts(checkpoint), origin(name)
     if as_json:
-        print_json({"name": checkpoint.name, "files": files, "bytes": sum(file["bytes"] for file in files)})
+        total = sum(file["bytes"] for file in files)
+        print_json({"name": checkpoint.name, "files": files, "bytes": total, "fetched_from": where})
         return
+    if where is not None:
+        note(f"fetched {where}" if where.startswith("from") else where)
     for file in files:
         typer.echo(f"{file['path']}  {size(file['bytes'])}")
 
@@ -76,6 +79,15 @@ def show(name: Name, *, as_json: JsonFlag = False) -> None:
     print_facts(facts)
 
 
+def origin(name: str) -> str | None:
+    """Where the file of a catalog model came from, in words, if it is known."""
+    from twostroke.checkpoints.catalog import CATALOG
+    from twostroke.checkpoints.fetch import fetched_from
+
+    entry = CATALOG.get(name)
+    return None if entry is None else fetched_from(entry)
+
+
 def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
     from twostroke.checkpoints.fetch import is_fetched, model_path
 
@@ -86,6 +98,7 @@ def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
         "licence": entry.licence,
         "chat": entry.chat,
         "fetched": is_fetched(entry),
+        "fetched_from": origin(entry.name),
         "path": str(model_path(entry)),
         "sha256": entry.sha256,
         "sources": {"packages": list(entry.packages), "hub": entry.hub and ":".join(entry.hub)},
@@ -107,6 +120,7 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
         "parameters": sum(tensor.num_elements for tensor in checkpoint.stored.values()),
         "weights": weight_facts(checkpoint),
         "weights_id": checkpoint.weights_id,
+        "generation": dict(checkpoint.generation),
         "tokenizer": {"kind": tokenizer_kind(checkpoint), **tokenizer_facts(tokenizer)},
         "files": file_facts(checkpoint),
     }
@@ -201,6 +215,8 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "catalog", f"{catalog['name']}: {catalog['description']}"
         yield "sources", ", ".join(catalog["sources"]["packages"])
         yield "hub", catalog["sources"]["hub"] or "not there"
+        if catalog["fetched_from"]:
+            yield "fetched", catalog["fetched_from"]
     if "architecture" not in facts:
         yield "licence", catalog["licence"]
         return
@@ -218,6 +234,8 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, one in facts["weights"].items():
         yield f"weights in {name}", f"{size(one['bytes'])} in {one['tensors']} tensors"
     yield "weights id", facts["weights_id"]
+    stated = ", ".join(f"{key} {value:g}" for key, value in facts["generation"].items())
+    yield "generation", stated or "no defaults stated"
     tokenizer = facts["tokenizer"]
     yield "tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens, id {tokenizer['fingerprint']}"
     yield "end tokens", ", ".join(map("{} ({})".format, tokenizer["eos_tokens"], tokenizer["eos_ids"])) or "none"

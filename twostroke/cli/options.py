@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.checkpoints.generation import FIELDS as DEFAULTS
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
@@ -148,7 +149,7 @@ def options_of(
     """A dataclass whose fields are options, one for each rule of a dataclass (`twostroke.fields`).
 
     Several values are an option that may be repeated, in the singular. `changes` are settings of single options;
-    "names" among them is how an option is spelled.
+    "names" among them is how an option is spelled, "default" what it is where nobody gives it.
     """
     made: list[tuple[str, Any, Any]] = []
     for name, rule in rules(declaring).items():
@@ -156,7 +157,7 @@ def options_of(
             continue
         kind, default = rule.kind, getattr(declaring, name, None)
         settings = dict(changes.get(name, {}))
-        names = settings.pop("names", ())
+        names, default = settings.pop("names", ()), settings.pop("default", default)
         if kind in (tuple, dict):
             name = name.removesuffix("s") if kind is tuple and name.endswith("ids") else name
             kind = list[str] if rule.each is None or kind is dict else list[rule.each.kind]
@@ -164,7 +165,7 @@ def options_of(
         elif kind is bool and not names:
             flag = f"--{name.replace('_', '-')}"
             names = (f"{flag}/--no-{flag.removeprefix('--')}",) if default else (flag,)
-        shown = kind | None if rule.optional else kind
+        shown = kind | None if rule.optional or default is None else kind
         made.append((name, Annotated[shown, option(rule, *names, panel=panel, **settings)], field(default=default)))
     return make_dataclass(f"{declaring.__name__}Options", made, frozen=True)
 
@@ -191,6 +192,26 @@ class SamplingOptions(
     def params(self, **more: Any) -> SamplingParams:
         """Checked: raises InvalidRequest naming the field that is out of range."""
         return SamplingParams(**self.fields(), **more)
+
+
+_OWN: dict[str, Any] = {"default": None, "show_default": "the model's own"}
+
+
+@dataclass(frozen=True)
+class ChatSamplingOptions(
+    options_of(
+        SamplingParams,
+        "Sampling",
+        leave_out=set(rules(SamplingParams)) - set(DEFAULTS),
+        changes=dict.fromkeys(DEFAULTS, _OWN),
+    ),
+    SamplingOptions,
+):
+    """The same, with the model's own generation defaults for what is not given."""
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of `SamplingParams`, without those that the model decides."""
+        return {name: value for name, value in super().fields().items() if name not in DEFAULTS or value is not None}
 
 
 MethodModule = Annotated[

@@ -170,7 +170,7 @@ class Engine:
         while queues.waiting and len(queues.running) < self.config.max_running:
             choice = queues.waiting[0]
             # One that was preempted comes back when what it held fits again.
-            if queues.running and not self._placement.has_room(self.models[self.default].pool, choice.needs):
+            if queues.running and not self._placement.fits(choice):
                 return
             queues.run(choice)
             timings = choice.request.timings

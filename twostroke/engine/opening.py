@@ -5,6 +5,7 @@ guesses tokens; of another geometry, it has a pool of its own.
 """
 
 import ctypes
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,7 @@ def open_model(
     """Load a checkpoint's weights. `index` is one of `INDEXES`; `pool_for` finds KV of its geometry a home."""
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
-    identity, made = _identity(checkpoint, backend), INDEXES[index]
+    identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
     compiled = backend.compile(checkpoint.config, checkpoint.tensor)
     _trim()
@@ -59,7 +60,7 @@ def open_companion(
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:
         raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
-    if _identity(checkpoint, backend) == main.id:
+    if _identity(checkpoint, backend, shared.page_size) == main.id:
         return main
     if checkpoint.config.max_position < main.max_position:
         raise InvalidRequest(
@@ -107,5 +108,7 @@ def _trim() -> None:
         trim(0)
 
 
-def _identity(checkpoint: Checkpoint, backend: Backend) -> str:
-    return f"{checkpoint.weights_id}-{backend.arithmetic}-{backend.kv_dtype}"
+def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
+    """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
+    parts = (checkpoint.weights_id, backend.arithmetic, backend.kv_dtype, page_size)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -8,6 +8,7 @@ take everybody's pages, so something always moves, and nothing is dropped.
 import logging
 from collections.abc import Iterable
 
+from twostroke.backends.interface import PAGE
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
@@ -37,6 +38,10 @@ class Placement:
         if pages > pool.num_free:
             self._evict(pool, pages - pool.num_free)
         return pages <= pool.num_free
+
+    def fits(self, choice: Choice) -> bool:
+        """Whether what a choice held when it was preempted fits again, in each of its pools."""
+        return all(self.has_room(pool, pages) for pool, pages in choice.needs.items())
 
     def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Choice, OutOfPages]]]:
         """Enter the planned tokens. Returns what is to be computed, and who failed, having the pool to itself."""
@@ -74,10 +79,10 @@ class Placement:
         """
         if self._queues.running == [choice]:
             return False
-        room = 2 * choice.needs
+        room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
         for one in {self._queues.running[-1], choice}:
             self._preempt(one)
-        choice.needs = max(choice.needs, room)
+        choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
         return True
 
     def _may_start(self, lane: Lane) -> bool:
@@ -98,7 +103,7 @@ class Placement:
         self.preemptions += 1
         request = choice.request
         request.preemptions += 1
-        choice.needs = sum(len(lane.writer.table) for lane in choice.lanes) + 1
+        choice.needs = _pages_held(choice)
         request.shared.clear()
         # Whoever waits for a prefill that this choice was computing starts again as well.
         waiters = {waiter for lane in choice.lanes for waiter in lane.waiters()}
@@ -113,3 +118,11 @@ class Placement:
         for model in self._models:
             if model.index is not None and model.pool is pool and count > 0:
                 count -= model.index.evict(count)
+
+
+def _pages_held(choice: Choice) -> dict[PagePool, int]:
+    """Pages that the lanes of a choice hold in each pool, and one more to go on with."""
+    pages: dict[PagePool, set[int]] = {}
+    for lane in choice.lanes:
+        pages.setdefault(lane.model.pool, set()).update(lane.writer.table[:, PAGE].tolist())
+    return {pool: len(held) + 1 for pool, held in pages.items()}

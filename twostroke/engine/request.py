@@ -16,6 +16,7 @@ from twostroke.engine.lane import DecodeRecord, Lane
 from twostroke.engine.strokes import Program
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
+from twostroke.kv.pool import PagePool
 from twostroke.sampling.params import SamplingParams
 
 _arrivals = itertools.count()
@@ -41,7 +42,7 @@ class Choice:
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
-        self.needs = 0  # pages it held when it was preempted
+        self.needs: dict[PagePool, int] = {}  # pages in each pool that it starts again with, once it was preempted
         self.result: Any = None
         self.done = False
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest
+from twostroke.system.groups import control_groups
 
 MOST = 8  # threads for each core: more do nothing but wait for one another
 
@@ -24,22 +25,12 @@ def usable_cores(root: Path = Path("/")) -> int:
     """Those of this process's affinity, and no more than its control groups (a container's, a service's) allow the
     time of: threads beyond that are stopped together for a part of every tenth of a second."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([cores, *_quotas(root)])))
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Processor time over time that the process's groups and those around them allow, where they say."""
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers or "cpu" in controllers.split(","):  # of the second version, of the first
-                for mount in (controllers, "unified" if not controllers else "cpu"):
-                    group = root / "sys/fs/cgroup" / mount / path.lstrip("/")
-                    for folder in (group, *group.parents[: len(Path(path).parts) - 1]):
-                        yield from _quota(folder)
+    quotas = (quota for group in control_groups("cpu", root) for quota in _quota(group))
+    return max(1, int(min([cores, *quotas])))
 
 
 def _quota(group: Path) -> Iterator[float]:
+    """Processor time over time that a group allows, where it says."""
     with suppress(OSError, ValueError):  # "max": none
         quota, period = (group / "cpu.max").read_text().split()
         yield int(quota) / int(period)

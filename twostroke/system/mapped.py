@@ -16,6 +16,7 @@ from twostroke.errors import CheckpointError
 class MappedFile(mmap.mmap):
     """A whole file, mapped for reading. Raises OSError, or ValueError if it is empty."""
 
+    path: Path
     fd: int
 
     def __new__(cls, path: Path) -> Self:
@@ -25,7 +26,7 @@ class MappedFile(mmap.mmap):
         except BaseException:
             os.close(fd)
             raise
-        self.fd = fd
+        self.path, self.fd = path, fd
         weakref.finalize(self, os.close, fd)
         return self
 

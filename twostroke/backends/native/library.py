@@ -124,10 +124,10 @@ def _library_path(variant: str) -> Path | None:
 
 @cache
 def digest(variant: str) -> str:
-    """Of a compiled library's bytes: another build may round otherwise."""
+    """The sha256 of a compiled variant: kernels built anew may compute other bits."""
     path = _library_path(variant)
-    assert path is not None, "only of a variant that is there"
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    assert path is not None, "asked for a variant that is compiled"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @cache

@@ -66,6 +66,8 @@ class Operations:
             torch.set_num_threads(threads)
         self.device, self.dtype = "cpu" if on_cpu else device, dtype
         self.threads = torch.get_num_threads()
+        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else torch.device(device).type
+        self.arithmetic = f"reference {torch.__version__} {where} {dtype}"
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
         """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""

@@ -25,6 +25,7 @@ router = APIRouter(prefix="/v1")
 async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """Continue texts or token ids."""
     engine: AsyncEngine = http.app.state.engine
+    body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
         ("echo", body.echo),
@@ -46,6 +47,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
+    body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(("functions", body.functions is not None))
     if body.top_logprobs and not body.logprobs:
@@ -72,6 +74,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
 async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     """Answer an input with text."""
     engine: AsyncEngine = http.app.state.engine
+    body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
         ("previous_response_id", body.previous_response_id is not None), ("tools", bool(body.tools)), ("n", body.n != 1)

@@ -1,7 +1,7 @@
 """What the bodies of every generating endpoint share."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -79,6 +79,10 @@ class GenerateBody(_SamplingFields):
     def terms(self, prompts: int = 1) -> Terms:
         """How the call is to be served."""
         return Terms(prompts * self.n, self.stream, self.priority, self.timeout)
+
+    def with_defaults(self, generation: Mapping[str, float]) -> Self:
+        """The body with a model's own generation defaults for sampling fields that the client left out."""
+        return self.model_copy(update={name: generation[name] for name in generation.keys() - self.model_fields_set})
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, constraint: Any = None) -> SamplingParams:
         """As the engine wants it. Raises InvalidRequest, whose message begins with the field's name."""

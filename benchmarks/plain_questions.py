@@ -1,0 +1,101 @@
+"""Whether a model answers ordinary questions rightly: twenty of them, each judged by a list of words.
+
+    python -m benchmarks.plain_questions --models smollm2-135m qwen2.5-coder-0.5b
+
+Each is asked by itself through the model's chat template, once greedily and three times as `chat` and the server
+answer it, drawn with the model's own generation defaults. An answer is right if it holds one of the accepted words as
+a whole word. That is lenient towards an answer that says more, and enough to tell a model that knows what it is asked
+from one that does not: what is counted is the default model's fitness for a first question, not its rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.errors import TwostrokeError
+from twostroke.llm import LLM
+
+DRAWN = 3  # answers to each question that are drawn
+MOST_TOKENS = 96
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    accepted: tuple[str, ...]  # lower case; one of them must be in the answer
+
+
+QUESTIONS = [
+    Question("What is the capital of France?", ("paris",)),
+    Question("What is 2 + 2?", ("4", "four")),
+    Question("What colour is the sky on a clear day?", ("blue",)),
+    Question("What is the opposite of hot?", ("cold",)),
+    Question("How many days are in a week?", ("7", "seven")),
+    Question("Which planet do we live on?", ("earth",)),
+    Question("What is the largest ocean on Earth?", ("pacific",)),
+    Question("Who wrote Romeo and Juliet?", ("shakespeare",)),
+    Question("How many legs does a spider have?", ("8", "eight")),
+    Question("What do bees make?", ("honey",)),
+    Question("What is frozen water called?", ("ice",)),
+    Question("Which month comes after March?", ("april",)),
+    Question("What is 10 minus 3?", ("7", "seven")),
+    Question("What is the capital of Japan?", ("tokyo",)),
+    Question("Is a whale a fish or a mammal?", ("mammal", "mammals")),
+    Question("What is the plural of mouse, the animal?", ("mice",)),
+    Question("How many minutes are in an hour?", ("60", "sixty")),
+    Question("Which animal says meow?", ("cat", "cats")),
+    Question("What do you call a baby dog?", ("puppy", "puppies", "pup")),
+    Question("At what temperature in degrees Celsius does water boil?", ("100", "hundred")),
+]
+
+
+def is_right(answer: str, accepted: Sequence[str]) -> bool:
+    """Whether one of the accepted words is in the answer, as a word and not as a part of one."""
+    words = re.findall(r"[a-z]+|\d+", answer.lower())
+    return any(word in words for word in accepted)
+
+
+def ask(llm: LLM, **sampling: Any) -> list[str]:
+    """The answers to all questions, in order."""
+    prompts = [llm.tokenizer.encode_chat([{"role": "user", "content": question.text}]) for question in QUESTIONS]
+    return [answer.text for answer in llm.generate(prompts, max_tokens=MOST_TOKENS, **sampling)]
+
+
+def row(name: str, llm: LLM, show: bool) -> str:
+    """A line of the table: how many are right, greedily and on average of those that are drawn."""
+    greedy = ask(llm)
+    drawn = [ask(llm, **llm.generation, seed=seed) for seed in range(DRAWN)]
+    if show:
+        for question, answer in zip(QUESTIONS, greedy, strict=True):
+            mark = "+" if is_right(answer, question.accepted) else "-"
+            print(f"{mark} {question.text} {' '.join(answer.split())[:100]}", file=sys.stderr)
+
+    def count(answers: Sequence[str]) -> int:
+        return sum(is_right(answer, question.accepted) for question, answer in zip(QUESTIONS, answers, strict=True))
+
+    mean = sum(map(count, drawn)) / DRAWN
+    defaults = ", ".join(f"{key} {value:g}" for key, value in llm.generation.items())
+    return f"| {name} | {count(greedy)} | {mean:.1f} | {defaults} |"
+
+
+def main() -> None:
+    """Print the table as Markdown."""
+    parser = argparse.ArgumentParser(description="Twenty plain questions: how many a model answers rightly.")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+    parser.add_argument("--show", action="store_true", help="print the greedy answers to stderr")
+    arguments = parser.parse_args()
+    print(f"| of {len(QUESTIONS)} | greedy | drawn, mean of {DRAWN} | drawn with |\n|---|---|---|---|")
+    for name in arguments.models:
+        try:
+            print(row(name, LLM(name, kv_bytes=256 << 20), arguments.show), flush=True)
+        except TwostrokeError as error:
+            sys.exit(f"{name}: {error}")
+
+
+if __name__ == "__main__":
+    main()

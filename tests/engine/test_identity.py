@@ -1,0 +1,79 @@
+"""What an entry's bits depend on is in its model's identity: no value of another one passes for its own work."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from twostroke.backends.native import library
+from twostroke.backends.native.backend import NativeKernels
+from twostroke.engine.opening import _identity
+from twostroke.kv.cache import KVCache
+from twostroke.llm import LLM
+
+VARIANTS: tuple[str, ...] = library.variants() if library.unavailable() is None else ()
+TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 5
+
+
+def scores(llm: LLM, tokens: list[int]) -> list[float | None]:
+    """Log-probabilities of what follows, likeliest first choice each time."""
+    made = llm.generate([tokens], max_tokens=6, ignore_eos=True, logprobs=1)[0].tokens
+    return [token.logprob for token in made]
+
+
+@pytest.mark.skipif(len(VARIANTS) < 2, reason="this processor has one native variant, or none")
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+def test_a_value_of_another_variant_is_usable_and_not_canonical(variant: str, tmp_path: Path) -> None:
+    """Nor is what is computed behind it: a later request gets a cold one's answer, to the bit."""
+    theirs = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26)
+    ids = theirs.tokenizer.encode(TEXT)
+    theirs.prefill(ids[:105]).save(tmp_path / "a.kv")
+    llm = LLM("smollm2-135m", backend=f"native-{VARIANTS[-1]}", kv_bytes=1 << 26)
+    assert llm.model.id != theirs.model.id
+    cold = scores(llm, ids[:110])
+    assert llm.model.index is not None
+    llm.model.index.clear()
+
+    kv = KVCache.load(tmp_path / "a.kv", llm)
+    assert len(kv) == 105
+    assert kv.canonical_length(theirs.model.id) == 105
+    assert kv.canonical_length(llm.model.id) == 0
+    longer = llm.prefill(ids[105:130], after=kv)
+    assert longer.tokens == ids[:130], "usable"
+    assert longer.canonical_length(llm.model.id) == 0
+    assert len(list(llm.decode(longer, max_tokens=3, ignore_eos=True))) == 3
+    assert llm.model.index.num_pages == 0
+    assert scores(llm, ids[:110]) == cold
+
+
+def test_variants_and_builds_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {NativeKernels(1, variant).arithmetic for variant in VARIANTS}
+    assert len(made) == len(VARIANTS)
+    monkeypatch.setattr(library, "digest", lambda variant: "another build")
+    assert made.isdisjoint(NativeKernels(1, variant).arithmetic for variant in VARIANTS)
+
+
+def test_everything_that_bits_depend_on_counts(tiny_llm: Callable[..., LLM]) -> None:
+    made = [
+        tiny_llm(backend="reference"),
+        tiny_llm(backend="reference", dtype="bfloat16"),
+        tiny_llm(backend="reference", page_size=8),
+        tiny_llm(backend="reference", weights="int8"),
+        tiny_llm("qwen3", backend="reference"),
+    ]
+    assert len({llm.model.id for llm in made}) == len(made)
+    assert tiny_llm(backend="reference").model.id == made[0].model.id
+
+
+def test_kv_of_other_bits_is_another_identity() -> None:
+    class Kernels:
+        arithmetic, kv_dtype = "some", "float32"
+
+    class Narrow(Kernels):
+        kv_dtype = "bfloat16"
+
+    class Checkpoint:
+        weights_id = "these"
+
+    ids = {_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
+    assert len(ids) == 2

@@ -1,0 +1,120 @@
+"""The model hub: whether it answers, single files, and whole models."""
+
+import re
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from twostroke.checkpoints.progress import Progress, one_line, watched
+from twostroke.errors import CheckpointError, FetchError, UnknownModel
+
+HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
+             "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+             "chat_template*")  # fmt: skip
+PATIENCE_S = 2.0  # in which the hub answers, or is taken to be out of reach
+
+
+def hub_trouble() -> str | None:
+    """Why the hub cannot be reached, None if it can: one request, where the client would retry for half a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    found = [f"the hub does not answer within {PATIENCE_S:g} s"]
+
+    def ask() -> None:
+        try:
+            status = get_session().head(constants.ENDPOINT, timeout=PATIENCE_S).status_code
+            answer = None if status < 400 else f"the hub answers with status {status}"
+        except Exception as error:  # whatever the client's HTTP library raises; offline mode, too
+            answer = f"the hub cannot be reached: {one_line(str(error)) or type(error).__name__}"
+        found.append(answer or "")
+
+    # In a thread: looking up a name may take longer than any time limit of a request.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE_S)
+    return found[-1] or None
+
+
+def hub_file(repository: str, file: str, into: Path, size: int, report: Progress) -> Path:
+    """One file, in a folder. Raises FetchError if the hub does not answer soon, or will not give it."""
+    if (reason := hub_trouble()) is not None:
+        raise FetchError(reason)
+    from huggingface_hub import hf_hub_download  # slow to import
+
+    try:
+        with watched(into, lambda done: report("downloading from the hub", done, size)), _no_bars():
+            return Path(hf_hub_download(repository, file, local_dir=into))
+    except Exception as error:  # the hub client raises what its HTTP library does
+        raise FetchError(one_line(str(error)) or type(error).__name__) from None
+
+
+def hub_snapshot(repository: str, file: str | None = None, progress: Progress | None = None) -> Path:
+    """A model of the hub, in the hub client's own cache: a directory with config.json and safetensors, or a GGUF file.
+
+    Safetensors are preferred; of several GGUF files one has to be named as `file`. Works offline on what is cached.
+    Raises UnknownModel when there is no such repository, FetchError when it cannot be had, CheckpointError when it
+    holds nothing that we can read.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    report = progress or (lambda stage, done, total: None)
+    reason = hub_trouble()
+    try:
+        if reason is not None:
+            if file is not None:
+                return Path(hf_hub_download(repository, file, local_files_only=True))
+            return Path(snapshot_download(repository, local_files_only=True))
+        siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
+        wanted = _wanted(repository, file, set(sizes))
+        total = sum(sizes.get(name, 0) for name in wanted)
+        cache = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "blobs"
+        with watched(cache, lambda size: report("downloading from the hub", min(size, total), total)), _no_bars():
+            if wanted == [file] or wanted[0].endswith(".gguf"):
+                return Path(hf_hub_download(repository, wanted[0]))
+            return Path(snapshot_download(repository, allow_patterns=wanted))
+    except CheckpointError:
+        raise
+    except GatedRepoError:
+        raise FetchError(f"{repository}: gated; accept its terms on the hub, then set HF_TOKEN") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UnknownModel(f"{repository}: neither a local path nor a public model on the hub") from None
+    except EntryNotFoundError:
+        what = f"{repository}:{file}" if file else repository
+        if reason is None:
+            raise UnknownModel(f"{what}: there is no such file in that repository") from None
+        raise FetchError(f"{what}: neither a local path, nor cached, nor to be had: {reason}") from None
+    except Exception as error:  # the hub client raises what its HTTP library does
+        raise FetchError(f"{repository}: not fetched from the hub: {one_line(str(error))}; try again") from None
+
+
+def _wanted(repository: str, file: str | None, files: set[str]) -> list[str]:
+    if file is not None:
+        return [file]
+    if "config.json" in files and any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
+        return sorted(name for name in files if "/" not in name and any(Path(name).match(p) for p in HUB_FILES))
+    ggufs = sorted(name for name in files if name.endswith(".gguf"))
+    if len(ggufs) == 1:
+        return ggufs
+    if ggufs:
+        shown = ", ".join(ggufs[:12]) + (", ..." if len(ggufs) > 12 else "")
+        raise CheckpointError(f"{repository}: several GGUF files; name one as {repository}:FILE of {shown}")
+    raise CheckpointError(f"{repository}: holds neither safetensors with a config.json nor a GGUF file")
+
+
+@contextmanager
+def _no_bars() -> Generator[None]:
+    """The hub client's own progress bars off: ours are drawn from `Progress`."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,118 @@
+"""Digests of whole files of weights, computed once: a note under `home()` remembers them.
+
+What is remembered of a file holds for as long as its path, device, inode, size, and times of change are the same. The
+note is a help and nothing else: where it is damaged, cannot be written, or another process writes it at the same
+moment, files are read once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from twostroke.checkpoints.home import home
+from twostroke.errors import CheckpointError
+
+if TYPE_CHECKING:  # importing numpy would make every command wait
+    from twostroke.system.mapped import MappedFile
+
+BLOCK = 8 << 20  # bytes read at a time
+SMALL = 8 << 20  # bytes that take no longer to read than the note does
+RECENT_NS = 1_000_000_000  # a file changed so lately may change again without its times telling
+MOST = 512  # files remembered
+
+State: TypeAlias = tuple[int, ...]  # of a file: device, inode, size, mtime_ns, ctime_ns
+
+_known: dict[tuple[str, State], str] = {}  # what this process has found
+
+
+def file_digest(file: MappedFile) -> str:
+    """The sha256 of all bytes of a mapped file, in hex.
+
+    Raises CheckpointError if it cannot be read, or was changed while it was read.
+    """
+    path, state = _path(file.path), _state(os.fstat(file.fd))
+    if (found := _known.get((path, state))) is not None:
+        return found
+    worthwhile = os.fstat(file.fd).st_size >= SMALL
+    found = _remembered(path, state) if worthwhile else None
+    if found is None:
+        found = _read(file, state)
+        if worthwhile and _settled(state):
+            _remember(path, state, found)
+    if _settled(state):
+        _known[path, state] = found
+    return found
+
+
+def remember(path: Path, digest: str) -> None:
+    """Note the sha256 of a file that was just written and found right, so that nobody needs to read it again."""
+    with suppress(OSError):
+        _remember(_path(path), _state(path.stat()), digest)
+
+
+def _read(file: MappedFile, state: State) -> str:
+    digest, offset = hashlib.sha256(), 0
+    try:
+        while block := os.pread(file.fd, BLOCK, offset):
+            digest.update(block)
+            offset += len(block)
+    except OSError as error:
+        raise CheckpointError(f"{file.path}: it cannot be read ({error.strerror or error}): see to its disk") from error
+    if _state(os.fstat(file.fd)) != state:
+        raise CheckpointError(f"{file.path}: the file was changed while it was read: open it again")
+    return digest.hexdigest()
+
+
+def _path(path: Path) -> str:
+    return str(path.absolute())
+
+
+def _state(stat: os.stat_result) -> State:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _settled(state: State) -> bool:
+    return time.time_ns() - max(state[-2:]) > RECENT_NS
+
+
+def _note() -> Path:
+    return home() / "digests.json"
+
+
+def _remembered(path: str, state: State) -> str | None:
+    entry = _read_note().get(path)
+    match entry:
+        case {"state": found, "sha256": str(digest)} if found == list(state) and len(digest) == 64:
+            return digest
+        case _:
+            return None
+
+
+def _read_note() -> dict[str, object]:
+    try:
+        found = json.loads(_note().read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(path: str, state: State, digest: str) -> None:
+    """The newest entries come last; those of files that are gone, and the oldest beyond `MOST`, are dropped."""
+    entries = {old: entry for old, entry in _read_note().items() if old != path and os.path.exists(old)}
+    entries[path] = {"state": list(state), "sha256": digest}
+    text = json.dumps(dict(list(entries.items())[-MOST:]), indent=1)
+    with suppress(OSError):
+        _note().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=_note().parent, prefix="digests", delete=False) as out:
+            out.write(text)
+        try:
+            os.replace(out.name, _note())
+        except OSError:
+            os.unlink(out.name)

@@ -1,0 +1,49 @@
+"""How much memory this process may still take."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from twostroke.system.groups import control_groups
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping, and without passing a limit of the process's control groups.
+
+    File contents that the system merely remembers count as available: it gives them up when memory is asked for.
+    """
+    return max(0, min([_of_machine(root), *_left_by_groups(root)]))
+
+
+def _of_machine(root: Path) -> int:
+    with suppress(OSError, ValueError):
+        lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        if (found := lines.get("MemAvailable")) is not None:
+            return int(found.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # free memory alone
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """Limit less use of the process's groups and those above them, where they have a limit."""
+    for group in control_groups("memory", root):
+        for limit in ("memory.max", "memory.high"):  # "max": none
+            with suppress(OSError, ValueError):
+                yield _number(group / limit) - _number(group / "memory.current") + _stat(group, "inactive_file")
+        with suppress(OSError, ValueError):  # the first version; without a limit the number is near 2 ** 63
+            used = _number(group / "memory.usage_in_bytes") - _stat(group, "total_inactive_file")
+            yield _number(group / "memory.limit_in_bytes") - used
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _stat(group: Path, name: str) -> int:
+    """One line of memory.stat, 0 where it is not there."""
+    with suppress(OSError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return 0

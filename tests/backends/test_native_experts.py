@@ -170,9 +170,7 @@ class Native:
         fields = library.Config(model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, EPS, DIM**-0.5, 1.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
-        self.handle = self.library.twostroke_model(
-            self.team.handle, ctypes.byref(fields), embed, embed, address(norm)
-        )
+        self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))
         self.team.free_with(self, self.library.twostroke_model_free, self.handle, kept)
         for number, block in enumerate(model.blocks):
             norms = (ctypes.c_void_p * 6)(*(address(norm) for norm in block.norms), None, None, None, None)
@@ -289,7 +287,9 @@ def test_a_row_is_the_same_in_any_company(name: str, variant: str) -> None:
 @pytest.mark.parametrize("tokens", [[5], [40, 2], [1, 9, 30, 9, 1] * 40])
 def test_experts_that_no_row_chose_are_not_read(tokens: list[int], variant: str) -> None:
     model = Model(["Q4_K"], variant)
-    read = [set(block.choices[tokens].ravel().tolist()) if block.choices is not None else set() for block in model.blocks]
+    read = [
+        set(block.choices[tokens].ravel().tolist()) if block.choices is not None else set() for block in model.blocks
+    ]
     assert all(len(some) < EXPERTS for some in read)
     assert np.array_equal(Native(model, 2, read).forward(tokens), Native(model, 2).forward(tokens))
 

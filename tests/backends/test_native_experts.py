@@ -44,7 +44,7 @@ class Block:
 
 @dataclass
 class Model:
-    """Three blocks with experts, without, and with. Routers are made so that logits of a token are far from each other."""
+    """Blocks with experts, without, and with. Routers are made so that a token's logits are far from each other."""
 
     formats: Sequence[str]  # of one expert after another
     variant: str
@@ -240,8 +240,8 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def same(found: np.ndarray, expected: np.ndarray, variant: str) -> None:
-    """A value on the edge between two steps may be rounded either way; rows without one are equal to float32's precision.
-    AMX rounds weights, too."""
+    """A value on the edge between two steps may be rounded either way; rows without one agree to float32. AMX rounds
+    weights, too."""
     errors = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert errors.max() <= 0.03
     if variant != "amx":

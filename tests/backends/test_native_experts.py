@@ -205,14 +205,14 @@ class Native:
         return self.matrices[-1].handle
 
     def forward(
-        self, tokens: Sequence[int], wanted: Sequence[int] | None = None, dropout: np.ndarray | None = None
+        self, tokens: Sequence[int] | np.ndarray, wanted: np.ndarray | None = None, dropout: np.ndarray | None = None
     ) -> np.ndarray:
         """[wanted, hidden]; `dropout`: [blocks, tokens, hidden]."""
         n, blocks = len(tokens), len(self.model.blocks)
         ids, pages, zeros = np.array(tokens, np.int64), np.arange(n), np.zeros(n, np.int64)
         starts = np.arange(n + 1, dtype=np.int32)
         spans = np.stack([pages, zeros, zeros + 1, zeros], -1).astype(np.int32)
-        rows = pages if wanted is None else np.array(wanted, np.int64)
+        rows = pages if wanted is None else wanted.astype(np.int64)
         cos, sin = np.ones((1, 1, DIM // 2), np.float32), np.zeros((1, 1, DIM // 2), np.float32)
         kv = np.zeros((blocks, 2, n, KV_HEADS, PAGE_SIZE * DIM), np.uint16)
         strides = (ctypes.c_int64 * 3)(*(stride // 2 for stride in kv.strides[:3]))

@@ -44,7 +44,7 @@ class Block:
 
 @dataclass
 class Model:
-    """Three blocks with experts, without, and with. Routers keep a token's logits far from each other."""
+    """Blocks with experts, without, and with. Routers are made so that a token's logits are far from each other."""
 
     formats: Sequence[str]  # of one expert after another
     variant: str
@@ -205,14 +205,14 @@ class Native:
         return self.matrices[-1].handle
 
     def forward(
-        self, tokens: Sequence[int], wanted: Sequence[int] | None = None, dropout: np.ndarray | None = None
+        self, tokens: Sequence[int] | np.ndarray, wanted: np.ndarray | None = None, dropout: np.ndarray | None = None
     ) -> np.ndarray:
         """[wanted, hidden]; `dropout`: [blocks, tokens, hidden]."""
         n, blocks = len(tokens), len(self.model.blocks)
         ids, pages, zeros = np.array(tokens, np.int64), np.arange(n), np.zeros(n, np.int64)
         starts = np.arange(n + 1, dtype=np.int32)
         spans = np.stack([pages, zeros, zeros + 1, zeros], -1).astype(np.int32)
-        rows = pages if wanted is None else np.array(wanted, np.int64)
+        rows = pages if wanted is None else wanted.astype(np.int64)
         cos, sin = np.ones((1, 1, DIM // 2), np.float32), np.zeros((1, 1, DIM // 2), np.float32)
         kv = np.zeros((blocks, 2, n, KV_HEADS, PAGE_SIZE * DIM), np.uint16)
         strides = (ctypes.c_int64 * 3)(*(stride // 2 for stride in kv.strides[:3]))
@@ -240,8 +240,8 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def same(found: np.ndarray, expected: np.ndarray, variant: str) -> None:
-    """A value on the edge between two steps may be rounded either way; rows without one are equal to
-    float32's precision. AMX rounds weights, too."""
+    """A value on the edge between two steps may be rounded either way; rows without one agree to float32. AMX rounds
+    weights, too."""
     errors = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert errors.max() <= 0.03
     if variant != "amx":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twostroke.conversation.conversation import Conversation
+from twostroke.conversation import Conversation
 from twostroke.errors import CorruptFile, GeometryMismatch, InvalidRequest, KVError, OutOfPages
 from twostroke.llm import LLM
 

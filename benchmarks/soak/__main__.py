@@ -22,8 +22,8 @@ from benchmarks.soak.requests import WITNESS, Ledger, client, text
 from benchmarks.soak.sockets import vandal
 from benchmarks.soak.verdict import Check, flat, leaks, quiet
 from benchmarks.soak.vitals import Vitals, read, rss_bytes
-from twostroke.checkpoints.fetch import home
 from twostroke.server.grammar import REMEMBERED
+from twostroke.system.home import home
 
 WORK = home() / "soak"
 CLIENTS, VANDALS = 12, 4

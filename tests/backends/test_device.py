@@ -21,7 +21,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def test_entries_are_the_same_as_on_the_host(dtype: str) -> None:
     geometry, random = replace(GEOMETRY, kv_dtype=dtype), np.random.default_rng(0)
     shape = (NUM_PAGES, geometry.num_layers, 2, geometry.num_kv_heads, PAGE_SIZE, geometry.head_dim)
-    host, device = HostMemory(shape, geometry.dtype, in_pairs=False), DeviceMemory(shape, dtype, "cpu")
+    host, device = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
     written = np.zeros(NUM_PAGES * PAGE_SIZE, bool)
     for count in (1, 5, 0, 12, 28):
         places = random.permutation(NUM_PAGES * PAGE_SIZE)[:count]  # each once: of two writes either may be the last

@@ -10,8 +10,9 @@ import pytest
 
 from twostroke.checkpoints import fetch as module
 from twostroke.checkpoints.catalog import CatalogEntry
-from twostroke.checkpoints.fetch import fetch, home, is_fetched, model_path
+from twostroke.checkpoints.fetch import fetch, is_fetched, model_path
 from twostroke.errors import FetchError
+from twostroke.system.home import home
 
 CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from twostroke.conversation.conversation import Conversation
+from twostroke.conversation import Conversation
 from twostroke.llm import LLM
 
 OPTIONS = ("--max-tokens", 8)

@@ -120,7 +120,7 @@ class Values(RuleBasedStateMachine):
             expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
             expected.next_position += 1
         new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
-        pool.write(places.pages, places.slots, array(new))
+        pool.memory.write(places.frames, places.slots, array(new))
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())

@@ -49,7 +49,7 @@ def enter(writer: Writer, tokens: Sequence[int]) -> None:
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
     places = writer.append(list(tokens))
-    writer.base.pool.write(places.pages, places.slots, array(context[len(context) - len(tokens) :]))
+    writer.base.pool.memory.write(places.frames, places.slots, array(context[len(context) - len(tokens) :]))
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.errors import CheckpointError, FetchError, UnknownModel
+from twostroke.system.home import home
 
 # (stage, bytes done, bytes in all). While a download runs it is called from another thread, one call at a time.
 Progress = Callable[[str, int, int], None]
@@ -31,13 +32,6 @@ POLL_SECONDS = 0.2
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*")  # fmt: skip
-
-
-def home() -> Path:
-    """Where fetched models are kept: $TWOSTROKE_HOME, else $XDG_CACHE_HOME/twostroke, else ~/.cache/twostroke."""
-    if own := os.environ.get("TWOSTROKE_HOME"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twostroke"
 
 
 def model_path(entry: CatalogEntry) -> Path:

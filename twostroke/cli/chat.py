@@ -18,7 +18,7 @@ from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.conversation.conversation import Conversation, Reply
+    from twostroke.conversation import Conversation, Reply
 
 HELP = """\
 /save PATH    write messages and KV cache into a file
@@ -42,7 +42,7 @@ def chat(
     """Talk with a model, line by line; /help lists commands. Lines may be piped in, too."""
     sampling.params()  # wrong ones are told before the model is loaded
     llm = model_options.open()
-    from twostroke.conversation.conversation import Conversation
+    from twostroke.conversation import Conversation
 
     fields = sampling.fields()
     if load is None:

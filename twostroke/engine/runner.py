@@ -34,14 +34,14 @@ def run(model: Model, entries: Sequence[Chunk]) -> None:
     columns = np.empty((4, starts[-1]), np.int64)
     for entry, start, end in zip(entries, starts, starts[1:], strict=False):
         columns[0, start:end], columns[1:, start:end] = entry.tokens, entry.places.rows
-    token_ids, positions, pages, slots = columns
+    token_ids, positions, frames, slots = columns
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
-        pages=pages,
+        pages=frames,
         slots=slots,
         row_starts=starts,
-        tables=[entry.lane.writer.table for entry in entries],
+        tables=model.pool.frames([entry.lane.writer.table for entry in entries]),
         wanted=last([entry.logit_rows for entry in entries]),
         dropout=_dropout(model, entries),
     )

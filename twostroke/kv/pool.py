@@ -1,25 +1,62 @@
-"""Pages of KV entries, shared by reference count."""
+"""Pages of KV entries, shared by reference count, wherever they are.
+
+A page is a name, not a place: values, writers and prefix indexes hold page ids, and the pool knows where each page is.
+It may be in a *frame* of the pool's memory, where kernels read it; it may be a copy in the host's ordinary memory; or
+both. So a page can leave the pool and come back, and nobody who holds it is told.
+
+Who decides where a page is:
+
+- A reference asks for a page to be in one tier: `POOL` or `HOST`. A frame is given up with the last reference of `POOL`,
+  a copy with the last reference of `HOST`. The page's id is free when nobody refers to it at all.
+- `spill` takes frames away from pages that are still referred to, whose only copy is then the host's. `fetch` brings
+  them back.
+- What an open writer holds stays in its frame. So `fetch` when a writer opens is all that a step needs: `frames` then
+  finds a frame for every page of it.
+
+What is in a claimed slot never changes, so a copy stays right for the slots that it was made for.
+"""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.interface import PAGE
+from twostroke.backends.memory import HostMemory, Layout, Memory
 from twostroke.errors import OutOfPages
 from twostroke.kv.geometry import Geometry
 
-FREE = -1  # how far a page on the free list is filled
+POOL, HOST = "pool", "host"  # the tiers that a reference can ask for
+FREE = -1  # how far a page that is nobody's is filled
+NOWHERE = -1  # the frame of a page that is not in the pool
+MOST_COPIES = 1 << 20  # pages without a frame
+
+
+class Holder(Protocol):
+    """An open writer."""
+
+    @property
+    def table(self) -> np.ndarray: ...
+
+
+class HostCopy:
+    """A page in the host's ordinary memory, right in its slots before `stop`."""
+
+    __slots__ = ("data", "stop")
+
+    def __init__(self, data: np.ndarray, stop: int) -> None:
+        self.data, self.stop = data, stop
 
 
 class PagePool:
     """All pages of one geometry on one device.
 
-    Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side. What a page holds may be laid out otherwise (`kv.memory`).
-
     Attributes:
-        reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).
+        memory: the frames; storage: they as kernels see them, [layers, 2, frames, Hkv, page_size, D].
+        reclaim: called with a number of frames when none is free; may release some (prefix eviction).
+        writers: those that are open; pages they hold are not spilled.
     """
 
     def __init__(
@@ -29,24 +66,43 @@ class PagePool:
         page_size: int = 16,
         device: str = "cpu",
         in_pairs: bool = False,
+        memory: Memory | None = None,
     ) -> None:
+        """Make a pool of `num_pages` frames, in memory of its own unless some is given.
+
+        Raises:
+            OutOfPages: there is no memory for them.
+        """
         self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
-        # A page of all layers lies in one place: memory is touched page by page, and a page moves in one piece.
-        shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
-        if device == "cpu":
-            self._memory = HostMemory(shape, geometry.dtype, in_pairs)
+        if memory is not None:
+            self.memory = memory
+        elif device == "cpu":
+            # Of all layers in one piece: memory is touched page by page, and a page moves at once.
+            self.memory = HostMemory(self._shape(num_pages), geometry.dtype, "pairs" if in_pairs else "plain")
         else:
             from twostroke.backends.reference.memory import DeviceMemory  # imports PyTorch
 
-            self._memory = DeviceMemory(shape, geometry.kv_dtype, device)
-        self.storage = self._memory.storage  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]
+            self.memory = DeviceMemory(self._shape(num_pages), geometry.kv_dtype, device)
+        self.storage = self.memory.storage
         self.entry_bytes = geometry.entry_bytes
         self.reclaim: Callable[[int], None] | None = None
-        self._refs = np.zeros(num_pages, np.int64)
-        self._filled = np.full(num_pages, FREE, np.int64)  # slots of each page that some value has claimed
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.writers: WeakSet[Holder] = WeakSet()
+        most = num_pages + MOST_COPIES  # what is not touched takes no memory
+        self._references = {POOL: np.zeros(most, np.int64), HOST: np.zeros(most, np.int64)}
+        self._filled = np.zeros(most, np.int64)  # slots of each page that somebody has claimed; else FREE
+        self._frames = np.zeros(most, np.int32)  # or NOWHERE
+        self._copies: dict[int, HostCopy] = {}
+        self._free = list(range(num_pages - 1, -1, -1))  # frames
+        self._free_ids: list[int] = []
+        self._num_ids = 0  # used so far
         # Values are released by whichever thread drops them, garbage collection included: hence reentrant.
         self._lock = threading.RLock()
+
+    def _shape(self, frames: int) -> tuple[int, ...]:
+        g = self.geometry
+        return frames, g.num_layers, 2, g.num_kv_heads, self.page_size, g.head_dim
+
+    # Facts -----------------------------------------------------------------------------------------------------
 
     @property
     def page_bytes(self) -> int:
@@ -54,16 +110,54 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        """Frames that hold no page."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
+        """Frames that hold one."""
         return self.num_pages - len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` pages with one reference each. Raises OutOfPages, having taken none."""
+    @property
+    def num_copies(self) -> int:
+        """Pages in the host tier, each of `page_bytes`."""
+        return len(self._copies)
+
+    @property
+    def num_held(self) -> int:
+        """Pages that somebody refers to, wherever they are."""
+        return self._num_ids - len(self._free_ids)
+
+    def references(self, page: int, tier: str = POOL) -> int:
+        return int(self._references[tier][page])
+
+    def frees(self, page: int) -> bool:
+        """Whether giving up one reference of `POOL` would free a frame."""
+        return bool(self._references[POOL][page] == 1 and self._frames[page] != NOWHERE)
+
+    # References ------------------------------------------------------------------------------------------------
+
+    def allocate(self, count: int, tier: str = POOL) -> list[int]:
+        """`count` empty pages with one reference each. Raises OutOfPages, having taken none."""
         if not count:
             return []
+        copies = [HostCopy(self._blank(), 0) for _ in range(count if tier == HOST else 0)]
+        frames = self._take_frames(count if tier == POOL else 0)
+        with self._lock:
+            pages = [self._new_id() for _ in range(count)]
+            self._filled[pages] = 0
+            self._frames[pages] = frames or NOWHERE
+            self._copies.update(zip(pages, copies, strict=False))
+            self._references[tier][pages] = 1
+            return pages
+
+    def _new_id(self) -> int:
+        if self._free_ids:
+            return self._free_ids.pop()
+        self._num_ids += 1
+        return self._num_ids - 1
+
+    def _take_frames(self, count: int) -> list[int]:
         if count > len(self._free) and self.reclaim is not None:
             self.reclaim(count - len(self._free))
         with self._lock:
@@ -72,27 +166,53 @@ class PagePool:
                     f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
                     f"values that are no longer used, or give the pool more memory (kv_bytes)"
                 )
-            pages = [self._free.pop() for _ in range(count)]
-            self._refs[pages] = 1
-            self._filled[pages] = 0
-            return pages
+            return [self._free.pop() for _ in range(count)]
 
-    def retain(self, pages: np.ndarray) -> None:
-        """One more reference for every occurrence of a page."""
+    def _blank(self) -> np.ndarray:
+        if len(self._copies) >= MOST_COPIES:
+            raise OutOfPages(f"the host tier holds {MOST_COPIES:,} pages, as many as it can: drop values in it")
+        try:
+            return np.empty(self.page_bytes, np.uint8)
+        except MemoryError:
+            raise OutOfPages("there is no memory for another page in the host tier: drop values in it") from None
+
+    def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
+        """One more reference for every occurrence of a page. It is where it is: see `bring` and `fetch`."""
         with self._lock:
-            np.add.at(self._refs, pages, 1)
+            np.add.at(self._references[tier], pages, 1)
 
-    def release(self, pages: np.ndarray) -> None:
-        """One reference less for every occurrence; a page without any is free."""
+    def release(self, pages: np.ndarray, tier: str = POOL) -> int:
+        """One reference less for every occurrence, and no room for what nobody refers to. Returns frames freed.
+
+        The garbage collector may drop another value between any two lines here, and free some of these pages. What has
+        no reference left is nobody else's to give up, so each step looks at what is still there.
+        """
+        in_pool, in_host = self._references[POOL], self._references[HOST]
         with self._lock:
-            np.subtract.at(self._refs, pages, 1)
-            # The garbage collector may drop another value right here and free some of these pages: not twice.
-            freed = np.unique(pages[(self._refs[pages] == 0) & (self._filled[pages] != FREE)])
-            self._filled[freed] = FREE
-            self._free.extend(freed[::-1].tolist())
+            np.subtract.at(self._references[tier], pages, 1)
+            if self._copies:
+                self._drop_copies(pages)
+            idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
+            frames = self._frames[idle]
+            self._frames[idle] = NOWHERE
+            self._free.extend(frames[::-1].tolist())
+            nobodys = (in_pool[pages] == 0) & (in_host[pages] == 0)
+            gone = np.unique(pages[nobodys & (self._filled[pages] != FREE)])
+            self._filled[gone] = FREE
+            self._free_ids.extend(gone[::-1].tolist())
+            return len(idle)
 
-    def references(self, page: int) -> int:
-        return int(self._refs[page])
+    def _drop_copies(self, pages: np.ndarray) -> None:
+        """Forget copies that nobody asks for; where one becomes all there is, nobody uses the slots it has not."""
+        in_pool, in_host = self._references[POOL], self._references[HOST]
+        for page in np.unique(pages).tolist():
+            copy = self._copies.get(page)
+            if copy is None:
+                continue
+            if not in_host[page] and (not in_pool[page] or self._frames[page] != NOWHERE):
+                self._copies.pop(page, None)
+            elif not in_pool[page]:
+                self._filled[page] = copy.stop
 
     def claim(self, page: int, start: int, stop: int) -> bool:
         """Take slots [start, stop) of a page for writing; False where another value wrote at `start` already."""
@@ -107,30 +227,173 @@ class PagePool:
         with self._lock:
             self._filled[page] = start
 
-    def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
-        slots = np.arange(start, stop)
-        self.write(np.full_like(slots, target), slots, self.read(np.full_like(slots, source), slots))
+    # Where pages are -------------------------------------------------------------------------------------------
+
+    def frame(self, page: int) -> int:
+        """Where a page of an open writer is."""
+        return int(self._frames[page])
+
+    def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames in place of pages.
+
+        They are right until one of the writers is closed.
+        """
+        if not tables:
+            return []
+        spans = np.concatenate(tables)
+        frames = self._frames[spans[:, PAGE]]
+        assert not len(frames) or frames.min() >= 0, "a step reads pages that have left the pool"
+        spans[:, PAGE] = frames
+        stops = np.cumsum([len(table) for table in tables])
+        return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops.tolist(), strict=True)]
+
+    def bring(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
+        """One more reference to each of these distinct pages, in a tier, where their slots before `stops` come to be.
+
+        What is there already is not moved again. Raises OutOfPages with nothing changed.
+        """
+        self.retain(pages, tier)
+        try:
+            if tier == POOL:
+                self.fetch(pages)
+            else:
+                with self._lock:
+                    for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
+                        self._copy_out(page, stop)
+        except BaseException:
+            self.release(pages, tier)
+            raise
+
+    def fetch(self, pages: np.ndarray) -> None:
+        """Bring back what was spilled of these pages. Raises OutOfPages with nothing changed."""
+        absent = np.unique(pages[self._frames[pages] == NOWHERE])
+        if not len(absent):
+            return
+        frames = self._take_frames(len(absent))  # may evict prefixes, but no page that somebody else holds
+        with self._lock:
+            for page, frame in zip(absent.tolist(), frames, strict=True):
+                self.memory.write_page(frame, memoryview(self._copies[page].data))
+                self._frames[page] = frame
+            self._drop_copies(absent)
+
+    def spill(self, pages: np.ndarray) -> int:
+        """Move pages to the host tier, all but those of open writers. Returns how many frames are free for it.
+
+        Who holds them is not told: `read` finds them where they are, and a writer brings them back. Raises OutOfPages
+        where the host has no more memory; what was moved before is moved.
+        """
+        kept = {page for writer in list(self.writers) for page in writer.table[:, PAGE].tolist()}
+        count = 0
+        with self._lock:
+            for page in np.unique(pages).tolist():
+                if page not in kept and self._references[POOL][page] and self._frames[page] != NOWHERE:
+                    self._copy_out(page, int(self._filled[page]))
+                    frame, self._frames[page] = int(self._frames[page]), NOWHERE
+                    self._free.append(frame)
+                    count += 1
+        return count
+
+    def _copy_out(self, page: int, stop: int) -> None:
+        copy = self._copies.get(page)
+        if copy is None:
+            copy = HostCopy(self._blank(), 0)
+        if copy.stop < stop:
+            copy.data[:] = np.frombuffer(self.memory.read_pages([self.frame(page)])[0], np.uint8)
+            copy.stop = stop
+            self._copies[page] = copy
+
+    # Contents --------------------------------------------------------------------------------------------------
+
+    def page(self, page: int) -> memoryview:
+        """The bytes of a page wherever it is, not to be written to; slots that nobody claimed may hold anything."""
+        if self._frames[page] == NOWHERE:
+            return memoryview(self._copies[page].data).toreadonly()
+        return self.memory.read_pages([self.frame(page)])[0]
+
+    def put(self, page: int, data: memoryview, stop: int) -> None:
+        """Fill a fresh page: its bytes, of which slots before `stop` are claimed."""
+        if self._frames[page] == NOWHERE:
+            self._copies[page].data[:] = np.frombuffer(data, np.uint8)
+            self._copies[page].stop = stop
+        else:
+            self.memory.write_page(self.frame(page), data)
+        self._filled[page] = stop
+
+    def copy_page(self, source: int, target: int, stop: int) -> None:
+        """Copy a page into a fresh one, of which slots before `stop` are claimed. Both are in the pool."""
+        self.memory.copy_page(self.frame(source), self.frame(target))
         self._filled[target] = stop
+
+    def joined(self, left: int, right: int, at: int, stop: int, tier: str) -> int:
+        """A fresh page with one reference: the slots of `left` before `at`, those of `right` from there to `stop`."""
+        slots = np.arange(at, stop)
+        (page,) = self.allocate(1, tier)
+        try:
+            self.put(page, self.page(left), stop)
+            self.write(np.full_like(slots, page), slots, self.read(np.full_like(slots, right), slots))
+        except BaseException:
+            self.release(np.array([page]), tier)
+            raise
+        return page
+
+    def part(self, page: int, slots: np.ndarray) -> memoryview:
+        """The bytes of a page with zeros in all but these slots."""
+        alone = self.loose_page(np.zeros(self.page_bytes, np.uint8))
+        alone.write(np.zeros_like(slots), slots, self.read(np.full_like(slots, page), slots))
+        return alone.read_pages([0])[0]
+
+    def loose_page(self, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
+        """The bytes of one page, as memory of one frame. They lie as in the pool unless a layout is given."""
+        return HostMemory(self._shape(1), self.geometry.dtype, layout or self.memory.layout, data)
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather entries: [layers, 2, n, Hkv, D], a copy."""
-        return self._memory.read(pages, slots)
+        return self._gather(pages, slots, lambda memory, *at: memory.read(*at), 2)
 
     def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather one layer's keys: [n, Hkv, D], a copy."""
-        return self._memory.read_keys(layer, pages, slots)
+        return self._gather(pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
+
+    def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
+        """What `read` makes of a memory, frames and slots, of pages wherever they are; entries lie along `axis`."""
+        frames = self._frames[pages]
+        here = frames != NOWHERE
+        if here.all():
+            return read(self.memory, frames, slots)
+        parts, places = [read(self.memory, frames[here], slots[here])], [np.flatnonzero(here)]
+        for page in np.unique(pages[~here]).tolist():
+            where = np.flatnonzero(pages == page)
+            parts.append(read(self.loose_page(self._copies[page].data), np.zeros_like(where), slots[where]))
+            places.append(where)
+        bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
+        return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        """Scatter entries, the inverse of `read`."""
-        self._memory.write(pages, slots, entries)
+        """Scatter entries over pages that are in one tier, the inverse of `read`."""
+        if not len(pages):
+            return
+        if self._frames[pages[0]] != NOWHERE:
+            self.memory.write(self._frames[pages], slots, entries)
+            return
+        for page in np.unique(pages).tolist():
+            mine = pages == page
+            where = np.zeros(np.count_nonzero(mine), np.int64)
+            self.loose_page(self._copies[page].data).write(where, slots[mine], entries[:, :, mine])
 
 
-def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:
-    """Raise AssertionError unless the pool's reference counts are exactly those of `holders`' pages (for tests)."""
-    expected = np.zeros(pool.num_pages, np.int64)
-    for pages in holders:
-        np.add.at(expected, pages, 1)
-    held = np.array([pool.references(page) for page in range(pool.num_pages)])
-    assert (held == expected).all(), f"pages {np.flatnonzero(held != expected).tolist()} are miscounted"
-    assert pool.num_used == np.count_nonzero(expected)
+def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterable[np.ndarray] = ()) -> None:
+    """Raise AssertionError unless the pool counts exactly the references of `holders` and `in_host` (for tests)."""
+    ids = pool._num_ids
+    expected = {POOL: np.zeros(ids, np.int64), HOST: np.zeros(ids, np.int64)}
+    for tier, held in ((POOL, holders), (HOST, in_host)):
+        for pages in held:
+            np.add.at(expected[tier], pages, 1)
+        wrong = np.flatnonzero(pool._references[tier][:ids] != expected[tier])
+        assert not len(wrong), f"pages {wrong.tolist()} are miscounted in the {tier}"
+    live, frames = expected[POOL] + expected[HOST] > 0, pool._frames[:ids]
+    assert pool.num_held == np.count_nonzero(live)
+    assert set(pool._copies) >= set(np.flatnonzero(expected[HOST]).tolist())
+    assert set(pool._copies) == set(np.flatnonzero((expected[HOST] > 0) | (live & (frames == NOWHERE))).tolist())
+    here = frames[(expected[POOL] > 0) & (frames != NOWHERE)]
+    assert len(set(here.tolist())) == len(here) == pool.num_used
+    assert sorted([*here.tolist(), *pool._free]) == list(range(pool.num_pages))

@@ -1,0 +1,5 @@
+"""A chat whose KV cache is extended turn by turn, in memory and in a file."""
+
+from twostroke.conversation.conversation import Conversation, Reply
+
+__all__ = ["Conversation", "Reply"]

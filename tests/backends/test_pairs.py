@@ -17,6 +17,7 @@ def test_entries_are_the_same_and_lie_otherwise() -> None:
         pool.write(pages, slots, entries)
         pool.copy_page(2, 1, 4)
         assert (pool.read(pages, slots) == entries).all()
+        assert pool.read(pages[:0], slots[:0]).shape == (*shape[:2], 0, *shape[3:])
         assert (pool.read(np.array([1, 1]), slots[:2]) == entries[:, :, :2]).all()
         assert (pool.read_keys(1, pages, slots) == entries[1, 0]).all()
         assert not pool.read(np.array([1, 3]), np.array([0, 1])).any()

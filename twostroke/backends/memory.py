@@ -132,13 +132,13 @@ class _Side:
         """A copy; of one layer [n, Hkv, D]."""
         taken = self.view[(layers, *self._places(frames, slots))]
         if self.pairs == "columns":
-            taken = taken.reshape(*taken.shape[:-2], -1)
+            taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
         return np.ascontiguousarray(taken).view(self.dtype)
 
     def put(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         bits = np.ascontiguousarray(entries, self.dtype).view(self.view.dtype)
         if self.pairs == "columns":
-            bits = bits.reshape(*bits.shape[:-1], -1, 2)
+            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // 2, 2)
         self.view[(ALL, *self._places(frames, slots))] = bits
 
     def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:

@@ -179,4 +179,6 @@ def _tail(value: Any) -> tuple[Tail | None, int]:
         return None, 0
     fields = _object(value, "the tail", "model", "pending", "num_logits")
     pending = None if fields["pending"] is None else _integer(fields["pending"], "the pending token")
-    return Tail(_name(fields["model"], "the tail's model"), pending=pending), _integer(fields["num_logits"], "num_logits")
+    return Tail(_name(fields["model"], "the tail's model"), pending=pending), _integer(
+        fields["num_logits"], "num_logits"
+    )

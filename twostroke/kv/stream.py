@@ -87,7 +87,7 @@ class Source:
     def magic(self, own: bytes, earlier: bytes, what: str) -> None:
         """Read the first bytes, by which a kind of file is known."""
         found = self.take(min(len(own), self.remaining))
-        if found == earlier[: len(own)]:
+        if found.startswith(earlier):
             raise CorruptFile(
                 f"{self.path}: this {what} was saved by an earlier version of Twostroke: make it again with this one"
             )
@@ -186,9 +186,7 @@ def read(source: Source, pool: PagePool) -> Contents:
         raise
 
 
-def _read_pages(
-    source: Source, pool: PagePool, header: Header, pages: np.ndarray, digests: list[bytes]
-) -> Contents:
+def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarray, digests: list[bytes]) -> Contents:
     contents = header.contents
     _, all_slots = spans.pages_and_slots(contents.table)
     owners = np.repeat(contents.table[:, PAGE], spans.counts(contents.table))
@@ -229,7 +227,11 @@ def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.
 
 def _finite(data: memoryview, dtype: str) -> bool:
     """Whether no number has an exponent of all ones."""
-    kind, exponent = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00)}[dtype]
+    kind, exponent = {
+        "float32": (np.uint32, 0x7F800000),
+        "bfloat16": (np.uint16, 0x7F80),
+        "float16": (np.uint16, 0x7C00),
+    }[dtype]
     return not ((np.frombuffer(data, kind) & exponent) == exponent).any()
 
 

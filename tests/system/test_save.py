@@ -92,9 +92,14 @@ def test_a_file_that_may_not_be_written_to_is_refused(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("error", [OSError(28, "full"), ValueError(), KeyboardInterrupt()])
 def test_a_failure_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
     (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(type(error)), replacing(tmp_path / "file") as out:
-        out.write(b"half")
-        assert len(os.listdir(tmp_path)) == 2
-        raise error
+
+    def fail() -> None:
+        with replacing(tmp_path / "file") as out:
+            out.write(b"half")
+            assert len(os.listdir(tmp_path)) == 2
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     assert (tmp_path / "file").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]

@@ -5,7 +5,7 @@ another page, to a file, to another memory of the same layout. Entries are read 
 is used in part, and for study.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
@@ -90,11 +90,11 @@ class HostMemory:
         self._sides = _Side(keys, "columns" if pairs else None), _Side(values, "slots" if pairs else None)
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
-        return [memoryview(self._pages[frame]).toreadonly() for frame in frames]
+        return [self._pages[frame].data.toreadonly() for frame in frames]
 
     @contextmanager
-    def filling(self, frame: int) -> Iterator[memoryview]:
-        yield memoryview(self._pages[frame])
+    def filling(self, frame: int) -> Generator[memoryview]:
+        yield self._pages[frame].data
 
     def write_page(self, frame: int, data: memoryview) -> None:
         self._pages[frame] = np.frombuffer(data, np.uint8)

@@ -1,7 +1,7 @@
 """A conversation in a file: what was said as JSON, and the KV cache that holds it.
 
-Layout: magic, a section of JSON, and the value as a stream (`kv.stream`). Both have checksums, and what the JSON holds is
-looked at before it is used.
+Layout: magic, a section of JSON, and the value as a stream (`kv.stream`). Both have checksums, and the fields of the
+JSON are checked before they are used.
 """
 
 import dataclasses

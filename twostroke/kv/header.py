@@ -120,14 +120,16 @@ def _name(value: Any, what: str) -> str:
 
 
 def _geometry(value: Any) -> Geometry:
-    names = [field.name for field in dataclasses.fields(Geometry)]
-    fields = _object(value, "geometry", *names)
-    counts = [_integer(fields[name], name, 1) for name in ("num_layers", "num_kv_heads", "head_dim")]
+    fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
     require(fields["kv_dtype"] in DTYPES, f"kv_dtype is none of {', '.join(DTYPES)}")
-    ropes = fields["ropes"]
-    require(isinstance(ropes, list), "ropes are no list")
+    require(isinstance(fields["ropes"], list), "ropes are no list")
     return Geometry(
-        *counts, tuple(map(_rope, ropes)), fields["kv_dtype"], _name(fields["tokenizer"], "geometry's tokenizer")
+        num_layers=_integer(fields["num_layers"], "num_layers", 1),
+        num_kv_heads=_integer(fields["num_kv_heads"], "num_kv_heads", 1),
+        head_dim=_integer(fields["head_dim"], "head_dim", 1),
+        ropes=tuple(map(_rope, fields["ropes"])),
+        kv_dtype=fields["kv_dtype"],
+        tokenizer=_name(fields["tokenizer"], "geometry's tokenizer"),
     )
 
 
@@ -179,6 +181,5 @@ def _tail(value: Any) -> tuple[Tail | None, int]:
         return None, 0
     fields = _object(value, "the tail", "model", "pending", "num_logits")
     pending = None if fields["pending"] is None else _integer(fields["pending"], "the pending token")
-    return Tail(_name(fields["model"], "the tail's model"), pending=pending), _integer(
-        fields["num_logits"], "num_logits"
-    )
+    tail = Tail(_name(fields["model"], "the tail's model"), pending=pending)
+    return tail, _integer(fields["num_logits"], "num_logits")

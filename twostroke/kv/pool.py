@@ -6,8 +6,8 @@ both. So a page can leave the pool and come back, and nobody who holds it is tol
 
 Who decides where a page is:
 
-- A reference asks for a page to be in one tier: `POOL` or `HOST`. A frame is given up with the last reference of `POOL`,
-  a copy with the last reference of `HOST`. The page's id is free when nobody refers to it at all.
+- A reference asks for a page to be in one tier: `POOL` or `HOST`. A frame is given up with the last reference of
+  `POOL`, a copy with the last reference of `HOST`. The page's id is free when nobody refers to it at all.
 - `spill` takes frames away from pages that are still referred to, whose only copy is then the host's. `fetch` brings
   them back.
 - What an open writer holds stays in its frame. So `fetch` when a writer opens is all that a step needs: `frames` then
@@ -44,10 +44,11 @@ class Holder(Protocol):
 class HostCopy:
     """A page in the host's ordinary memory, right in its slots before `stop`."""
 
-    __slots__ = ("data", "stop")
+    __slots__ = ("bits", "stop")
 
-    def __init__(self, data: np.ndarray, stop: int) -> None:
-        self.data, self.stop = data, stop
+    def __init__(self, bits: np.ndarray) -> None:
+        """`bits`: uint8, of one page."""
+        self.bits, self.stop = bits, 0
 
 
 class PagePool:
@@ -141,7 +142,7 @@ class PagePool:
         """`count` empty pages with one reference each. Raises OutOfPages, having taken none."""
         if not count:
             return []
-        copies = [HostCopy(self._blank(), 0) for _ in range(count if tier == HOST else 0)]
+        copies = [HostCopy(self._blank()) for _ in range(count if tier == HOST else 0)]
         frames = self._take_frames(count if tier == POOL else 0)
         with self._lock:
             pages = [self._new_id() for _ in range(count)]
@@ -272,7 +273,7 @@ class PagePool:
         frames = self._take_frames(len(absent))  # may evict prefixes, but no page that somebody else holds
         with self._lock:
             for page, frame in zip(absent.tolist(), frames, strict=True):
-                self.memory.write_page(frame, memoryview(self._copies[page].data))
+                self.memory.write_page(frame, self._copies[page].bits.data)
                 self._frames[page] = frame
             self._drop_copies(absent)
 
@@ -296,9 +297,9 @@ class PagePool:
     def _copy_out(self, page: int, stop: int) -> None:
         copy = self._copies.get(page)
         if copy is None:
-            copy = HostCopy(self._blank(), 0)
+            copy = HostCopy(self._blank())
         if copy.stop < stop:
-            copy.data[:] = np.frombuffer(self.memory.read_pages([self.frame(page)])[0], np.uint8)
+            copy.bits[:] = np.frombuffer(self.memory.read_pages([self.frame(page)])[0], np.uint8)
             copy.stop = stop
             self._copies[page] = copy
 
@@ -307,13 +308,13 @@ class PagePool:
     def page(self, page: int) -> memoryview:
         """The bytes of a page wherever it is, not to be written to; slots that nobody claimed may hold anything."""
         if self._frames[page] == NOWHERE:
-            return memoryview(self._copies[page].data).toreadonly()
+            return self._copies[page].bits.data.toreadonly()
         return self.memory.read_pages([self.frame(page)])[0]
 
     def put(self, page: int, data: memoryview, stop: int) -> None:
         """Fill a fresh page: its bytes, of which slots before `stop` are claimed."""
         if self._frames[page] == NOWHERE:
-            self._copies[page].data[:] = np.frombuffer(data, np.uint8)
+            self._copies[page].bits[:] = np.frombuffer(data, np.uint8)
             self._copies[page].stop = stop
         else:
             self.memory.write_page(self.frame(page), data)
@@ -363,7 +364,7 @@ class PagePool:
         parts, places = [read(self.memory, frames[here], slots[here])], [np.flatnonzero(here)]
         for page in np.unique(pages[~here]).tolist():
             where = np.flatnonzero(pages == page)
-            parts.append(read(self.loose_page(self._copies[page].data), np.zeros_like(where), slots[where]))
+            parts.append(read(self.loose_page(self._copies[page].bits), np.zeros_like(where), slots[where]))
             places.append(where)
         bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
         return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
@@ -378,7 +379,7 @@ class PagePool:
         for page in np.unique(pages).tolist():
             mine = pages == page
             where = np.zeros(np.count_nonzero(mine), np.int64)
-            self.loose_page(self._copies[page].data).write(where, slots[mine], entries[:, :, mine])
+            self.loose_page(self._copies[page].bits).write(where, slots[mine], entries[:, :, mine])
 
 
 def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterable[np.ndarray] = ()) -> None:

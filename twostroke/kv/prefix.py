@@ -1,8 +1,8 @@
 """Prefix reuse: what every index of canonical pages has in common.
 
-An index holds one reference to each whole page it knows, wherever it is, for one set of weights. Only canonical entries enter
-(`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix tree
-(`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
+An index holds one reference to each whole page it knows, wherever that is, for one set of weights. Only canonical
+entries enter (`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix
+tree (`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
 vLLM's automatic prefix caching).
 """
 

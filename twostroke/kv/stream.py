@@ -9,16 +9,16 @@
 A *section* is its length (uint64, little endian), its bytes, and their sha256. Pages are written from the pool's memory
 and read into it, so no entry is copied on the way, where the file's layout is that of the pool.
 
-Who reads a stream believes nothing in it. All fields and sizes are looked at before the pool is touched, and whatever is
-wrong later gives the pages back. Only the seal tells whether entries are what they are said to be: without it they are
-canonical for nobody, and the logits are left out, which the next stroke computes again.
+Nothing in a stream is taken for granted. All fields and sizes are checked before the pool is touched, and an error
+later gives the pages back. Only the seal tells whether entries are what they are said to be. Without it they are
+canonical for no model, and the logits are left out: the next stroke computes them again.
 """
 
 import hashlib
 import hmac
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
 EARLIER = b"twostroke-kv-1\n\0"
 DIGEST_BYTES = 32
+EXPONENTS = {"float32": np.uint32(0x7F800000), "bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
 
 
 class Source:
@@ -99,7 +100,7 @@ class Source:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def opened(path: Path) -> Generator[Source]:
     """A file to read. Raises KVError if it cannot be read."""
     try:
         status = path.stat()
@@ -112,7 +113,7 @@ def opened(path: Path) -> Iterator[Source]:
 
 
 @contextmanager
-def saving(path: Path) -> Iterator[BinaryIO]:
+def saving(path: Path) -> Generator[BinaryIO]:
     """A file to write (`system.save`). Raises KVError if it cannot be written."""
     try:
         with replacing(path) as out:
@@ -197,8 +198,8 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
                 digests.append(source.check(view))
         else:
             data = np.empty(pool.page_bytes, np.uint8)
-            source.fill(memoryview(data))
-            digests.append(source.check(memoryview(data)))
+            source.fill(data.data)
+            digests.append(source.check(data.data))
             slots = np.unique(all_slots[owners == i])
             entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
             pool.write(np.full_like(slots, page), slots, entries)
@@ -227,12 +228,8 @@ def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.
 
 def _finite(data: memoryview, dtype: str) -> bool:
     """Whether no number has an exponent of all ones."""
-    kind, exponent = {
-        "float32": (np.uint32, 0x7F800000),
-        "bfloat16": (np.uint16, 0x7F80),
-        "float16": (np.uint16, 0x7C00),
-    }[dtype]
-    return not ((np.frombuffer(data, kind) & exponent) == exponent).any()
+    exponent = EXPONENTS[dtype]
+    return not ((np.frombuffer(data, exponent.dtype) & exponent) == exponent).any()
 
 
 def _seal(digests: list[bytes], key: bytes) -> bytes:

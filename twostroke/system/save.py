@@ -4,14 +4,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Generator[BinaryIO]:
     """Write a file anew; a crash, an error or a full disk leaves what was there before, and nothing beside it.
 
     A symbolic link is followed, and stays. A file that is there keeps its mode; a new one gets what the umask allows.

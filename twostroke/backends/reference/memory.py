@@ -1,6 +1,6 @@
 """The memory of a pool's pages on a device of PyTorch's."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,12 +25,12 @@ class DeviceMemory:
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         taken = self._pages[self._index(np.array(frames, np.int64))].cpu().numpy()
-        return [memoryview(page).toreadonly() for page in taken]
+        return [page.data.toreadonly() for page in taken]
 
     @contextmanager
-    def filling(self, frame: int) -> Iterator[memoryview]:
+    def filling(self, frame: int) -> Generator[memoryview]:
         data = np.empty(self.page_bytes, np.uint8)
-        yield memoryview(data)
+        yield data.data
         self._pages[frame] = torch.from_numpy(data).to(self._pages.device)
 
     def write_page(self, frame: int, data: memoryview) -> None:

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.kv.counts import check_counts
 from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pool import HOST, POOL, PagePool, check_counts
+from twostroke.kv.pool import HOST, POOL, PagePool
 from twostroke.kv.writer import Writer
 
 MODELS = ("student", "teacher")

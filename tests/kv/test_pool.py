@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kv.counts import check_counts
 from tests.kv.values import GEOMETRY, contents, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pool import HOST, POOL, PagePool, check_counts
+from twostroke.kv.pool import HOST, POOL, PagePool
 from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]

@@ -320,8 +320,11 @@ def test_a_stranger_does_not_bring_numbers_that_are_not_finite(
     kv.save(tmp_path / "value")
     assert len(load(tmp_path / "value", pool)) == 9  # one's own may have them
     request.getfixturevalue("other_home")
+    del kv
+    pool.storage[:] = 0
     with pytest.raises(CorruptFile, match="not finite"):
         load(tmp_path / "value", pool)
+    assert not pool.storage.any()
 
 
 # Hostile files ---------------------------------------------------------------------------------------------------

@@ -61,3 +61,9 @@ def test_processes_that_make_it_at_once_have_the_same(path: Path) -> None:
         keys = pool.map(_make, [str(path.parent)] * 8, chunksize=1)
     assert set(keys) == {path.read_bytes()}
     assert os.listdir(path.parent) == ["key"]
+
+
+def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("TWOSTROKE_HOME", "~nobody-has-this-name/twostroke")
+    assert user_key(make=True) is None
+    assert "the key cannot be used" in caplog.text

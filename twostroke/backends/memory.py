@@ -42,7 +42,7 @@ class Memory(Protocol):
         """The bytes of a page to be written to, so that a file can be read straight into it. They count on leaving."""
         ...
 
-    def write_page(self, frame: int, data: memoryview) -> None:
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
         """Replace a page by `page_bytes` bytes."""
         ...
 
@@ -96,7 +96,7 @@ class HostMemory:
     def filling(self, frame: int) -> Generator[memoryview]:
         yield self._pages[frame].data
 
-    def write_page(self, frame: int, data: memoryview) -> None:
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
         self._pages[frame] = np.frombuffer(data, np.uint8)
 
     def copy_page(self, source: int, target: int) -> None:

@@ -17,7 +17,8 @@ What is in a claimed slot never changes, so a copy stays right for the slots tha
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
@@ -41,14 +42,12 @@ class Holder(Protocol):
     def table(self) -> np.ndarray: ...
 
 
+@dataclass
 class HostCopy:
-    """A page in the host's ordinary memory, right in its slots before `stop`."""
+    """A page in the host's ordinary memory, of one frame, right in its slots before `stop`."""
 
-    __slots__ = ("bits", "stop")
-
-    def __init__(self, bits: np.ndarray) -> None:
-        """`bits`: uint8, of one page."""
-        self.bits, self.stop = bits, 0
+    memory: HostMemory
+    stop: int = 0
 
 
 class PagePool:
@@ -142,7 +141,7 @@ class PagePool:
         """`count` empty pages with one reference each. Raises OutOfPages, having taken none."""
         if not count:
             return []
-        copies = [HostCopy(self._blank()) for _ in range(count if tier == HOST else 0)]
+        copies = [self._blank_copy() for _ in range(count if tier == HOST else 0)]
         frames = self._take_frames(count if tier == POOL else 0)
         with self._lock:
             pages = [self._new_id() for _ in range(count)]
@@ -169,11 +168,11 @@ class PagePool:
                 )
             return [self._free.pop() for _ in range(count)]
 
-    def _blank(self) -> np.ndarray:
+    def _blank_copy(self) -> HostCopy:
         if len(self._copies) >= MOST_COPIES:
             raise OutOfPages(f"the host tier holds {MOST_COPIES:,} pages, as many as it can: drop values in it")
         try:
-            return np.empty(self.page_bytes, np.uint8)
+            return HostCopy(self.loose_page(np.empty(self.page_bytes, np.uint8)))
         except MemoryError:
             raise OutOfPages("there is no memory for another page in the host tier: drop values in it") from None
 
@@ -273,7 +272,7 @@ class PagePool:
         frames = self._take_frames(len(absent))  # may evict prefixes, but no page that somebody else holds
         with self._lock:
             for page, frame in zip(absent.tolist(), frames, strict=True):
-                self.memory.write_page(frame, self._copies[page].bits.data)
+                self.memory.write_page(frame, self.page(page))
                 self._frames[page] = frame
             self._drop_copies(absent)
 
@@ -295,30 +294,30 @@ class PagePool:
         return count
 
     def _copy_out(self, page: int, stop: int) -> None:
-        copy = self._copies.get(page)
-        if copy is None:
-            copy = HostCopy(self._blank())
+        copy = self._copies.get(page) or self._blank_copy()
         if copy.stop < stop:
-            copy.bits[:] = np.frombuffer(self.memory.read_pages([self.frame(page)])[0], np.uint8)
-            copy.stop = stop
-            self._copies[page] = copy
+            copy.memory.write_page(0, self.page(page))
+            copy.stop, self._copies[page] = stop, copy
 
     # Contents --------------------------------------------------------------------------------------------------
 
+    def _place(self, page: int) -> tuple[Memory, int]:
+        """The memory that a page is in, and its frame there."""
+        frame = self.frame(page)
+        return (self.memory, frame) if frame != NOWHERE else (self._copies[page].memory, 0)
+
     def page(self, page: int) -> memoryview:
         """The bytes of a page wherever it is, not to be written to; slots that nobody claimed may hold anything."""
-        if self._frames[page] == NOWHERE:
-            return self._copies[page].bits.data.toreadonly()
-        return self.memory.read_pages([self.frame(page)])[0]
+        memory, frame = self._place(page)
+        return memory.read_pages([frame])[0]
 
-    def put(self, page: int, data: memoryview, stop: int) -> None:
+    def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
         """Fill a fresh page: its bytes, of which slots before `stop` are claimed."""
-        if self._frames[page] == NOWHERE:
-            self._copies[page].bits[:] = np.frombuffer(data, np.uint8)
-            self._copies[page].stop = stop
-        else:
-            self.memory.write_page(self.frame(page), data)
+        memory, frame = self._place(page)
+        memory.write_page(frame, data)
         self._filled[page] = stop
+        if copy := self._copies.get(page):
+            copy.stop = stop
 
     def copy_page(self, source: int, target: int, stop: int) -> None:
         """Copy a page into a fresh one, of which slots before `stop` are claimed. Both are in the pool."""
@@ -364,37 +363,17 @@ class PagePool:
         parts, places = [read(self.memory, frames[here], slots[here])], [np.flatnonzero(here)]
         for page in np.unique(pages[~here]).tolist():
             where = np.flatnonzero(pages == page)
-            parts.append(read(self.loose_page(self._copies[page].bits), np.zeros_like(where), slots[where]))
+            parts.append(read(self._copies[page].memory, np.zeros_like(where), slots[where]))
             places.append(where)
         bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
         return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        """Scatter entries over pages that are in one tier, the inverse of `read`."""
-        if not len(pages):
-            return
-        if self._frames[pages[0]] != NOWHERE:
+        """Scatter entries, the inverse of `read`."""
+        here = self._frames[pages] != NOWHERE
+        if here.all():
             self.memory.write(self._frames[pages], slots, entries)
             return
         for page in np.unique(pages).tolist():
-            mine = pages == page
-            where = np.zeros(np.count_nonzero(mine), np.int64)
-            self.loose_page(self._copies[page].bits).write(where, slots[mine], entries[:, :, mine])
-
-
-def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterable[np.ndarray] = ()) -> None:
-    """Raise AssertionError unless the pool counts exactly the references of `holders` and `in_host` (for tests)."""
-    ids = pool._num_ids
-    expected = {POOL: np.zeros(ids, np.int64), HOST: np.zeros(ids, np.int64)}
-    for tier, held in ((POOL, holders), (HOST, in_host)):
-        for pages in held:
-            np.add.at(expected[tier], pages, 1)
-        wrong = np.flatnonzero(pool._references[tier][:ids] != expected[tier])
-        assert not len(wrong), f"pages {wrong.tolist()} are miscounted in the {tier}"
-    live, frames = expected[POOL] + expected[HOST] > 0, pool._frames[:ids]
-    assert pool.num_held == np.count_nonzero(live)
-    assert set(pool._copies) >= set(np.flatnonzero(expected[HOST]).tolist())
-    assert set(pool._copies) == set(np.flatnonzero((expected[HOST] > 0) | (live & (frames == NOWHERE))).tolist())
-    here = frames[(expected[POOL] > 0) & (frames != NOWHERE)]
-    assert len(set(here.tolist())) == len(here) == pool.num_used
-    assert sorted([*here.tolist(), *pool._free]) == list(range(pool.num_pages))
+            mine, (memory, frame) = pages == page, self._place(page)
+            memory.write(np.full(np.count_nonzero(mine), frame), slots[mine], entries[:, :, mine])

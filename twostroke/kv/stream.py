@@ -183,6 +183,8 @@ def read(source: Source, pool: PagePool) -> Contents:
             pool.claim(page, 0, stop)
         return replace(contents, table=table)
     except BaseException:
+        for page in pages.tolist():  # whatever came may be no numbers, and the next to have the page is not to find it
+            pool.put(page, bytes(pool.page_bytes), 0)
         pool.release(pages)
         raise
 

@@ -18,8 +18,9 @@ KEY_BYTES = 32
 
 def user_key(make: bool) -> bytes | None:
     """The key, made if it is not there and `make`; None, with a warning in the log, where it cannot be used."""
-    path = home() / "key"
+    path = Path("key")
     try:
+        path = home() / path
         if make and not path.exists():
             _make(path)
         with path.open("rb") as file:
@@ -29,8 +30,9 @@ def user_key(make: bool) -> bytes | None:
             key = file.read(KEY_BYTES + 1)
     except FileNotFoundError:
         return None  # nothing was sealed yet
-    except OSError as error:
-        log.warning("%s: the key cannot be used, so saved values are not believed: %s", path, error.strerror)
+    except (OSError, RuntimeError) as error:  # the latter where there is no home directory
+        why = error.strerror if isinstance(error, OSError) else error
+        log.warning("%s: the key cannot be used, so saved values are not believed: %s", path, why)
         return None
     if len(key) != KEY_BYTES:
         log.warning("%s: this is no key, so saved values are not believed: delete it to have another made", path)

@@ -33,7 +33,7 @@ class DeviceMemory:
         yield data.data
         self._pages[frame] = torch.from_numpy(data).to(self._pages.device)
 
-    def write_page(self, frame: int, data: memoryview) -> None:
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
         with self.filling(frame) as page:
             page[:] = data
 

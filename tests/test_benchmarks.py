@@ -155,15 +155,12 @@ def test_a_step_is_more_than_its_kernels() -> None:
 
 def test_a_preempted_request_comes_back_in_three_ways(tiny_llm: Callable[..., LLM]) -> None:
     llms = tiny_llm(prefix_index="off"), tiny_llm()
-    turns = [
-        page_tiers.measure(llms, name, page_tiers.techniques(64)[name], 64, 16, 1) for name in ("plain", "repeat")
-    ]
+    turns = [page_tiers.measure(llms, name, page_tiers.techniques(64)[name], 64, 16, 1) for name in ("plain", "repeat")]
     assert [llm.pool.num_used for llm in llms] == [0, 0]
     assert [llm.engine.preemptions for llm in llms] == [2, 2]
-    entries = [64 + 8, 4 + 64 + 8]  # the latter begin in a page and end in another
-    for turn, count in zip(turns, entries, strict=True):
-        assert turn.bytes in (-(-count // 16) * llms[0].pool.page_bytes, (-(-count // 16) + 1) * llms[0].pool.page_bytes)
-        assert turn.copied_s > 0
+    # The latter has a page of sinks besides.
+    assert [turn.bytes / llms[0].pool.page_bytes for turn in turns] == [5, 6]
+    assert all(turn.copied_s > 0 for turn in turns)
     assert page_tiers.translation(llms[0], 8, 1) > 0
     assert llms[0].pool.num_used == 0
     lines = page_tiers.report("m", 64, 16, turns, {8: 1.0}).splitlines()

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from twostroke.kv.pool import HOST, NOWHERE, POOL, PagePool
+from twostroke.kv.pages import HOST, NOWHERE, POOL
+from twostroke.kv.pool import PagePool
 
 
 def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterable[np.ndarray] = ()) -> None:

@@ -19,7 +19,8 @@ from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pool import HOST, POOL, PagePool
+from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
 MODELS = ("student", "teacher")

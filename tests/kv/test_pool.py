@@ -15,7 +15,8 @@ from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pool import HOST, POOL, PagePool
+from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]

@@ -14,7 +14,8 @@ from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
 from twostroke.kv.contents import Contents, Tail
-from twostroke.kv.pool import HOST, POOL, PagePool
+from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import Stretch, canonical_length, cut
 
 TIERS = (POOL, HOST)

@@ -8,7 +8,7 @@ from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pool import POOL
+from twostroke.kv.pages import POOL
 from twostroke.kv.provenance import extend
 
 

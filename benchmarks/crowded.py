@@ -23,8 +23,9 @@ import typer
 from benchmarks.peer.__main__ import WORK, names
 from benchmarks.peer.client import Worker, WorkerFailed
 from benchmarks.peer.engines import ENGINES, OURS
-from benchmarks.peer.turns import SETTLE_S, Entry, Prompts, Turn, Workload, load, take_turn
-from benchmarks.record import doubt, save
+from benchmarks.peer.turns import SETTLE_S, Measured, PromptSource, Turn, Workload, load, take_turn
+from benchmarks.quiet import doubt
+from benchmarks.results_file import save
 from twostroke.errors import TwostrokeError
 
 DEFINITIONS = {
@@ -83,7 +84,7 @@ def busy(threads: int) -> Generator[None]:
 
 def measure(model: str, engines: list[str], rounds: int, threads: int, workload: Workload) -> dict[str, Bearing]:
     """Of the engines that could be loaded. Raises WorkerFailed if one ends."""
-    prompts, found = Prompts(model), dict[str, Bearing]()
+    prompts, found = PromptSource(model), dict[str, Bearing]()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -91,10 +92,10 @@ def measure(model: str, engines: list[str], rounds: int, threads: int, workload:
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for name in engines:
-            entry = Entry(name)
+            measured = Measured(name)
             context = workload.prompt_tokens + workload.output_tokens
-            if (worker := load(entry, model, context, workload.batch, threads, WORK, say)) is not None:
-                workers[name], found[name] = stack.enter_context(worker), Bearing(entry.version)
+            if (worker := load(measured, model, context, workload.batch, threads, WORK, say)) is not None:
+                workers[name], found[name] = stack.enter_context(worker), Bearing(measured.version)
         for round_number in range(rounds + 1):  # the first warms up
             for name, worker in workers.items():
                 say(f"{model}: round {round_number} of {rounds}, {name}")

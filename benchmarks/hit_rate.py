@@ -21,11 +21,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.record import Others, doubt, save
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.perf.latency import Prompts, Workload
+from twostroke.perf.latency import PromptSource, Shape
 
 INDEXES = ("radix", "hash")
 RATES = (0, 25, 50, 75, 100)
@@ -73,16 +74,16 @@ def cases(prompt: int, system: int, question: int) -> list[Case]:
     ]
 
 
-def take_turn(llm: LLM, case: Case, prompts: Prompts, number: int, output: int) -> tuple[Turn, list[Token]]:
+def take_turn(llm: LLM, case: Case, prompts: PromptSource, number: int, output: int) -> tuple[Turn, list[Token]]:
     """Start cold, enter what is to be known, answer the prompt. Raises Differs if the start is not cold."""
     index = llm.model.index
     assert index is not None
     index.clear()
     if index.num_pages or llm.pool.num_used:
         raise Differs(f"{index.num_pages} pages are indexed and {llm.pool.num_used} in use after a reset")
-    (prompt,) = prompts.make(llm, Workload(case.prompt, output), number)
+    (prompt,) = prompts.make(llm, Shape(case.prompt, output), number)
     if case.known:
-        (other,) = prompts.make(llm, Workload(case.other, output), number) if case.other else [[]]
+        (other,) = prompts.make(llm, Shape(case.other, output), number) if case.other else [[]]
         llm.prefill(prompt[: case.known] + other)
     queried, hit, others = index.queried_tokens, index.hit_tokens, Others()
     (answer,) = llm.generate([prompt], max_tokens=output, ignore_eos=True)
@@ -107,7 +108,7 @@ def measure(
         for label in turn_order(list(labels), number):
             index, name = labels[label]
             say(f"round {number} of {rounds}, {label}")
-            turn, tokens = take_turn(llms[index], by_name[name], Prompts(), number, output)
+            turn, tokens = take_turn(llms[index], by_name[name], PromptSource(), number, output)
             first, expected = answers.setdefault(by_name[name].prompt, (label, tokens))
             if tokens != expected:
                 raise Differs(f"{label} and {first} answer the same prompt differently")

@@ -20,13 +20,14 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.record import Others, doubt, save, today
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save, today
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.perf.latency import Prompts, Workload
+from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
@@ -94,12 +95,12 @@ def policies(load: Load, budgets: Sequence[int], objectives: Sequence[float]) ->
     ]
 
 
-def take_turn(llm: LLM, policy: Policy, load: Load, prompts: Prompts, number: int) -> Turn:
+def take_turn(llm: LLM, policy: Policy, load: Load, prompts: PromptSource, number: int) -> Turn:
     """Run the load once. The engine must be idle."""
     engine, others = llm.engine, Others()
     engine.config = SchedulerConfig(policy.max_step_tokens, itl_ms=policy.itl_ms)
-    short = prompts.make(llm, Workload(load.stream_prompt, load.output_tokens, load.streams), number)
-    (long,) = prompts.make(llm, Workload(load.prompt, load.answer), number)
+    short = prompts.make(llm, Shape(load.stream_prompt, load.output_tokens, load.streams), number)
+    (long,) = prompts.make(llm, Shape(load.prompt, load.answer), number)
 
     def submit(prompt: list[int], tokens: int) -> Request:
         return engine.submit(llm.request(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)))
@@ -131,9 +132,9 @@ def measure(
     """Turns by policy. A short prompt warms up."""
     if (needed := load.prompt + load.answer) > llm.config.max_position:
         raise InvalidRequest(f"the load needs {needed} positions, and {llm.name} has {llm.config.max_position}")
-    prompts, by_name = Prompts(), {policy.name: policy for policy in chosen}
+    prompts, by_name = PromptSource(), {policy.name: policy for policy in chosen}
     found: dict[str, list[Turn]] = {name: [] for name in by_name}
-    llm.generate(prompts.make(llm, Workload(min(WARM_UP, load.prompt), 8), rounds), max_tokens=8)
+    llm.generate(prompts.make(llm, Shape(min(WARM_UP, load.prompt), 8), rounds), max_tokens=8)
     for number in range(rounds):
         for name in turn_order(list(by_name), number):
             say(f"{llm.name}: round {number + 1} of {rounds}, {name}")

@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.record import Others, doubt, save
-from twostroke.backends.native.backend import NativeKernels
-from twostroke.backends.native.compiled import NativePass
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save
+from twostroke.backends.native.compiled import NativeModel
 from twostroke.llm import LLM
-from twostroke.perf.latency import Prompts, Workload
+from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 BATCHES = (1, 8)
@@ -55,11 +55,10 @@ class Timed:
 
 def time_kernels(llm: LLM) -> Timed:
     """From now on, of all that its native backend calls."""
-    kernels, whole_pass = llm.decoder.kernels, llm.decoder._pass
-    assert isinstance(kernels, NativeKernels)
-    assert isinstance(whole_pass, NativePass)
-    timed: Any = Timed(kernels.library)
-    whole_pass.library = kernels.library = timed
+    compiled = llm.model.compiled
+    assert isinstance(compiled, NativeModel)
+    timed: Any = Timed(compiled.library)
+    compiled.library = compiled.statistics.library = timed
     return timed
 
 
@@ -79,7 +78,7 @@ class Turn:
 def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, number: int) -> Turn:
     """Answer `batch` prompts and time the steps after the last of them was prefilled."""
     params = SamplingParams(max_tokens=output, ignore_eos=True)
-    prompts = Prompts().make(llm, Workload(prompt, output, batch), number)
+    prompts = PromptSource().make(llm, Shape(prompt, output, batch), number)
     requests = [llm.engine.submit(llm.request(one, params)) for one in prompts]
     while any(request.timings.ttft is None for request in requests):
         llm.engine.step()

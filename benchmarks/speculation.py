@@ -22,7 +22,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.record import Others, doubt, save
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save
 from benchmarks.shuffled import shuffled
 from benchmarks.speculation_workloads import WORKLOADS, Workload
 from twostroke.checkpoints.resolve import open_checkpoint

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.llm import LLM
-from twostroke.perf.latency import Prompts
-from twostroke.perf.latency import Workload as Lengths
+from twostroke.perf.latency import PromptSource, Shape
 
 RANDOM_TOKENS = 256  # of a prompt of random tokens
 
@@ -87,7 +86,7 @@ class Workload:
     def prompts(self, llm: LLM) -> list[Sequence[int]]:
         """Token ids: a chat's where the model has a template, else the text's own."""
         if not self.questions:
-            return [Prompts().make(llm, Lengths(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
+            return [PromptSource().make(llm, Shape(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
         if llm.tokenizer.chat_template is None:
             return [llm.encode(question) for question in self.questions]
         return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in self.questions]

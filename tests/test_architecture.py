@@ -14,7 +14,8 @@ from twostroke.backends.native import library
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
-WITH_TORCH = {"backends/reference/operations.py", "backends/reference/memory.py", "pruning.py", "distilling.py"}
+REFERENCE = {f"backends/reference/{name}.py" for name in ("backend", "decoder", "memory", "operations")}
+WITH_TORCH = {*REFERENCE, "pruning.py", "distilling.py"}
 
 
 def layers() -> list[str]:
@@ -139,3 +140,29 @@ def test_the_native_backend_does_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NATIVE, str(tmp_path / "a.kv")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_package_offers() -> None:
+    """Every name is there, and is loaded when it is asked for."""
+    import twostroke
+
+    for name in twostroke.__all__:
+        assert getattr(twostroke, name).__name__ == name or name == "Program"
+    assert set(twostroke.__all__) <= set(dir(twostroke))
+    with pytest.raises(AttributeError, match="has no attribute 'Fork'"):
+        twostroke.Fork  # noqa: B018
+
+
+def test_every_package_says_what_it_is() -> None:
+    """In the docstring of its `__init__`, without which it would not be installed either."""
+    for directory in {path.parent for path in PACKAGE.rglob("*.py")}:
+        assert ast.get_docstring(ast.parse((directory / "__init__.py").read_text())), directory
+
+
+def test_only_the_command_bench_measures() -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if layer_of(path) != "perf" and any(module.startswith("twostroke.perf") for module in imports(path))
+    }
+    assert users == {"cli/bench.py", "cli/bench_serve.py"}

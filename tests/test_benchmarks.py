@@ -13,7 +13,7 @@ from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import Plain, method
-from twostroke.perf.latency import Prompts
+from twostroke.perf.latency import PromptSource
 
 LOAD = itl.Load(streams=3, stream_prompt=5, output_tokens=60, prompt=200, answer=4)
 
@@ -92,7 +92,7 @@ def test_a_start_that_is_not_cold_ends_the_run(tiny_llm: Callable[..., LLM]) -> 
     llm = tiny_llm()
     kept = llm.prefill([5] * 40)
     with pytest.raises(hit_rate.Differs, match="3 in use after a reset"):
-        hit_rate.take_turn(llm, hit_rate.Case("0%", 64, 0), Prompts(), 0, 2)
+        hit_rate.take_turn(llm, hit_rate.Case("0%", 64, 0), PromptSource(), 0, 2)
     assert len(kept) == 40
 
 

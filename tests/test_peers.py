@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.figures import Rates, medians, rates, ratio, together, turn_order
-from benchmarks.peer.protocol import Answer, Job
+from benchmarks.peer.protocol import Generated, Job
 from benchmarks.peer.report import doubts, table
-from benchmarks.peer.turns import Entry, Turn, Workload, load
+from benchmarks.peer.turns import Measured, Turn, Workload, load
 from benchmarks.peer.weights import describe
 from benchmarks.peer.worker import check
 
@@ -17,19 +17,19 @@ def turn(prefill: float, decode: float | None, others_cpu: float = 0.0) -> Turn:
     return Turn(Rates(1.0, prefill, decode, prefill), [], [], others_cpu)
 
 
-def entry(engine: str, *turns: Turn, idle_cpu: float = 0.0) -> Entry:
-    return Entry(engine, "1.0", turns=list(turns), peak_rss_bytes=300 << 20, idle_cpu_s=idle_cpu, waited_s=1.0)
+def entry(engine: str, *turns: Turn, idle_cpu: float = 0.0) -> Measured:
+    return Measured(engine, "1.0", turns=list(turns), peak_rss_bytes=300 << 20, idle_cpu_s=idle_cpu, waited_s=1.0)
 
 
 def test_rates_of_one_sequence() -> None:
     found = rates(100, [[2.0, 2.5, 3.0]])
-    assert found == Rates(ttft_s=2.0, prefill=50.0, decode=2.0, total=103 / 3)
+    assert found == Rates(prefill_s=2.0, prefill=50.0, decode=2.0, total=103 / 3)
 
 
 def test_decode_of_a_batch_counts_from_the_last_first_token() -> None:
     # One sequence decodes while the other is still in its prompt: its second token belongs to neither stroke's rate.
     found = rates(100, [[1.0, 3.0, 5.0], [4.0, 5.0, 6.0]])
-    assert found == Rates(ttft_s=4.0, prefill=50.0, decode=3 / 2, total=206 / 6)
+    assert found == Rates(prefill_s=4.0, prefill=50.0, decode=3 / 2, total=206 / 6)
 
 
 def test_one_token_has_no_decode_rate() -> None:
@@ -39,13 +39,13 @@ def test_one_token_has_no_decode_rate() -> None:
 
 def test_each_figure_has_its_own_median() -> None:
     found = medians([Rates(1, 10, 3, 7), Rates(2, 30, 1, 8), Rates(9, 20, 2, 1)])
-    assert found == Rates(ttft_s=2, prefill=20, decode=2, total=7)
+    assert found == Rates(prefill_s=2, prefill=20, decode=2, total=7)
 
 
 def test_rounds_together_are_all_tokens_over_all_time() -> None:
     times = [[[1.0, 2.0, 4.0]], [[4.0, 5.0, 10.0]]]
     found = together([rates(100, one) for one in times])
-    assert found.ttft_s == 2.5
+    assert found.prefill_s == 2.5
     assert found.prefill == pytest.approx(200 / 5)
     assert found.decode == pytest.approx(4 / 9)
     assert found.total == pytest.approx(206 / 14)
@@ -73,7 +73,7 @@ def test_table_chooses_the_best_peer_for_each_column() -> None:
         entry(OURS, turn(100, 50), turn(300, 30), turn(200, 40)),
         entry("llama.cpp", turn(50, 80)),
         entry("openvino", turn(400, 20)),
-        Entry("vllm", failure="no wheel for this machine"),
+        Measured("vllm", failure="no wheel for this machine"),
     ]
     lines = table("smollm2-135m", Workload("single", 512, 64), entries).splitlines()
     assert lines[0] == "**smollm2-135m**, 1 x (512 + 64) tokens"
@@ -109,9 +109,9 @@ def test_a_disturbed_comparison_says_so() -> None:
 )
 def test_a_worker_refuses_what_was_not_asked(tokens: list[list[int]], times: list[list[float]], elapsed: float) -> None:
     job = Job([[7, 8, 9]], output_tokens=2)
-    check(job, Answer([[1, 2]], [[0.3, 0.5]]), 0.5)
+    check(job, Generated([[1, 2]], [[0.3, 0.5]]), 0.5)
     with pytest.raises(RuntimeError):
-        check(job, Answer(tokens, times), elapsed)
+        check(job, Generated(tokens, times), elapsed)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,6 @@ def test_weights_are_named(engine: str, model: str, weights: str) -> None:
 def test_engines_do_without_amx_or_say_that_they_cant(tmp_path: Path) -> None:
     assert ENGINES["vllm"].variables(1, "", amx=False)["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     assert "ONEDNN_MAX_CPU_ISA" not in ENGINES["vllm"].variables(1, "")
-    refused = Entry("llama.cpp")
+    refused = Measured("llama.cpp")
     assert load(refused, "smollm2-135m", 8, 1, 1, tmp_path, lambda _: None, amx=False) is None
     assert "without AMX" in str(refused.failure)

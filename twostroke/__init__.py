@@ -1,4 +1,9 @@
-"""Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold."""
+"""Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold.
+
+from twostroke import LLM, SamplingParams                    a model, and how its tokens are chosen
+from twostroke import KVCache, Conversation                  values of KV, and a chat that extends one
+from twostroke import Prefill, Decode, Emit, Method, method  techniques: programs over strokes
+"""
 
 import os
 from importlib import import_module
@@ -9,25 +14,52 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
+    from twostroke.conversation.conversation import Conversation
+    from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program
     from twostroke.errors import TwostrokeError
     from twostroke.kv.cache import KVCache
-    from twostroke.llm import LLM
-    from twostroke.methods import method
+    from twostroke.llm import LLM, Completion, Decoding, Token
+    from twostroke.methods import Method, Prompt, method
     from twostroke.sampling.params import SamplingParams
 
-__all__ = ["LLM", "KVCache", "SamplingParams", "TwostrokeError", "method"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "Conversation",
+    "Decode",
+    "Decoded",
+    "Decoding",
+    "Emit",
+    "KVCache",
+    "Method",
+    "Prefill",
+    "Prefilled",
+    "Program",
+    "Prompt",
+    "SamplingParams",
+    "Token",
+    "TwostrokeError",
+    "method",
+]
 
 _HOMES = {
-    "LLM": "twostroke.llm",
-    "KVCache": "twostroke.kv.cache",
-    "SamplingParams": "twostroke.sampling.params",
-    "TwostrokeError": "twostroke.errors",
-    "method": "twostroke.methods",
+    "twostroke.conversation.conversation": ("Conversation",),
+    "twostroke.engine.strokes": ("Decode", "Decoded", "Emit", "Prefill", "Prefilled", "Program"),
+    "twostroke.errors": ("TwostrokeError",),
+    "twostroke.kv.cache": ("KVCache",),
+    "twostroke.llm": ("LLM", "Completion", "Decoding", "Token"),
+    "twostroke.methods": ("Method", "Prompt", "method"),
+    "twostroke.sampling.params": ("SamplingParams",),
 }
 
 
 def __getattr__(name: str) -> Any:
     # Importing the package stays quick: what these need is loaded when the first of them is asked for.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

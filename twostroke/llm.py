@@ -26,14 +26,13 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.methods import Method, Plain
-from twostroke.methods import Prompt as PromptTokens
+from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.cores import count_threads
 
 MAIN = "main"  # the role of the model itself among its engine's
-Prompt = str | Sequence[int]
+TextOrTokens = str | Sequence[int]  # a prompt as users give it
 
 
 class LLM:
@@ -45,6 +44,7 @@ class LLM:
         path: the checkpoint's (first) file.
         pool: where its KV values live.
         engine: what runs its requests.
+        backend: what computes.
     """
 
     def __init__(
@@ -102,16 +102,15 @@ class LLM:
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         checkpoint = quantize(opened, weights, threads)
-        head_dim = checkpoint.config.head_dim
-        kernels = create_backend(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
+        chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
 
         def pool_for(geometry: Geometry) -> PagePool:
-            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels)
+            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
 
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-        self.model = open_model(checkpoint, self.tokenizer, kernels, prefix_index, pool_for)
-        self.pool, self.decoder = self.model.pool, self.model.decoder
+        self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for)
+        self.pool, self.backend = self.model.pool, self.model.backend
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
@@ -120,7 +119,7 @@ class LLM:
 
     # The two strokes ------------------------------------------------------------------------------------------
 
-    def prefill(self, prompt: Prompt, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
+    def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
         """Stroke one: enter a text or token ids, after the entries of another value if one is given.
 
         The result is a new value; `after` stays as it is and shares its pages. A token that `after` has pending is
@@ -170,7 +169,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TextOrTokens],
         params: SamplingParams | None = None,
         *,
         method: Method | None = None,
@@ -193,7 +192,12 @@ class LLM:
         return [Completion.of(request) for request in requests]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, method: Method | None = None, **sampling: Any
+        self,
+        prompt: TextOrTokens,
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
     ) -> Decoding:
         """As `generate` of one prompt, token by token."""
         request = self.request(prompt, sampling_params(params, sampling), method)
@@ -211,14 +215,14 @@ class LLM:
         prompt = self.tokenizer.encode_chat(messages)
         return self.generate([prompt], params, method=method, **sampling)[0]
 
-    def request(self, prompt: Prompt, params: SamplingParams, method: Method | None = None) -> Request:
+    def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
         """A request, not submitted yet."""
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
-        asked = PromptTokens(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
+        asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
     def require_companions(self, method: Method) -> None:
@@ -227,7 +231,7 @@ class LLM:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
 
-    def encode(self, prompt: Prompt, add_bos: bool | None = None) -> list[int]:
+    def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""
         if isinstance(prompt, str):
             tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
@@ -246,7 +250,7 @@ class LLM:
         return tokens
 
     def __repr__(self) -> str:
-        return f"LLM({self.name!r}, {self.decoder.kernels.label})"
+        return f"LLM({self.name!r}, {self.backend.label})"
 
 
 class Decoding(Iterator[Token]):
@@ -367,4 +371,4 @@ def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
     return kv_bytes // page_bytes
 
 
-__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "Prompt", "SamplingParams", "Token"]
+__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "SamplingParams", "TextOrTokens", "Token"]

@@ -97,12 +97,12 @@ def run(
     path = free_name(output, f"peers-{datetime.now(UTC):%Y-%m-%d}")
     for model, workload in todo:
         try:
-            entries = compare(model, workload, chosen, rounds, threads, work, say, amx=amx)
+            measurements = compare(model, workload, chosen, rounds, threads, work, say, amx=amx)
         except TwostrokeError as error:
             say(f"{model}: {error}")
             continue
-        typer.echo(table(model, workload, entries) + "\n")
-        results.append(record(model, workload, entries))
+        typer.echo(table(model, workload, measurements) + "\n")
+        results.append(record(model, workload, measurements))
         output.mkdir(parents=True, exist_ok=True)  # after each: what is measured is kept if the next is interrupted
         path.write_text(json.dumps(facts | {"results": results}))
     where = f"{machine['machine']['cpu']}{'' if amx else ' without AMX'}, {threads} threads, medians of {rounds}"

@@ -12,7 +12,7 @@ from types import TracebackType
 from benchmarks.peer.engines import Engine
 from benchmarks.peer.environments import environment, last_words, log_file, python
 from benchmarks.peer.processes import await_end, cpu_seconds, peak_rss_bytes, tree
-from benchmarks.peer.protocol import Answer, Job, Options, Ready, from_line, to_line
+from benchmarks.peer.protocol import Generated, Job, Options, Ready, from_line, to_line
 
 PATIENCE_S = 1800.0  # vLLM compiles for minutes the first time, and 8,000 tokens take others as long
 
@@ -50,7 +50,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         """Raises WorkerFailed."""
         stdin = self._process.stdin
         assert stdin is not None
@@ -59,7 +59,7 @@ class Worker:
             stdin.flush()
         except OSError:
             raise WorkerFailed(self._why()) from None
-        return Answer(**from_line(self._reply()))
+        return Generated(**from_line(self._reply()))
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(tree(self._process.pid))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean, harmonic_mean, median
 
 DEFINITIONS = {
-    "ttft_s": "first token of the last sequence to get one - start; the engine is given token ids",
-    "prefill": "prompt tokens / ttft_s",
-    "decode": "tokens that came after start + ttft_s / (last token - start - ttft_s)",
+    "prefill_s": "first token of the last sequence to get one - start; the engine is given token ids",
+    "prefill": "prompt tokens / prefill_s",
+    "decode": "tokens that came after start + prefill_s / (last token - start - prefill_s)",
     "total": "prompt and output tokens / (last token - start)",
     "peak_rss_bytes": "VmHWM of the worker and its children, added up; loading and files mapped in are part of it",
     "together": "all tokens of all rounds / all their time; a median jumps where rounds are either quick or slow",
@@ -28,7 +28,7 @@ DEFINITIONS = {
 class Rates:
     """Tokens per second; None for decode where no token came after the last first one."""
 
-    ttft_s: float
+    prefill_s: float
     prefill: float
     decode: float | None
     total: float
@@ -36,13 +36,13 @@ class Rates:
 
 def rates(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Rates:
     """Of one turn: `times` are when each token of each sequence came, in seconds since the start."""
-    ttft, last = max(one[0] for one in times), max(one[-1] for one in times)
+    prefill_s, last = max(one[0] for one in times), max(one[-1] for one in times)
     outputs, prompts = sum(map(len, times)), prompt_tokens * len(times)
-    decoded = sum(at > ttft for one in times for at in one)
+    decoded = sum(at > prefill_s for one in times for at in one)
     return Rates(
-        ttft_s=ttft,
-        prefill=prompts / ttft,
-        decode=decoded / (last - ttft) if decoded else None,
+        prefill_s=prefill_s,
+        prefill=prompts / prefill_s,
+        decode=decoded / (last - prefill_s) if decoded else None,
         total=(prompts + outputs) / last,
     )
 
@@ -63,7 +63,7 @@ Average = Callable[[Sequence[float]], float]
 def _averages(rounds: Sequence[Rates], of_times: Average, of_rates: Average) -> Rates:
     decodes = [one.decode for one in rounds if one.decode is not None]
     return Rates(
-        ttft_s=of_times([one.ttft_s for one in rounds]),
+        prefill_s=of_times([one.prefill_s for one in rounds]),
         prefill=of_rates([one.prefill for one in rounds]),
         decode=of_rates(decodes) if decodes else None,
         total=of_rates([one.total for one in rounds]),

@@ -4,7 +4,7 @@ environment imports it.
     harness                                    worker
                                            <-  Ready, once the model is loaded
     Job: prompts, output_tokens             ->
-                                           <-  Answer: when each token of each sequence came, or an error
+                                           <-  Generated: when each token of each sequence came, or an error
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Generated:
     """For each sequence its tokens, and when each came: in seconds since the job reached the engine."""
 
     tokens: list[list[int]]
@@ -45,7 +45,7 @@ class Adapter(Protocol):
 
     version: str
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         """Run the job. The clock starts when the engine is handed token ids, and stops with each token known to us:
         no tokenizer is involved, and what an engine has to tidy up afterwards is outside."""
         ...
@@ -63,7 +63,7 @@ class Options:
     amx: bool = True
 
 
-def to_line(message: Job | Answer | Ready | Options) -> str:
+def to_line(message: Job | Generated | Ready | Options) -> str:
     return json.dumps(asdict(message)) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.figures import Rates, medians, ratio, together
-from benchmarks.peer.turns import Entry, Workload
+from benchmarks.peer.turns import Measured, Workload
 from benchmarks.peer.weights import describe
 
 IDLE_LIMIT = 0.02  # of a core: what a waiting worker may use before the comparison is in doubt
@@ -22,10 +22,10 @@ COLUMNS: dict[str, Callable[[Rates], float | None]] = {
 }
 
 
-def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
+def table(model: str, workload: Workload, measurements: Sequence[Measured]) -> str:
     """A row for each engine that was measured, two for the ratios, and a line for each that was not."""
     columns = [name for name in COLUMNS if name != "total tok/s" or workload.batch > 1]
-    measured = {one.engine: medians(one.rounds) for one in entries if one.turns}
+    measured = {one.engine: medians(one.rounds) for one in measurements if one.turns}
     title = f"**{model}**, {workload.batch} x ({workload.prompt_tokens} + {workload.output_tokens}) tokens"
     lines = [
         title,
@@ -33,16 +33,16 @@ def table(model: str, workload: Workload, entries: Sequence[Entry]) -> str:
         row(["engine", "weights", *columns, "peak RSS MiB"]),
         row(["---", "---", *["---:"] * (len(columns) + 1)]),
     ]
-    for one in entries:
+    for one in measurements:
         if one.engine in measured:
             cells = [number(COLUMNS[name](measured[one.engine])) for name in columns]
             peak = f"{one.peak_rss_bytes / 2**20:.0f}"
             lines.append(row([f"{one.engine} {one.version}", describe(ENGINES[one.engine], model), *cells, peak]))
-    whole = {one.engine: together(one.rounds) for one in entries if one.turns}
+    whole = {one.engine: together(one.rounds) for one in measurements if one.turns}
     for label, figures in ((f"{OURS} / best peer", measured), ("the same, all rounds together", whole)):
         lines.append(row([label, "", *(ratio_cell(name, figures) for name in columns), ""]))
-    lines += [f"\n{one.engine}: {one.failure}" for one in entries if one.failure]
-    lines += [f"\n{doubt}" for doubt in doubts(entries)]
+    lines += [f"\n{one.engine}: {one.failure}" for one in measurements if one.failure]
+    lines += [f"\n{doubt}" for doubt in doubts(measurements)]
     return "\n".join(lines)
 
 
@@ -59,23 +59,23 @@ def ratio_cell(column: str, measured: dict[str, Rates]) -> str:
     return "" if found is None else f"{found.value:.2f} ({found.peer})"
 
 
-def doubts(entries: Sequence[Entry]) -> list[str]:
+def doubts(measurements: Sequence[Measured]) -> list[str]:
     """Why the figures may not be worth much."""
     found = [
         f"Not idle: {one.engine} used {one.idle_cpu:.0%} of a core while others had their turns."
-        for one in entries
+        for one in measurements
         if one.idle_cpu > IDLE_LIMIT
     ]
-    crowded = [turn.others_cpu for one in entries for turn in one.turns if turn.others_cpu > OTHERS_LIMIT]
+    crowded = [turn.others_cpu for one in measurements for turn in one.turns if turn.others_cpu > OTHERS_LIMIT]
     if crowded:
-        turns = sum(len(one.turns) for one in entries)
+        turns = sum(len(one.turns) for one in measurements)
         found.append(
             f"Not quiet: in {len(crowded)} of {turns} turns other processes took up to {max(crowded):.0%} of a core."
         )
     return found
 
 
-def record(model: str, workload: Workload, entries: Sequence[Entry]) -> dict[str, Any]:
+def record(model: str, workload: Workload, measurements: Sequence[Measured]) -> dict[str, Any]:
     """The same with every number, for JSON."""
     return {
         "model": model,
@@ -93,6 +93,6 @@ def record(model: str, workload: Workload, entries: Sequence[Entry]) -> dict[str
                 "failure": one.failure,
                 "rounds": [asdict(turn) for turn in one.turns],
             }
-            for one in entries
+            for one in measurements
         ],
     }

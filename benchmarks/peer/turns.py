@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Turn:
-    """One measurement. `times` as in `protocol.Answer`; `others_cpu` as in `figures.DEFINITIONS`."""
+    """One measurement. `times` as in `protocol.Generated`; `others_cpu` as in `figures.DEFINITIONS`."""
 
     rates: Rates
     times: list[list[float]]
@@ -46,7 +46,7 @@ class Turn:
 
 
 @dataclass
-class Entry:
+class Measured:
     """All that was measured of an engine; `failure` is why there is no more of it."""
 
     engine: str
@@ -70,7 +70,7 @@ class Entry:
 Say = Callable[[str], None]
 
 
-class Prompts:
+class PromptSource:
     """Random tokens, fresh for every round: whatever an engine remembers of one is of no use in the next."""
 
     def __init__(self, model: str) -> None:
@@ -96,42 +96,42 @@ def compare(
     say: Say,
     *,
     amx: bool = True,
-) -> list[Entry]:
-    """An entry for each engine, in the order given. The workers live no longer than this call.
+) -> list[Measured]:
+    """What was measured of each engine, in the order given. The workers live no longer than this call.
 
     Raises TwostrokeError where the model itself is not to be had, or is too short for the workload.
     """
-    prompts = Prompts(model)
+    prompts = PromptSource(model)
     context = workload.prompt_tokens + workload.output_tokens
     if context > prompts.longest:
         raise TwostrokeError(f"{model} has {prompts.longest} positions, and {workload.name} needs {context}")
-    entries = {name: Entry(name) for name in engines}
+    measurements = {name: Measured(name) for name in engines}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
-        for entry in entries.values():
-            if (worker := load(entry, model, context, workload.batch, threads, work, say, amx=amx)) is not None:
-                workers[entry.engine] = stack.enter_context(worker)
+        for measured in measurements.values():
+            if (worker := load(measured, model, context, workload.batch, threads, work, say, amx=amx)) is not None:
+                workers[measured.engine] = stack.enter_context(worker)
         # Round 0 warms up. All run in it before any is measured: what an engine does first, it does unmeasured.
         for round_number in range(rounds + 1):
             for name in turn_order(list(workers), round_number):
-                entry = entries[name]
+                measured = measurements[name]
                 say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
-                others = [(entries[other], worker) for other, worker in workers.items() if other != name]
+                others = [(measurements[other], worker) for other, worker in workers.items() if other != name]
                 try:
                     with idleness(others):
                         turn = take_turn(workers[name], prompts.make(workload, round_number), workload, round_number)
                     time.sleep(SETTLE_S)
-                    entry.peak_rss_bytes = workers[name].peak_rss_bytes()
-                    entry.turns += [turn] if round_number else []
+                    measured.peak_rss_bytes = workers[name].peak_rss_bytes()
+                    measured.turns += [turn] if round_number else []
                 except WorkerFailed as failure:
-                    entry.failure = str(failure)
+                    measured.failure = str(failure)
                     say(f"{name}: {failure}")
                     workers.pop(name).close()
-    return list(entries.values())
+    return list(measurements.values())
 
 
 def load(
-    entry: Entry,
+    measured: Measured,
     model: str,
     context: int,
     sequences: int,
@@ -141,8 +141,8 @@ def load(
     *,
     amx: bool = True,
 ) -> Worker | None:
-    """A worker that is ready, set up first where need be; None, and the reason in its entry, where there is none."""
-    engine = ENGINES[entry.engine]
+    """A worker that is ready, set up first where need be. None if there is none; `measured.failure` then says why."""
+    engine = ENGINES[measured.engine]
     try:
         if not amx and engine.without_amx is None:
             raise CannotSetUp("is built for this very processor and can't be told to do without AMX")
@@ -151,10 +151,10 @@ def load(
         options = Options(ensure_weights(engine, model, work), threads, context, sequences, amx)
         worker = Worker(engine, options, work)
     except (CannotSetUp, WorkerFailed) as failure:
-        entry.failure = str(failure)
+        measured.failure = str(failure)
         say(f"{engine.name}: {failure}")
         return None
-    entry.version, entry.load_s = worker.ready.version, worker.ready.load_s
+    measured.version, measured.load_s = worker.ready.version, worker.ready.load_s
     return worker
 
 
@@ -169,11 +169,11 @@ def take_turn(worker: Worker, prompts: list[list[int]], workload: Workload, roun
 
 
 @contextmanager
-def idleness(others: Sequence[tuple[Entry, Worker]]) -> Generator[None]:
+def idleness(others: Sequence[tuple[Measured, Worker]]) -> Generator[None]:
     """Note how much processor time the workers take whose turn it is not: it would be taken from the one that runs."""
     before, began = [worker.cpu_seconds() for _, worker in others], time.perf_counter()
     yield
     elapsed = time.perf_counter() - began
-    for (entry, worker), used in zip(others, before, strict=True):
-        entry.idle_cpu_s += worker.cpu_seconds() - used
-        entry.waited_s += elapsed
+    for (measured, worker), used in zip(others, before, strict=True):
+        measured.idle_cpu_s += worker.cpu_seconds() - used
+        measured.waited_s += elapsed

@@ -10,7 +10,7 @@ import time
 from importlib import import_module
 from typing import Any
 
-from benchmarks.peer.protocol import Adapter, Answer, Job, Options, Ready, from_line, to_line
+from benchmarks.peer.protocol import Adapter, Generated, Job, Options, Ready, from_line, to_line
 
 
 def take_stdout() -> Any:
@@ -20,7 +20,7 @@ def take_stdout() -> Any:
     return stream
 
 
-def check(job: Job, answer: Answer, elapsed: float) -> None:
+def check(job: Job, answer: Generated, elapsed: float) -> None:
     """An engine that stops early, or reads its clock wrongly, must not look fast: `elapsed` is by our own clock."""
     wanted = [job.output_tokens] * len(job.prompts)
     counts = [len(tokens) for tokens in answer.tokens]

@@ -2,16 +2,15 @@
 
 import numpy as np
 
-from tests.kv.values import GEOMETRY
-from twostroke.kv.pool import PagePool
+from tests.kv.values import GEOMETRY, make_pool
 
 
 def test_entries_are_the_same_and_lie_otherwise() -> None:
-    pools = [PagePool(GEOMETRY, 4, page_size=4, in_pairs=flag) for flag in (False, True)]
+    pools = [make_pool(4, in_pairs=flag) for flag in (False, True)]
     assert [pool.memory.layout for pool in pools] == ["plain", "pairs"]
     pages, slots = np.array([2, 2, 0]), np.array([1, 3, 0])
     shape = (GEOMETRY.num_layers, 2, 3, GEOMETRY.num_kv_heads, GEOMETRY.head_dim)
-    entries = np.random.default_rng(0).standard_normal(shape).astype(pools[0].storage.dtype)
+    entries = np.random.default_rng(0).standard_normal(shape).astype(pools[0].memory.storage.dtype)
     for pool in pools:
         assert pool.allocate(4) == [0, 1, 2, 3]
         pool.write(pages, slots, entries)
@@ -21,7 +20,7 @@ def test_entries_are_the_same_and_lie_otherwise() -> None:
         assert (pool.read(np.array([1, 1]), slots[:2]) == entries[:, :, :2]).all()
         assert (pool.read_keys(1, pages, slots) == entries[1, 0]).all()
         assert not pool.read(np.array([1, 3]), np.array([0, 1])).any()
-    (plain_keys, plain_values), (keys, values) = (np.moveaxis(pool.storage, 1, 0) for pool in pools)
+    (plain_keys, plain_values), (keys, values) = (np.moveaxis(pool.memory.storage, 1, 0) for pool in pools)
     dim = GEOMETRY.head_dim
     columns = keys.reshape(*keys.shape[:3], dim // 2, 4, 2).swapaxes(-3, -2).reshape(plain_keys.shape)
     assert (columns == plain_keys).all()

@@ -68,7 +68,7 @@ def test_methods_are_spelled() -> None:
         (("nameindex", "--methods", "ptdo:sink=3"), 1, "no parameter 'sink'"),
         (("nameindex", "--methods", "ptdo:sinks"), 2, "key=value"),
         (("nameindex", "--measure", "kl"), 1, "no measure 'kl'"),
-        (("nameindex", "--names", 0), 2, "--names"),
+        (("nameindex", "--names", 0), 1, "nameindex: names must be an integer from 1 to 10000"),
         (("arc-easy", "--order", "backwards"), 1, "order must be one of options, question"),
         (("longform", "--measure", "answers,likelihood"), 1, "likelihood cannot be measured"),
     ],

@@ -1,6 +1,6 @@
 """`twostroke generate`: the API's answer, its facts, and what it says to bad input."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import Result
 
 from twostroke.llm import LLM
-from twostroke.methods import Method, method
+from twostroke.methods import METHODS, Method, method, registry
 
 PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -209,3 +209,49 @@ def test_the_default_model_is_the_catalogs(run_json: Callable[..., dict[str, Any
     facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 12, "--backend", "reference")
     assert facts["model"] == DEFAULT_MODEL
     assert "Paris" in facts["text"]
+
+
+TECHNIQUE = """
+from dataclasses import dataclass
+
+from twostroke import Decode, Method, Prefill
+from twostroke.fields import integer
+
+
+@dataclass(frozen=True)
+class Again(Method, name="again"):
+    times: int = integer(2, least=1, most=4)
+
+    def program(self, prompt):
+        yield Decode((yield Prefill(prompt * self.times)))
+"""
+
+
+@pytest.fixture
+def technique(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "mine.py").write_text(TECHNIQUE)
+    yield tmp_path / "mine.py"
+    METHODS.pop("again", None)
+    registry._loaded.clear()
+
+
+def test_a_technique_from_a_file(
+    run_json: Callable[..., dict[str, Any]], tiny: str, technique: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("generate", "-m", tiny, "-p", "the fox", "--raw", "--max-tokens", 4, "--method")
+    facts = run_json(*common, "again", "--method-module", technique, "--method-option", "times=3")
+    expected = run_json(*common, "repeat", "--method-option", "times=3", "--method-option", "keep=all")
+    assert facts["token_ids"] == expected["token_ids"]
+    assert facts["prefilled_tokens"] == 3 * facts["prompt_tokens"]
+    METHODS.pop("again")
+    registry._loaded.clear()
+    monkeypatch.setenv("TWOSTROKE_METHOD_MODULES", str(technique))
+    assert run_json(*common, "again")["prefilled_tokens"] == 2 * facts["prompt_tokens"]
+
+
+def test_a_technique_that_cannot_be_loaded(run: Callable[..., Result], tiny: str, technique: Path) -> None:
+    technique.write_text(TECHNIQUE.replace("Prefill\n", "Prefil\n"))
+    result = run("generate", "-m", tiny, *PROMPT, "--method-module", technique)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {technique} cannot be used: line 4: ImportError: cannot import name")
+    assert result.stderr.count("\n") == 1

@@ -90,7 +90,7 @@ def test_without_an_objective_nothing_is_predicted(tiny_llm: TinyLLM) -> None:
 
 @pytest.mark.parametrize("itl_ms", [0, -5, float("nan"), float("inf")])
 def test_wrong_objectives(itl_ms: float) -> None:
-    with pytest.raises(InvalidRequest, match="itl_ms must be a positive number"):
+    with pytest.raises(InvalidRequest, match="itl_ms must be a number above 0"):
         LLM("no-such-model", itl_ms=itl_ms)
 
 

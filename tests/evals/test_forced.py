@@ -15,7 +15,7 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
 from twostroke.evals.forced import Forced, forced, watched
-from twostroke.evals.measure import Bench, Case
+from twostroke.evals.measure import Case, Comparison
 from twostroke.evals.measures import Divergence
 from twostroke.evals.measures.answers import Watch
 from twostroke.evals.task import Item
@@ -182,8 +182,10 @@ def test_no_divergence_from_oneself() -> None:
 
 def divergence(llm: LLM, names: list[Contender], baseline: Contender) -> dict[str, dict[str, object]]:
     prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
-    bench = Bench(llm, LongForm(), tuple(names), baseline, lambda _: SamplingParams(), positions=12, timings=False)
-    return Divergence().measure(bench, [Case(Item("a", ""), Prompt(prompt, llm.tokenizer), [])], [{}])[0]
+    comparison = Comparison(
+        llm, LongForm(), tuple(names), baseline, lambda _: SamplingParams(), positions=12, timings=False
+    )
+    return Divergence().measure(comparison, [Case(Item("a", ""), Prompt(prompt, llm.tokenizer), [])], [{}])[0]
 
 
 def test_a_student_decodes_after_its_teacher(tiny_llm: TinyLLM, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from twostroke.checkpoints import fetch
 from twostroke.errors import FetchError, InvalidRequest
-from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, stream
+from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, random_stream
 from twostroke.evals.tasks import ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
 from twostroke.evals.tasks.names import draw_names, names_of, ordinal
 from twostroke.llm import LLM
@@ -57,7 +57,7 @@ def test_items_depend_on_the_seed_and_not_on_how_many_there_are(task: Task, toke
 
 def test_generation_is_stable() -> None:
     """Of all versions of Python: published results name a seed."""
-    assert draw_names(stream(1, "nameindex", 12, 0), 3) == ["Peggy Mendez", "Virginia Goodwin", "Leo Valentine"]
+    assert draw_names(random_stream(1, "nameindex", 12, 0), 3) == ["Peggy Mendez", "Virginia Goodwin", "Leo Valentine"]
     assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 113)] == [
         "1st",
         "2nd",

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.kv.counts import check_counts
 from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
@@ -30,7 +31,8 @@ indices = st.integers(0, MAX_VALUES - 1)
 bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
 token_lists = st.lists(st.integers(0, 2), max_size=9)
 tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
-tails = tails | st.builds(lambda x: Tail("m", np.array([x, -0.0], np.float32)), st.floats(width=32, allow_nan=False))
+rows = st.floats(width=32, allow_nan=False).map(lambda x: Stored(np.array([[x, -0.0]], np.float32)))
+tails = tails | st.builds(Tail, st.just("m"), rows)
 
 
 class Entry:

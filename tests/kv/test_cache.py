@@ -11,6 +11,7 @@ import pytest
 
 from tests.kv.values import GEOMETRY, computed, contents, enter, prefill
 from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
@@ -18,7 +19,7 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
-LOGITS = Tail("m", logits=np.array([0.5, -1.0], np.float32))
+LOGITS = Tail("m", Stored(np.array([[0.5, -1.0]], np.float32)))
 PENDING = Tail("m", pending=7)
 NewPool = Callable[..., PagePool]
 

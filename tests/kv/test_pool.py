@@ -25,15 +25,15 @@ NewPool = Callable[..., PagePool]
 def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
     for dtype, size in [("float32", 4), ("bfloat16", 2)]:
         pool = new_pool(num_pages=10, page_size=4, geometry=replace(GEOMETRY, kv_dtype=dtype))
-        assert pool.storage.shape == (2, 2, 10, 2, 4, 4)
-        assert not pool.storage.any()
+        assert pool.memory.storage.shape == (2, 2, 10, 2, 4, 4)
+        assert not pool.memory.storage.any()
         assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
-        assert pool.page_bytes * pool.num_pages == pool.storage.nbytes
+        assert pool.page_bytes * pool.num_pages == pool.memory.storage.nbytes
 
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
     """So no page of a head begins within a cache line, and few addresses have to be looked up."""
-    assert new_pool().storage.ctypes.data % HUGE_PAGE == 0
+    assert new_pool().memory.storage.ctypes.data % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:
@@ -106,15 +106,15 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
     pool.write(pages, slots, entries)
     assert pool.read(pages, slots).dtype == entries.dtype
     assert np.array_equal(pool.read(pages, slots), entries)
-    assert np.array_equal(pool.storage[1, 0, 4, :, 3], entries[1, 0, 0])
-    assert np.count_nonzero(pool.storage) == entries.size
+    assert np.array_equal(pool.memory.storage[1, 0, 4, :, 3], entries[1, 0, 0])
+    assert np.count_nonzero(pool.memory.storage) == entries.size
     pool.release(held)
 
 
 def filled_pool(pool: PagePool) -> list[int]:
     """Its first two pages, of random numbers."""
     pages = pool.allocate(2)
-    pool.storage[:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
+    pool.memory.storage[:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
     for page in pages:
         pool.claim(page, 0, 4)
     return pages
@@ -125,8 +125,8 @@ def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
     pages = filled_pool(pool)
     pages += pool.allocate(1)
     pool.copy_page(pages[0], pages[2], 3)
-    assert np.array_equal(pool.storage[:, :, 2], pool.storage[:, :, 0])
-    assert not pool.storage[:, :, 3].any()
+    assert np.array_equal(pool.memory.storage[:, :, 2], pool.memory.storage[:, :, 0])
+    assert not pool.memory.storage[:, :, 3].any()
     assert not pool.claim(pages[2], 0, 1)
     assert pool.claim(pages[2], 3, 4)  # behind what its value has
     pool.release(np.array(pages))
@@ -137,7 +137,7 @@ def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
 def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: str, elsewhere: tuple[int, ...]) -> None:
     pool = new_pool(num_pages=4)
     left, right = pages = filled_pool(pool)
-    storage = pool.storage.copy()
+    storage = pool.memory.storage.copy()
     assert pool.spill(np.array([pages[i] for i in elsewhere], np.int64)) == len(elsewhere)
     joined = pool.joined(left, right, 1, 3, tier)
     slots = np.arange(3)
@@ -153,7 +153,7 @@ def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=2)
     page, other = filled_pool(pool)
     alone = np.frombuffer(pool.part(page, np.array([1, 2])), np.float32).reshape(2, 2, 2, 4, 4)
-    assert np.array_equal(alone[..., 1:3, :], pool.storage[:, :, 0, :, 1:3])
+    assert np.array_equal(alone[..., 1:3, :], pool.memory.storage[:, :, 0, :, 1:3])
     assert not alone[..., [0, 3], :].any()
     pool.release(np.array([page, other]))
 

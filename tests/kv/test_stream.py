@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kv.values import GEOMETRY, contents, make_pool, prefill, same_tail
+from twostroke.backends.rows import Stored
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
@@ -24,7 +25,7 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.models.rope import Rope
 from twostroke.system.key import user_key
 
-LOGITS = Tail("m", logits=np.array([0.1, -0.0, 3e-39, np.inf], np.float32))
+LOGITS = Tail("m", Stored(np.array([[0.1, -0.0, 3e-39, np.inf]], np.float32)))
 NewPool = Callable[..., PagePool]
 
 
@@ -46,8 +47,8 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype:
     pool, there = new_pool(geometry=geometry), new_pool(geometry=geometry)
     kv = prefill(pool, range(11))
     value = prefill(kv[:2] + kv[5:], [3, 1], model="other", tail=tail)
-    pool.storage += pool.storage.dtype.type(1 / 3)  # numbers of every bit, and signs
-    pool.storage[:, 1] *= -1
+    pool.memory.storage += pool.memory.storage.dtype.type(1 / 3)  # numbers of every bit, and signs
+    pool.memory.storage[:, 1] *= -1
     value.save(tmp_path / "value")
     loaded = load(tmp_path / "value", there)
     assert np.array_equal(loaded.entries().view(np.int8), value.entries().view(np.int8))
@@ -207,7 +208,7 @@ def test_a_page_used_in_part_gives_nothing_else_away(tmp_path: Path, pool: PageP
 @pytest.mark.parametrize("tier", ["pool", "host"])
 @pytest.mark.parametrize(("saved", "read"), [(False, True), (True, False), (True, True)])
 def test_files_of_either_layout_are_read_into_either(tmp_path: Path, saved: bool, read: bool, tier: str) -> None:
-    pools = [PagePool(GEOMETRY, 20, page_size=4, in_pairs=pairs) for pairs in (saved, read)]
+    pools = [make_pool(20, in_pairs=pairs) for pairs in (saved, read)]
     kv = prefill(pools[0], range(11))
     value = (kv[2:5] + kv[7:]).to(tier)
     value.save(tmp_path / "value")
@@ -220,7 +221,7 @@ def test_files_of_either_layout_are_read_into_either(tmp_path: Path, saved: bool
 
 def test_pages_of_a_device_are_saved_and_read(tmp_path: Path) -> None:
     torch_memory = pytest.importorskip("twostroke.backends.reference.memory").DeviceMemory
-    pool = PagePool(GEOMETRY, 9, page_size=4, memory=torch_memory((9, 2, 2, 2, 4, 4), "float32", "cpu"))
+    pool = PagePool(GEOMETRY, torch_memory((9, 2, 2, 2, 4, 4), "float32", "cpu"), 9, page_size=4)
     kv = prefill(pool, range(11), tail=LOGITS)
     for value in (kv, kv[1:].to("host")):
         value.save(tmp_path / "value")
@@ -316,15 +317,15 @@ def test_a_stranger_does_not_bring_numbers_that_are_not_finite(
     """They would stay in the page when it is another value's."""
     pool = new_pool(geometry=replace(GEOMETRY, kv_dtype=dtype))
     kv = prefill(pool, range(9))
-    pool.storage[1, 1, 2, 1, 0, 3] = stray
+    pool.memory.storage[1, 1, 2, 1, 0, 3] = stray
     kv.save(tmp_path / "value")
     assert len(load(tmp_path / "value", pool)) == 9  # one's own may have them
     request.getfixturevalue("other_home")
     del kv
-    pool.storage[:] = 0
+    pool.memory.storage[:] = 0
     with pytest.raises(CorruptFile, match="not finite"):
         load(tmp_path / "value", pool)
-    assert not pool.storage.any()
+    assert not pool.memory.storage.any()
 
 
 # Hostile files ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kv.values import contents, prefill
 from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
@@ -18,7 +19,7 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]
-TAILS = [None, Tail("m", np.array([0.5, -1.0], np.float32)), Tail("m", pending=7)]
+TAILS = [None, Tail("m", Stored(np.array([[0.5, -1.0]], np.float32))), Tail("m", pending=7)]
 
 
 def facts(kv: KVCache) -> list[object]:

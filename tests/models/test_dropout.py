@@ -28,7 +28,7 @@ def test_what_stays_is_scaled(probability: float) -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(InvalidRequest, match="probability of dropout must be from 0 to below 1, not 1"):
+    with pytest.raises(InvalidRequest, match="dropout: probability must be a number of at least 0 and below 1, not 1"):
         Dropout(1)
-    with pytest.raises(InvalidRequest, match="seed of dropout"):
+    with pytest.raises(InvalidRequest, match="dropout: seed must be an integer from 0"):
         Dropout(0.1, -1)

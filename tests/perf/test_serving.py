@@ -11,8 +11,8 @@ import pytest
 
 from twostroke.perf.serving.arrivals import arrivals
 from twostroke.perf.serving.client import INTERRUPTED, Client, Outcome
-from twostroke.perf.serving.drive import ClosedLoop, OpenLoop, Run, drive
-from twostroke.perf.serving.figures import Objectives, gaps, summarize
+from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop, drive
+from twostroke.perf.serving.figures import Objectives, summarize
 from twostroke.perf.serving.lengths import Range
 from twostroke.perf.serving.workload import WARMUP, Ask, Workload
 
@@ -166,7 +166,7 @@ def test_figures_of_a_scripted_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_objectives(ttft: float | None, itl: float | None, met: int) -> None:
     answers = [Outcome(1, 3, 1.0, 1.0, [3.0, 4.0, 7.0]), Outcome(1, 2, 1.0, 1.0, [3.0, 4.0])]
     assert sum(map(Objectives(ttft, itl).met, answers)) == met
-    assert gaps(answers[0]) == [1.0, 3.0]
+    assert answers[0].timings.itls == [1.0, 3.0]
 
 
 def test_nothing_measured_has_no_figures() -> None:
@@ -189,8 +189,8 @@ class Held:
         return httpx.Response(200, content=counted(1, "length"))
 
 
-def with_held(use: Callable[[Held, Client], Coroutine[Any, Any, Run]]) -> tuple[Held, Run]:
-    async def go() -> tuple[Held, Run]:
+def with_held(use: Callable[[Held, Client], Coroutine[Any, Any, LoadTest]]) -> tuple[Held, LoadTest]:
+    async def go() -> tuple[Held, LoadTest]:
         held = Held()
         async with httpx.AsyncClient(transport=httpx.MockTransport(held), base_url="http://x") as http:
             return held, await use(held, Client(http, "m", 60))
@@ -202,7 +202,7 @@ ASKS = [Ask([1], 1)] * 20
 
 
 def test_the_open_loop_waits_for_nobody() -> None:
-    async def use(held: Held, client: Client) -> Run:
+    async def use(held: Held, client: Client) -> LoadTest:
         running = asyncio.create_task(drive(client, ASKS, OpenLoop(rate=1000.0), seed=1))
         while held.seen < len(ASKS):
             await asyncio.sleep(0.001)
@@ -217,7 +217,7 @@ def test_the_open_loop_waits_for_nobody() -> None:
 
 
 def test_the_closed_loop_keeps_its_concurrency() -> None:
-    async def use(held: Held, client: Client) -> Run:
+    async def use(held: Held, client: Client) -> LoadTest:
         held.gate.set()
         return await drive(client, ASKS, ClosedLoop(3), seed=1)
 
@@ -228,7 +228,7 @@ def test_the_closed_loop_keeps_its_concurrency() -> None:
 
 @pytest.mark.parametrize("pattern", [ClosedLoop(3), OpenLoop(1000.0)])
 def test_interrupted_there_is_a_report_of_what_was(pattern: Any) -> None:
-    async def use(held: Held, client: Client) -> Run:
+    async def use(held: Held, client: Client) -> LoadTest:
         running = asyncio.create_task(drive(client, ASKS, pattern, seed=1))
         while held.seen < 3:
             await asyncio.sleep(0.001)

@@ -14,7 +14,7 @@ import pytest
 
 from twostroke.llm import LLM
 from twostroke.server.app import create_app
-from twostroke.server.run import Server, make_server
+from twostroke.server.listen import Server, make_server
 from twostroke.server.settings import Settings
 
 LONG = {"max_tokens": 1900, "ignore_eos": True}  # seconds of work

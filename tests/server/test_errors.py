@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import Serving, asgi
 from twostroke.llm import LLM
+from twostroke.server.middleware import Middleware
+from twostroke.server.settings import Settings
 
 JSON = {"content-type": "application/json"}
 USER = [{"role": "user", "content": "hi"}]
@@ -69,7 +71,10 @@ CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"echo": True}, 400, "echo"),
     ("completions", {"suffix": "!"}, 400, "suffix"),
     ("completions", {"best_of": 3}, 400, "best_of"),
+    ("chat/completions", {"top_logprobs": 3}, 400, "top_logprobs"),
     ("responses", {"input": 5}, 400, "input"),
+    ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}, "regex": "a"}, 400, "regex"),
+    ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}, "choice": ["a"]}, 400, "choice"),
     ("responses", {"input": "hi", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
 ]
 
@@ -134,7 +139,66 @@ def test_api_key(open_tiny: Callable[..., LLM]) -> None:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
             assert (await http.post("/reset_prefix_cache")).status_code == 401
             assert (await http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200
-            assert (await http.get("/health")).status_code == 200
+            for path in ("/health", "/health/ready", "/health/live", "/metrics"):
+                assert (await http.get(path)).status_code == 200, path
+                assert (await http.options(path)).status_code == 405, path
+
+    asyncio.run(check())
+
+
+ALMOST_OPEN = [
+    "/healthX",
+    "/health/",
+    "/health/liveX",
+    "/health/../v1/models",
+    "/health%2f..",
+    "/metricsX",
+    "/metrics/",
+    "//health",
+    "/Health",
+    "/v1/models?/health",
+    "/openapi.json",
+    "/docs",
+]
+
+
+@pytest.mark.parametrize("path", ALMOST_OPEN)
+def test_only_exact_paths_are_open(path: str, open_tiny: Callable[..., LLM]) -> None:
+    async def check() -> None:
+        async with asgi(open_tiny(), api_key="secret") as http:
+            for verb in ("GET", "HEAD", "OPTIONS", "POST"):
+                assert (await http.request(verb, path)).status_code == 401, verb
+
+    asyncio.run(check())
+
+
+def test_a_key_of_any_characters(open_tiny: Callable[..., LLM]) -> None:
+    async def check() -> None:
+        async with asgi(open_tiny(), api_key="schlüssel") as http:
+            for key, status in (("schlüssel", 200), ("schlussel", 401)):
+                answer = await http.get("/v1/models", headers={b"authorization": f"Bearer {key}".encode()})
+                assert answer.status_code == status, key
+
+    asyncio.run(check())
+
+
+def test_no_websocket_passes_the_door() -> None:
+    """There is no route for one; a key would not be asked of it, either."""
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("it passed")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def check() -> None:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await Middleware(app, Settings())({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+        assert sent == [{"type": "websocket.close", "code": 1008}]
 
     asyncio.run(check())
 

@@ -203,7 +203,7 @@ def test_no_work_is_taken_while_draining(open_tiny: OpenTiny) -> None:
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http,
         ):
-            app.state.service.drain(5)
+            app.state.engine.drain(5)
             answer = await http.post("/v1/completions", json={"prompt": "a"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
             assert (await http.get("/health/ready")).status_code == 503

@@ -288,3 +288,7 @@ def test_tokenize(server: Serving, reference: LLM) -> None:
         assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["prompt"] == "the quick fox"
         chat = http.post("/tokenize", json={"messages": MESSAGES}).json()
         assert chat["tokens"] == reference.tokenizer.encode_chat(MESSAGES)
+        for open_end in (True, False):
+            asked = {"messages": MESSAGES, "add_generation_prompt": open_end}
+            expected = reference.tokenizer.encode_chat(MESSAGES, add_generation_prompt=open_end)
+            assert http.post("/tokenize", json=asked).json()["tokens"] == expected

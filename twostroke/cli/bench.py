@@ -12,7 +12,7 @@ from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
     from twostroke.llm import LLM
-    from twostroke.perf.latency import Result, Workload
+    from twostroke.perf.latency import Latency, Shape
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 app.command()(bench_serve.serve)
@@ -48,23 +48,23 @@ def latency(
     seed: Annotated[int, typer.Option(min=0, help="Of the random tokens.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="This text instead of random tokens.")] = None,
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="So many first tokens are always the same, and the prefix index is on.")
+        int, typer.Option(min=0, help="How many first tokens are always the same; the prefix index is then on.")
     ] = 0,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
 ) -> None:
     """TTFT, ITL, tokens per second of both strokes, and memory. Several lengths are run in turn, round by round."""
-    # A prefix index would remember what the bench means to compute, so it is off unless it is what is measured.
+    # A prefix index would skip the prefill that is measured, so it is on only where shared prefixes are measured.
     changes = {} if shared_prefix else {"prefix_index": "off"}
     began = time.perf_counter()
     llm = model_options.open(**changes)
     load_s = time.perf_counter() - began
-    from twostroke.perf.latency import Prompts, Workload
+    from twostroke.perf.latency import PromptSource, Shape
 
     if prompt is not None:
         prompt_tokens = [len(llm.encode(prompt))]
-    workloads = [Workload(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
-    results = run(llm, workloads, repeats, warmup, Prompts(seed, shared_prefix, prompt))
+    shapes = [Shape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
+    results = run(llm, shapes, repeats, warmup, PromptSource(seed, shared_prefix, prompt))
     facts = describe(llm, results, load_s)
     if as_json:
         print_json(facts)
@@ -72,43 +72,41 @@ def latency(
     print_table(facts)
 
 
-def run(llm: "LLM", workloads: "list[Workload]", repeats: int, warmup: int, prompts: Any) -> "list[Result]":
+def run(llm: "LLM", shapes: "list[Shape]", repeats: int, warmup: int, prompts: Any) -> "list[Latency]":
     """Measure, with a bar on stderr where that is a terminal."""
     from rich.progress import Progress
 
     from twostroke.perf.latency import measure
 
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
-        task = bar.add_task("measuring", total=len(workloads) * (repeats + warmup))
-        return measure(
-            llm, workloads, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task)
-        )
+        task = bar.add_task("measuring", total=len(shapes) * (repeats + warmup))
+        return measure(llm, shapes, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task))
 
 
-def describe(llm: "LLM", results: "list[Result]", load_s: float) -> dict[str, Any]:
-    """Everything, for JSON: the first workload's numbers at the top, all of them under `results`."""
+def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, Any]:
+    """All facts, for JSON: the first shape's at the top level, those of all shapes under `results`."""
     from twostroke.engine.timings import DEFINITIONS
     from twostroke.system.machine import describe as describe_machine
     from twostroke.system.machine import peak_rss_bytes
 
-    kernels = llm.decoder.kernels
+    backend = llm.backend
     common = {
         "model": llm.name,
-        "backend": kernels.label,
-        "device": kernels.device,
-        "dtype": kernels.dtype,
+        "backend": backend.label,
+        "device": backend.device,
+        "dtype": backend.dtype,
         "kv_dtype": llm.pool.geometry.kv_dtype,
-        "threads": kernels.threads,
+        "threads": backend.threads,
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }
     all_facts = [common | result.as_dict() for result in results]
-    facts = all_facts[0] | describe_machine(kernels.device) | {"definitions": DEFINITIONS}
+    facts = all_facts[0] | describe_machine(backend.device) | {"definitions": DEFINITIONS}
     return facts | ({"results": all_facts} if len(all_facts) > 1 else {})
 
 
 def print_table(facts: dict[str, Any]) -> None:
-    """A row for each workload."""
+    """A row for each shape."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,6 +1,5 @@
 """`twostroke bench serve`: a server under load."""
 
-import math
 import re
 import secrets
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.options import JsonFlag, checked, spread
 from twostroke.cli.report import print_json, stderr_console
 from twostroke.errors import InvalidRequest
+from twostroke.fields import LARGE, Rule
 
 if TYPE_CHECKING:
-    from twostroke.perf.serving.drive import ClosedLoop, OpenLoop, Run
+    from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop
     from twostroke.perf.serving.target import Target
     from twostroke.perf.serving.workload import Workload
 
@@ -33,10 +33,7 @@ def parse_range(text: str) -> Any:
     return found
 
 
-def above_zero(value: float | None) -> float | None:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise typer.BadParameter(f"{value:g} must be a number above 0")
-    return value
+above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
 
 
 def _load(*names: str, **settings: Any) -> Any:
@@ -58,11 +55,14 @@ class LoadOptions:
     rate: Annotated[Seconds, _load(callback=above_zero, help="Requests per second, in open loop.")] = None
     burstiness: Annotated[
         float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+        _load(
+            callback=above_zero,
+            help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts.",
+        ),
     ] = 1.0
-    concurrency: Annotated[int | None, _load(min=1, help="Requests under way at any time, in closed loop.")] = None
+    concurrency: Annotated[int | None, _load(min=1, help="Requests in flight at any time, in closed loop.")] = None
     requests: Annotated[int, _load(min=1, help="How many are measured.")] = 100
-    warmup: Annotated[int, _load(min=0, help="Requests before them, all at once; in no figure.")] = 4
+    warmup: Annotated[int, _load(min=0, help="Unmeasured requests before them, sent at once.")] = 4
     timeout: Annotated[Seconds, _load(callback=above_zero, help="Seconds after which a request counts as lost.")] = 600
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What is asked."""
+    """What the requests are."""
 
     workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic"
     input_tokens: Annotated[
@@ -88,8 +88,8 @@ class WorkloadOptions:
     output_tokens: Annotated[
         Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
     ] = None
-    prefix_tokens: Annotated[int, _workload(min=0, help="So many first tokens a group of prompts shares.")] = 0
-    groups: Annotated[int, _workload(min=1, help="Groups with a prefix of their own.")] = 1
+    prefix_tokens: Annotated[int, _workload(min=0, help="How many first tokens the prompts of a group share.")] = 0
+    groups: Annotated[int, _workload(min=1, help="How many groups there are; each has its own prefix.")] = 1
     seed: Annotated[
         int | None,
         _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
@@ -104,7 +104,7 @@ class WorkloadOptions:
         if self.workload not in ("synthetic", "sharegpt"):
             raise typer.BadParameter("synthetic or sharegpt", param_hint="--workload")
         if self.workload == "sharegpt" and (self.input_tokens, self.output_tokens) != (None, None):
-            raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
+            raise typer.BadParameter("sharegpt sets the lengths: leave out --input-tokens and --output-tokens")
 
     def of(self, requests: int) -> "Workload":
         from twostroke.perf.serving.workload import Workload
@@ -123,17 +123,17 @@ class WorkloadOptions:
 @spread
 def serve(
     *,
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="the first it names")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="TWOSTROKE_API_KEY", help="Sent as a bearer token.")] = None,
     load_options: LoadOptions,
     workload_options: WorkloadOptions,
-    slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="Objective for goodput.")] = None,
+    slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="TTFT objective, for goodput.")] = None,
     slo_itl_ms: Annotated[
-        Seconds, typer.Option(callback=above_zero, help="The same, for the 99th percentile of an answer's gaps.")
+        Seconds, typer.Option(callback=above_zero, help="ITL objective: of the 99th percentile of an answer's gaps.")
     ] = None,
     as_json: JsonFlag = False,
-    output: Annotated[Path | None, typer.Option(help="Keep every request, the summary and a plot there.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A directory for every request, the summary and a plot.")] = None,
 ) -> None:
     """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
@@ -182,8 +182,8 @@ def measure(
     workload: "Workload",
     pattern: "OpenLoop | ClosedLoop",
     warmup: int,
-) -> "tuple[Target, Run]":
-    """Look at the server, warm up, and run, with a bar on stderr where that is a terminal. Raises InvalidRequest."""
+) -> "tuple[Target, LoadTest]":
+    """Inspect the server, warm up, and run the test, with a bar on a terminal. Raises InvalidRequest."""
     import asyncio
 
     import httpx
@@ -197,7 +197,7 @@ def measure(
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/v1")
 
-    async def go(advance: Callable[[], None]) -> "tuple[Target, Run]":
+    async def go(advance: Callable[[], None]) -> "tuple[Target, LoadTest]":
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=timeout_s) as http:
             target = await inspect(http, model, token_ids)
@@ -216,7 +216,7 @@ def measure(
 
 
 def print_report(facts: dict[str, Any]) -> None:
-    """Latencies, throughput, and what may be wrong with them."""
+    """Latencies, throughput, and what limits their validity."""
     from rich.console import Console
     from rich.table import Table
 
@@ -234,7 +234,7 @@ def print_report(facts: dict[str, Any]) -> None:
 
 
 def remarks(facts: dict[str, Any]) -> list[str]:
-    """In lines: rates, then whatever a reader has to know before believing them."""
+    """Lines of text: rates, then what limits their validity."""
     lines: list[str] = []
     if facts["duration_s"]:
         lines.append(

@@ -39,8 +39,8 @@ def chat(
     model_options: ModelOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Talk with a model, line by line; /help lists commands. Lines may be piped in, too."""
-    sampling.params()  # wrong ones are told before the model is loaded
+    """Talk with a model, line by line; /help lists commands. Lines may also be piped in."""
+    sampling.params()  # wrong ones are reported before the model is loaded
     llm = model_options.open()
     from twostroke.conversation import Conversation
 
@@ -62,9 +62,9 @@ class Session:
     """Lines in, replies out.
 
     Attributes:
-        conversation: what is being said.
+        conversation: its messages and KV.
         out: where replies go.
-        interactive: a person types; errors are then told without ending the session.
+        interactive: a person types; errors are then reported without ending the session.
         turns: facts of each reply.
     """
 
@@ -115,10 +115,10 @@ class Session:
         }
 
     def _lines(self) -> Iterator[str]:
-        """What the user says, line by line, without empty ones."""
+        """The user's lines that are not empty."""
         if self.interactive:
             import_module("readline")  # line editing and history for input()
-        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which may be for JSON alone
+        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which --json reserves for JSON
         while True:
             try:
                 line = input(prompt) if self.interactive else sys.stdin.readline()
@@ -139,7 +139,7 @@ class Session:
     def _answer(self, text: str) -> None:
         fields = {}
         if (seed := self.conversation.sampling.get("seed")) is not None:
-            fields["seed"] = seed + len(self.turns)  # the same random numbers in every turn would be odd
+            fields["seed"] = seed + len(self.turns)  # so that no turn repeats the random numbers of another
         reply = self.conversation.say(text, **fields)
         with _ctrl_c() as pressed:
             for token in reply:

@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, ModelOptions, parse_pair, spread
+from twostroke.cli.options import (
+    JsonFlag,
+    MethodModule,
+    ModelOptions,
+    load_method_modules,
+    options_of,
+    parse_pair,
+    spread,
+)
 from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.evals.options import Options
+from twostroke.evals.task import Task
+from twostroke.evals.tasks import ArcChallenge, ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.fields import rules
 
 if TYPE_CHECKING:
     from twostroke.evals.contenders import Contender
-    from twostroke.evals.run import Evaluation, Line, Options
+    from twostroke.evals.evaluation import Evaluation, Line
     from twostroke.evals.summary import Summary
-    from twostroke.evals.task import Task
 
 FLAGS = {
     ("chat", True): "--chat",
@@ -36,8 +47,8 @@ def _eval(*names: str, **settings: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """Who is compared, on how many items, and where it is kept."""
+class ContenderOptions:
+    """Which methods are compared."""
 
     methods: Annotated[
         str,
@@ -46,43 +57,11 @@ class EvalOptions:
             help="plain or teacher, repeat (the whole prompt twice, all kept), ptdo, ptdo+sinks, or any method's name.",
         ),
     ] = "plain,repeat,ptdo,ptdo+sinks"
-    baseline: Annotated[
-        str | None, _eval(help="Whom the others are held against.", show_default="repeat, else the first")
-    ] = None
-    measure: Annotated[
-        str | None,
-        _eval(
-            metavar="NAME,...",
-            help="answers, likelihood, divergence, judge, or several.",
-            show_default="the task's own",
-        ),
-    ] = None
-    limit: Annotated[int, _eval(min=1, help="Items; a larger limit continues a smaller one.")] = 100
-    seed: Annotated[int, _eval(min=0, help="Of the items.")] = 0
-    chat: Annotated[
-        bool | None,
-        _eval("--chat/--raw", help="Through the model's chat template, or as plain text.", show_default="--chat"),
-    ] = None
-    max_tokens: Annotated[int | None, _eval(min=1, help="Of a generated answer.", show_default="the task's own")] = None
-    temperature: Annotated[
-        float, _eval(min=0, help="Of generated answers; above 0, an item's random numbers are every method's.")
-    ] = 0.0
-    ignore_eos: Annotated[bool, _eval("--ignore-eos", help="Answers do not end before --max-tokens.")] = False
-    positions: Annotated[int, _eval(min=1, help="Tokens of the baseline's answer, for divergence.")] = 64
-    batch: Annotated[int, _eval(min=1, help="Items that run side by side.")] = 8
-    timings: Annotated[
-        bool,
-        _eval(
-            "--timings/--no-timings",
-            help="Measure TTFT and ITL: every method computes its own prefills. Without, they share them: quicker.",
-        ),
-    ] = True
-    output: Annotated[
-        Path | None, _eval(file_okay=False, help="A directory for items and report; a run there is continued.")
-    ] = None
+    method_module: MethodModule = None
 
     def contenders(self) -> "list[Contender]":
-        """Raises InvalidRequest for what is not known, BadParameter for what is not of the form."""
+        """Raises InvalidRequest for an unknown method or parameter, BadParameter for a wrong form."""
+        load_method_modules(self.method_module)
         from twostroke.evals.contenders import contender
 
         made: list[Contender] = []
@@ -92,27 +71,38 @@ class EvalOptions:
             made.append(contender(name, **pairs))
         return made
 
-    def options(self) -> "Options":
-        from twostroke.evals.run import Options
 
-        measures = tuple(self.measure.split(",")) if self.measure else ()
-        return Options(
-            limit=self.limit,
-            seed=self.seed,
-            measures=measures,
-            baseline=self.baseline,
-            chat=self.chat,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            ignore_eos=self.ignore_eos,
-            positions=self.positions,
-            batch=self.batch,
-            timings=self.timings,
-        )
+@dataclass(frozen=True)
+class EvalOptions(
+    options_of(
+        Options,
+        "Evaluation",
+        leave_out=("measures",),
+        changes={
+            "baseline": {"show_default": "repeat, else the first"},
+            "chat": {"names": ("--chat/--raw",), "show_default": "--chat"},
+            "max_tokens": {"show_default": "the task's own"},
+        },
+    )
+):
+    """What is measured, on how many items, and where it is kept."""
+
+    measure: Annotated[
+        str | None,
+        _eval(metavar="NAME,...", help=rules(Options)["measures"].help, show_default="the task's own"),
+    ] = None
+    output: Annotated[
+        Path | None, _eval(file_okay=False, help="A directory for items and report; a run there is continued.")
+    ] = None
+
+    def options(self) -> Options:
+        """Raises InvalidRequest naming the option that is out of range."""
+        declared = {name: value for name, value in vars(self).items() if name in rules(Options)}
+        return Options(**declared, measures=tuple(self.measure.split(",")) if self.measure else ())
 
 
 def split_methods(text: str) -> list[str]:
-    """`plain,repeat:times=3,keep=all,ptdo` into three: a part with = and no : before it goes on with its method."""
+    """`plain,repeat:times=3,keep=all,ptdo` into three. A part with = and without : belongs to the method before it."""
     specs: list[str] = []
     for part in text.split(","):
         if specs and "=" in part and ":" not in part.partition("=")[0]:
@@ -122,100 +112,40 @@ def split_methods(text: str) -> list[str]:
     return specs
 
 
-@app.command()
-@spread
-def nameindex(
-    *,
-    names: Annotated[int, typer.Option(min=1, help="How many the list has.")] = 50,
-    as_json: JsonFlag = False,
-    eval_options: EvalOptions,
-    model_options: ModelOptions,
-) -> None:
-    """Which is the k-th name of a list?"""
-    from twostroke.evals.tasks import NameIndex
+def _add_command(kind: type[Task]) -> None:
+    """The command of a task: its parameters, who is compared, and how."""
+    declared = options_of(kind, "Task")
 
-    evaluate(NameIndex(names), eval_options, model_options, as_json)
-
-
-@app.command()
-@spread
-def middlematch(
-    *,
-    names: Annotated[int, typer.Option(min=3, help="How many the list has.")] = 40,
-    different: Annotated[int, typer.Option(min=3, help="How many different names it draws from.")] = 10,
-    as_json: JsonFlag = False,
-    eval_options: EvalOptions,
-    model_options: ModelOptions,
-) -> None:
-    """Which name stands directly between two given ones?"""
-    from twostroke.evals.tasks import MiddleMatch
-
-    evaluate(MiddleMatch(names, different), eval_options, model_options, as_json)
-
-
-Order = Annotated[str, typer.Option(help="What is read first: options or question.")]
-Answer = Annotated[str, typer.Option(help="What is asked for: the letter, or the option's text.")]
-
-
-def _arc(name: str, about: str) -> None:
-    """The command of one level of ARC."""
-
-    @app.command(name, help=about)
+    @app.command(kind.name, help=kind.__doc__)
     @spread
-    def arc(
+    def command(
         *,
-        order: Order = "options",
-        answer: Answer = "letter",
+        parameters: declared,  # pyright: ignore[reportInvalidTypeForm]
         as_json: JsonFlag = False,
+        contenders: ContenderOptions,
         eval_options: EvalOptions,
         model_options: ModelOptions,
     ) -> None:
-        from twostroke.evals.tasks import ArcChallenge, ArcEasy
-
-        task = ArcEasy if name == "arc-easy" else ArcChallenge
-        evaluate(task(order, answer), eval_options, model_options, as_json)
+        evaluate(kind(**vars(parameters)), contenders, eval_options, model_options, as_json)
 
 
-_arc("arc-challenge", "Science questions with choices, the harder ones.")
-_arc("arc-easy", "Science questions with choices, the easier ones.")
+for _task in (NameIndex, MiddleMatch, ArcChallenge, ArcEasy, LongForm, Perplexity):
+    _add_command(_task)
 
 
-@app.command()
-@spread
-def longform(*, as_json: JsonFlag = False, eval_options: EvalOptions, model_options: ModelOptions) -> None:
-    """Why and how questions with long answers: divergence, repetition, and the plain model's judgement."""
-    from twostroke.evals.tasks import LongForm
-
-    evaluate(LongForm(), eval_options, model_options, as_json)
-
-
-@app.command()
-@spread
-def perplexity(
-    *,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that are prefilled as the prompt.")] = 256,
-    length: Annotated[int, typer.Option(min=1, help="Tokens that follow and are scored.")] = 128,
-    as_json: JsonFlag = False,
-    eval_options: EvalOptions,
-    model_options: ModelOptions,
+def evaluate(
+    task: Task, compared: ContenderOptions, eval_options: EvalOptions, model_options: ModelOptions, as_json: bool
 ) -> None:
-    """How surprising Wikipedia articles go on after their beginning."""
-    from twostroke.evals.tasks import Perplexity
-
-    evaluate(Perplexity(context, length), eval_options, model_options, as_json)
-
-
-def evaluate(task: "Task", eval_options: EvalOptions, model_options: ModelOptions, as_json: bool) -> None:
     """Run, write what --output asks for, and print a table, or the summary as JSON."""
+    from twostroke.evals.evaluation import Evaluation
     from twostroke.evals.report import report, write
-    from twostroke.evals.run import Evaluation
     from twostroke.evals.summary import summarize
     from twostroke.system.machine import describe
 
-    contenders, options = eval_options.contenders(), eval_options.options()  # before a model is loaded
+    contenders, options = compared.contenders(), eval_options.options()  # before a model is loaded
     evaluation = Evaluation(model_options.open(), task, contenders, options)
     summary = summarize(evaluation, run(evaluation, eval_options.output))
-    machine, command = describe(model_options.device), command_line(task, eval_options, model_options)
+    machine, command = describe(model_options.device), command_line(task, compared, eval_options, model_options)
     facts = {"command": command} | summary.as_dict() | machine
     if (directory := eval_options.output) is not None:
         write(directory, facts, report(summary, command, machine))
@@ -237,8 +167,8 @@ def run(evaluation: "Evaluation", directory: Path | None) -> "list[Line]":
         return evaluation.run(directory, lambda done: bar.update(shown, completed=done))
 
 
-def command_line(task: "Task", *options: EvalOptions | ModelOptions) -> str:
-    """The command that does it again: every option that is not its default."""
+def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOptions) -> str:
+    """The command that repeats the evaluation: every option that differs from its default."""
     words = ["twostroke", "eval", task.name]
     for group in (task, *options):
         for field in fields(group):
@@ -251,7 +181,7 @@ def command_line(task: "Task", *options: EvalOptions | ModelOptions) -> str:
 
 
 def print_table(summary: "Summary") -> None:
-    """A row for each metric, a column for each method; then what matters most, a row for each method."""
+    """A row for each metric, a column for each method; then the headlines, a row for each method."""
     from rich.console import Console
     from rich.table import Table
 

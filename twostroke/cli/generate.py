@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, spread
+from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.report import note, pace_text, print_json, size, write
 from twostroke.errors import InvalidRequest
+from twostroke.fields import rules
+from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from twostroke.engine.request import Request
@@ -24,13 +26,11 @@ def generate(
     prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.", show_default="--chat"),
+        typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
-    n: Annotated[int, typer.Option("--n", "-n", help="How many answers; they share the prompt's pages.")] = 1,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Show log-probabilities, with this many alternatives per token.")
-    ] = None,
+    n: Annotated[int, option(rules(SamplingParams)["n"], "--n", "-n")] = SamplingParams.n,
+    logprobs: Annotated[int | None, option(rules(SamplingParams)["logprobs"])] = SamplingParams.logprobs,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
     sampling: SamplingOptions,
@@ -121,7 +121,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     return {
         "method": method,
         "method_facts": method_facts(request.result),
-        "backend": llm.decoder.kernels.label,
+        "backend": llm.backend.label,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,
@@ -135,7 +135,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
 
 
 def method_facts(result: Any) -> dict[str, Any] | None:
-    """What a technique says of its work, if it says anything."""
+    """The facts that a technique returned, if it returned any."""
     return asdict(result) if is_dataclass(result) and not isinstance(result, type) else None
 
 

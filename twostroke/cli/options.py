@@ -2,20 +2,22 @@
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.errors import InvalidRequest
+from twostroke.fields import LARGE, Rule, rules
+from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from twostroke.llm import LLM
     from twostroke.methods import Method
-    from twostroke.sampling.params import SamplingParams
 
 UNITS = {
     "": 1,
@@ -61,10 +63,6 @@ def _model(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Model", **settings)
 
 
-def _sampling(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Sampling", **settings)
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model, and how it is run."""
@@ -81,7 +79,9 @@ class ModelOptions:
     student: Annotated[
         str | None, _model(help="For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.")
     ] = None
-    draft: Annotated[str | None, _model(help="For speculation: a model of the same tokenizer, named likewise.")] = None
+    draft: Annotated[str | None, _model(help="For speculation: a model with the same tokenizer, named as above.")] = (
+        None
+    )
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
     backend: Annotated[
         str, _model(help="Kernels: native (or a variant of it, as native-avx512), reference (PyTorch), or auto.")
@@ -100,7 +100,7 @@ class ModelOptions:
     page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
 
     def check_companions(self, method: "Method") -> None:
-        """Before anything is loaded: raises InvalidRequest where the technique lacks one, and says which are idle."""
+        """Before anything is loaded: raise InvalidRequest if the technique lacks a companion; note unused ones."""
         from twostroke.cli.report import note
 
         for role in ("student", "draft"):
@@ -111,7 +111,7 @@ class ModelOptions:
                 note(f"method {method.name} does not use --{role}{hint}")
 
     def open(self, **changes: Any) -> "LLM":
-        """The model, with a display of downloads and loading on stderr."""
+        """Open the model; progress of downloads and loading is shown on stderr."""
         from twostroke.cli.report import Loading
         from twostroke.llm import LLM
 
@@ -121,26 +121,64 @@ class ModelOptions:
             return LLM(name, progress=progress, **settings)
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are chosen, and when generation ends."""
+def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -> Any:
+    """A command's option, described by a field's rule."""
+    upper = (rule.most or LARGE) < LARGE or rule.above is not None  # that a count begins at 0 or 1 goes without saying
+    text = f"{rule.help} {rule.bounds.capitalize()}." if upper and rule.bounds and rule.words is None else rule.help
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
-    max_tokens: Annotated[int, _sampling(help="Most tokens to generate.")] = 256
-    temperature: Annotated[float, _sampling(help="0 takes the most likely token.")] = 0.0
-    top_k: Annotated[int, _sampling(help="Keep the k most likely tokens; 0 keeps all.")] = 0
-    top_p: Annotated[float, _sampling(help="Keep the likeliest tokens up to this probability.")] = 1.0
-    min_p: Annotated[float, _sampling(help="Keep tokens this likely relative to the likeliest.")] = 0.0
-    repetition_penalty: Annotated[float, _sampling(help="Above 1 discourages tokens that occurred; 1 is off.")] = 1.0
-    presence_penalty: Annotated[float, _sampling(help="Subtracted once for tokens in the output.")] = 0.0
-    frequency_penalty: Annotated[float, _sampling(help="Subtracted per occurrence in the output.")] = 0.0
-    seed: Annotated[int | None, _sampling(help="Of the random stream.", show_default="drawn anew")] = None
-    stop: Annotated[list[str] | None, _sampling(help="A string that ends the text; may be repeated.")] = None
-    stop_token_id: Annotated[list[int] | None, _sampling(help="An id that ends the text; may be repeated.")] = None
-    logit_bias: Annotated[
-        list[str] | None, _sampling(metavar="ID=BIAS", help="Added to the logit of an id; may be repeated.")
-    ] = None
-    min_tokens: Annotated[int, _sampling(help="Before so many tokens nothing ends the text.")] = 0
-    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="End tokens do not end the text.")] = False
+
+def checked(rule: Rule) -> Callable[[Any], Any]:
+    """A callback for an option that no dataclass declares: raises BadParameter for a value that breaks the rule."""
+
+    def check(value: Any) -> Any:
+        if not rule.accepts(value):
+            raise typer.BadParameter(f"{value} must be {rule.wanted.removesuffix(', or None')}")
+        return value
+
+    return check
+
+
+def options_of(
+    declaring: type,
+    panel: str,
+    leave_out: Container[str] = (),
+    changes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> Any:
+    """A dataclass whose fields are options, one for each rule of a dataclass (`twostroke.fields`).
+
+    Several values are an option that may be repeated, in the singular. `changes` are settings of single options;
+    "names" among them is how an option is spelled.
+    """
+    made: list[tuple[str, Any, Any]] = []
+    for name, rule in rules(declaring).items():
+        if name in leave_out:
+            continue
+        kind, default = rule.kind, getattr(declaring, name, None)
+        settings = dict(changes.get(name, {}))
+        names = settings.pop("names", ())
+        if kind in (tuple, dict):
+            name = name.removesuffix("s") if kind is tuple and name.endswith("ids") else name
+            kind = list[str] if rule.each is None or kind is dict else list[rule.each.kind]
+            rule, default = replace(rule, help=f"{rule.help} May be repeated.", optional=True), None
+        elif kind is bool and not names:
+            flag = f"--{name.replace('_', '-')}"
+            names = (f"{flag}/--no-{flag.removeprefix('--')}",) if default else (flag,)
+        shown = kind | None if rule.optional else kind
+        made.append((name, Annotated[shown, option(rule, *names, panel=panel, **settings)], field(default=default)))
+    return make_dataclass(f"{declaring.__name__}Options", made, frozen=True)
+
+
+@dataclass(frozen=True)
+class SamplingOptions(
+    options_of(
+        SamplingParams,
+        "Sampling",
+        leave_out=("n", "logprobs", "constraint"),
+        changes={"seed": {"show_default": "drawn anew"}, "logit_bias": {"metavar": "ID=BIAS"}},
+    )
+):
+    """How tokens are chosen, and when generation ends."""
 
     def fields(self) -> dict[str, Any]:
         """As fields of `SamplingParams`."""
@@ -150,26 +188,48 @@ class SamplingOptions:
         fields["logit_bias"] = {parse_id(key): bias for key, bias in pairs}
         return fields
 
-    def params(self, **more: Any) -> "SamplingParams":
+    def params(self, **more: Any) -> SamplingParams:
         """Checked: raises InvalidRequest naming the field that is out of range."""
-        from twostroke.sampling.params import SamplingParams
-
         return SamplingParams(**self.fields(), **more)
+
+
+MethodModule = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE|MODULE",
+        envvar="TWOSTROKE_METHOD_MODULES",
+        help="A Python file or module with techniques of your own. May be repeated.",
+        rich_help_panel="Method",
+    ),
+]
+
+
+def load_method_modules(names: list[str] | None) -> None:
+    """Register their techniques and those of installed packages. Raises InvalidRequest, one line."""
+    from twostroke.methods import load_installed, load_module
+
+    load_installed()
+    for name in names or ():
+        load_module(name)
 
 
 @dataclass(frozen=True)
 class MethodOptions:
     """Which technique answers."""
 
-    method: Annotated[str, typer.Option(help="The technique: plain, repeat, ...", rich_help_panel="Method")] = "plain"
+    method: Annotated[str, typer.Option(help="The technique, such as plain or repeat.", rich_help_panel="Method")] = (
+        "plain"
+    )
     method_option: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A parameter of it; may be repeated.", rich_help_panel="Method"),
     ] = None
+    method_module: MethodModule = None
 
     def build(self) -> "Method":
-        """Raises BadParameter for what is not key=value, InvalidRequest for what the method does not know."""
+        """Raises BadParameter for a pair that is not key=value, InvalidRequest for an unknown method or parameter."""
         pairs = dict(parse_pair(pair) for pair in self.method_option or ())
+        load_method_modules(self.method_module)
         from twostroke.methods import method
 
         return method(self.method, **pairs)
@@ -184,7 +244,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(kind):
             groups[parameter.name] = kind
             own = get_type_hints(kind, include_extras=True)
-            parameters += [(field.name, field.default, own[field.name]) for field in fields(kind)]
+            parameters += [(one.name, one.default, own[one.name]) for one in fields(kind)]
         else:
             parameters.append((parameter.name, parameter.default, kind))
 

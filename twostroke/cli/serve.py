@@ -5,13 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from twostroke.cli.options import ModelOptions, parse_size, spread
+from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, option, parse_size, spread
 from twostroke.cli.report import note
 from twostroke.errors import InvalidRequest
+from twostroke.fields import rules
+from twostroke.server.settings import Settings
 
 
 def _server(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Server", **settings)
+
+
+def _setting(name: str, **settings: Any) -> Any:
+    """An option that is a field of `Settings`."""
+    return option(rules(Settings)[name], panel="Server", **settings)
 
 
 @spread
@@ -19,30 +26,26 @@ def serve(
     *,
     host: Annotated[str, _server(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000,
-    served_name: Annotated[str | None, _server(help="What clients call the model.", show_default="its name")] = None,
-    api_key: Annotated[
-        str | None, _server(envvar="TWOSTROKE_API_KEY", help="What clients must send as a bearer token.")
-    ] = None,
-    max_running: Annotated[int, _server(min=1, help="Most answers generated at once.")] = 256,
+    served_name: Annotated[str | None, _setting("model_name", show_default="its name")] = None,
+    api_key: Annotated[str | None, _setting("api_key", envvar="TWOSTROKE_API_KEY")] = None,
+    max_running: Annotated[int, _server(min=1, help="Most choices generated at once.")] = 256,
     itl_ms: Annotated[
         float | None, _server(min=1, help="Milliseconds between tokens: prompts wait to keep it.", show_default="none")
     ] = None,
-    max_queued: Annotated[int, _server(min=0, help="Most answers that wait; beyond, 429.")] = 512,
-    max_body: Annotated[Any, _server(parser=parse_size, metavar="SIZE", help="Longest request body.")] = "8MiB",
-    timeout: Annotated[
-        float | None, _server(help="Seconds a request may take that names no timeout.", show_default="no limit")
-    ] = None,
-    grace: Annotated[float, _server(min=0, help="Seconds that running requests have to finish at shutdown.")] = 30.0,
+    max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,
+    max_body: Annotated[Any, _setting("max_body_bytes", parser=parse_size, metavar="SIZE")] = "8MiB",
+    timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
+    grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
+    method_module: MethodModule = None,
     model_options: ModelOptions,
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
     try:
+        from twostroke.server.listen import make_server
         from twostroke.server.logs import configure
-        from twostroke.server.run import make_server
-        from twostroke.server.settings import Settings
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"serving needs {error.name}: pip install 'twostroke[serve]'") from None
 
@@ -54,6 +57,7 @@ def serve(
         timeout_s=timeout,
         grace_s=grace,
     )
+    load_method_modules(method_module)
     llm = model_options.open(max_running=max_running, itl_ms=itl_ms)
     configure(log_format)
     note(f"{llm!r} at http://{host}:{port}/v1 (process {os.getpid()})")

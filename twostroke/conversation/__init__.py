@@ -1,4 +1,4 @@
-"""A chat whose KV cache is extended turn by turn, in memory and in a file."""
+"""A chat whose KV value is extended turn by turn, in memory and in a file."""
 
 from twostroke.conversation.conversation import Conversation, Reply
 

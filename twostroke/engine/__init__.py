@@ -1,0 +1,6 @@
+"""The engine: requests in, tokens out, all requests in one batch.
+
+A request runs a program (strokes.py) for each of its choices. A stroke in flight is a lane (lane.py). A step plans how
+many tokens each lane enters (scheduler.py), finds pages for them (placement.py), runs one forward pass (runner.py) and
+samples. When tokens came, and what TTFT, ITL and TPOT are, is in timings.py.
+"""

@@ -9,13 +9,12 @@ The budget is a number of tokens. With an ITL objective it shrinks, while anythi
 step is predicted to stay inside the objective: what a token costs depends on the machine and on the context behind it.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.lane import Lane
 from twostroke.engine.request import Choice
-from twostroke.errors import InvalidRequest
+from twostroke.fields import Checked, integer, number
 
 # What prefills get however tight the objective: the kernels take eight rows at once at little more than one's price.
 LEAST_CHUNK = 8
@@ -24,8 +23,8 @@ Plan = list[tuple[Lane, int]]  # a lane, and how many of its tokens to enter
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step.
+class SchedulerConfig(Checked):
+    """Limits of a step, checked on construction (InvalidRequest names the field).
 
     Attributes:
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
@@ -33,16 +32,9 @@ class SchedulerConfig:
         itl_ms: objective for the time of a step in which anything decodes, in milliseconds; None for none.
     """
 
-    max_step_tokens: int = 512
-    max_running: int = 256
-    itl_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_running"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.itl_ms is not None and not 0 < self.itl_ms < math.inf:
-            raise InvalidRequest(f"itl_ms must be a positive number of milliseconds, or None, not {self.itl_ms}")
+    max_step_tokens: int = integer(512, least=1)
+    max_running: int = integer(256, least=1)
+    itl_ms: float | None = number(None, above=0)
 
 
 def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Plan], bool]) -> Plan:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.evals.evaluation import Evaluation, Line
 from twostroke.evals.measure import Measure, Metric
-from twostroke.evals.run import Evaluation, Line
 from twostroke.evals.statistics import Estimate, bootstrap, bootstrap_columns, mcnemar, wilson
 
 
@@ -55,7 +55,7 @@ class Summary:
     metrics: dict[str, list[MetricSummary]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: nan, which it lacks, becomes null."""
+        """For JSON: nan becomes null."""
         measures = {
             name: {
                 one.metric.key: {
@@ -77,9 +77,9 @@ class Summary:
 
 def summarize(evaluation: Evaluation, lines: Sequence[Line]) -> Summary:
     """Estimates over all lines."""
-    methods = [contender.name for contender in evaluation.bench.contenders]
+    methods = [contender.name for contender in evaluation.comparison.contenders]
     metrics = {measure.name: _metrics(measure, methods, lines) for measure in evaluation.measures}
-    return Summary(evaluation.settings, evaluation.bench.task.about, len(lines), methods, metrics)
+    return Summary(evaluation.settings, evaluation.comparison.task.about, len(lines), methods, metrics)
 
 
 def _metrics(measure: Measure, methods: Sequence[str], lines: Sequence[Line]) -> list[MetricSummary]:

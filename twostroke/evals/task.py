@@ -8,10 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.errors import InvalidRequest
+from twostroke.fields import Checked
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Item:
     """One question, the same for every method.
 
     Attributes:
-        id: tells it from the task's other items; the same item always has the same.
+        id: unique within the task, and the same in every run.
         prompt: the user's words, or token ids that are taken as they are.
         answers: texts (or token ids) whose likelihood can be measured; choices, if there are several.
         gold: which of them is right.
@@ -32,11 +34,11 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """A source of items. Subclasses are frozen dataclasses whose fields are its parameters.
+class Task(Checked, ABC):
+    """A source of items. Subclasses are frozen dataclasses whose fields are its parameters, declared as in `fields.py`.
 
     Attributes:
-        measures: what is measured unless the caller says otherwise; names of `MEASURES`.
+        measures: names of the measures taken by default.
         max_tokens: of a generated answer.
         about: one line on where its items come from, and under which licence.
     """
@@ -57,30 +59,17 @@ class Task(ABC):
         """Whether a generated text answers the item; None if this task does not grade texts."""
         return None
 
-    def require_int(self, field: str, least: int, most: int | None = None) -> None:
-        """Raise InvalidRequest unless the field is an int of at least `least` (and at most `most`)."""
-        value = getattr(self, field)
-        if (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or value < least
-            or (most is not None and value > most)
-        ):
-            wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise InvalidRequest(f"{self.name}: {field} must be an integer {wanted}, not {value!r}")
-
-    def require_choice(self, field: str, choices: tuple[str, ...]) -> None:
-        """Raise InvalidRequest unless the field is one of `choices`."""
-        if (value := getattr(self, field)) not in choices:
-            raise InvalidRequest(f"{self.name}: {field} must be one of {', '.join(choices)}, not {value!r}")
+    @property
+    def checked_as(self) -> str:
+        return f"{self.name}: "
 
     @property
     def parameters(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def stream(seed: int, *path: object) -> random.Random:
-    """A random stream of its own for each item, so that an item does not depend on how many there are."""
+def random_stream(seed: int, *path: object) -> random.Random:
+    """A random stream for each path (such as a task and an item), so that an item does not depend on their number."""
     return random.Random("/".join(str(part) for part in (seed, *path)))
 
 
@@ -91,7 +80,7 @@ def lines(name: str) -> list[str]:
 
 
 def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
-    """Through the chat template, or with "Answer:" behind it where the model is to continue a plain text."""
+    """Through the chat template, or as plain text that ends with "Answer:"."""
     if not isinstance(item.prompt, str):
         return list(item.prompt)
     if chat:
@@ -100,7 +89,7 @@ def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
 
 
 def encode_answer(tokenizer: Tokenizer, answer: str | Sequence[int], chat: bool) -> list[int]:
-    """As it would follow the prompt: at the start of a turn, or behind "Answer:" and a space."""
+    """As it would follow the prompt: at the start of a turn, or after "Answer:" and a space."""
     if not isinstance(answer, str):
         return list(answer)
     return tokenizer.encode(answer if chat else f" {answer}", add_bos=False, parse_special=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twostroke.backends.interface import LazyLogits
 from twostroke.kv.provenance import Stretch
 
 
@@ -12,19 +13,25 @@ class Tail:
     """What the next stroke starts from: the logits after the last entry, or one token that is not entered yet.
 
     Attributes:
-        model: id of the weights that computed the logits or sampled the token.
-        logits: [vocab] float32, after the last entry.
+        model: identity of the model that computed the logits or sampled the token.
+        row: the logits after the last entry, one row, computed when they are read: what is held is a hidden state, some
+            KB where logits are 0.6 MB at a vocabulary of 152,000.
         pending: the token sampled last.
     """
 
     model: str
-    logits: np.ndarray | None = None
+    row: LazyLogits | None = None
     pending: int | None = None
 
     @property
+    def logits(self) -> np.ndarray | None:
+        """[vocab] float32, computed now; None of a tail with a pending token."""
+        return None if self.row is None else self.row.read()[0]
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the logits."""
-        return 0 if self.logits is None else self.logits.nbytes
+        """Bytes that it holds."""
+        return 0 if self.row is None else self.row.nbytes
 
 
 @dataclass(frozen=True)

@@ -13,35 +13,15 @@ class PagePool(Pages):
     """All pages of one geometry on one device.
 
     Attributes:
-        storage: the frames as kernels see them, [layers, 2, frames, Hkv, page_size, D].
         entry_bytes, page_bytes: of an entry, and of a page of `page_size` entries.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        num_pages: int,
-        page_size: int = 16,
-        device: str = "cpu",
-        in_pairs: bool = False,
-        memory: Memory | None = None,
-    ) -> None:
-        """Make a pool of `num_pages` frames, in memory of its own unless some is given.
-
-        Raises:
-            OutOfPages: there is no memory for them.
-        """
+    def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
+        """`memory` has room for so many pages of the geometry, each of `page_size` entries."""
+        super().__init__(memory, num_pages)
         self.geometry, self.page_size = geometry, page_size
         self.entry_bytes = geometry.entry_bytes
         self.page_bytes = self.entry_bytes * page_size
-        if memory is None and device == "cpu":
-            memory = HostMemory(self._shape(num_pages), geometry.dtype, "pairs" if in_pairs else "plain")
-        elif memory is None:
-            from twostroke.backends.reference.memory import DeviceMemory  # imports PyTorch
-
-            memory = DeviceMemory(self._shape(num_pages), geometry.kv_dtype, device)
-        super().__init__(memory, num_pages)
-        self.storage = memory.storage
 
     def _shape(self, frames: int) -> tuple[int, ...]:
         """A page of all layers lies in one piece: memory is touched page by page, and a page moves at once."""

@@ -27,6 +27,7 @@ from typing import BinaryIO
 import numpy as np
 
 from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
 from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import header as headers
 from twostroke.kv import spans
@@ -135,7 +136,8 @@ def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
     """Write a value whose pages are the pool's, wherever they are."""
     table, tail = contents.table, contents.tail
     pages = spans.distinct_pages(table)
-    logits = np.asarray([] if tail is None or tail.logits is None else tail.logits, np.float32)
+    logits = None if tail is None else tail.logits
+    logits = np.asarray([] if logits is None else logits, np.float32)
     said = replace(contents, table=spans.with_pages(table, pages, np.arange(len(pages))))
     header = Header(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
     out.write(MAGIC)
@@ -214,7 +216,8 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
         return _not_believed(source, pool, contents, pages)
     if contents.tail is None or not header.num_logits:
         return contents
-    return replace(contents, tail=replace(contents.tail, logits=np.frombuffer(logits, np.float32).copy()))
+    row = Stored(np.frombuffer(logits, np.float32)[None])
+    return replace(contents, tail=replace(contents.tail, row=row))
 
 
 def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.ndarray) -> Contents:

@@ -1,11 +1,12 @@
-"""Techniques, one file each. A file listed here is enrolled everywhere."""
+"""Techniques, one file each. A technique imported here is known everywhere."""
 
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.drop import Drop
-from twostroke.methods.method import METHODS, Method, Prompt, method
+from twostroke.methods.method import Method, Prompt
 from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
 from twostroke.methods.refresh import Refresh
+from twostroke.methods.registry import METHODS, load_installed, load_module, method
 from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
 from twostroke.methods.snap import Snap
@@ -26,5 +27,7 @@ __all__ = [
     "Snap",
     "Speculative",
     "Student",
+    "load_installed",
+    "load_module",
     "method",
 ]

@@ -3,24 +3,22 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
-from twostroke.methods.method import Method, Prompt, require_int
+from twostroke.fields import integer
+from twostroke.methods.method import Method, Prompt
 
 
 @dataclass(frozen=True)
 class BestOf(Method, name="best-of"):
     """Decode `candidates` answers side by side; the one of highest mean log-probability is emitted.
 
-    The candidates share the prompt's pages and differ by their random streams, so a temperature of 0 makes them
-    all alike.
+    The candidates share the prompt's pages and differ by their random streams, so at a temperature of 0 they
+    are all equal.
 
     Attributes:
         candidates: how many to decode.
     """
 
-    candidates: int = 4
-
-    def __post_init__(self) -> None:
-        require_int(self, "candidates", 1, 64)
+    candidates: int = integer(4, least=1, most=64)
 
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)

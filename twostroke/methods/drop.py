@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
+from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_mass
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Prompt, require_choice, require_int
+from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat, chosen
 
 MOST = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
@@ -31,31 +32,29 @@ class Drop(Repeat, name="drop"):
         by: which ones: the last ones ("window"); those of least key norm, its mean over layers and heads, besides the
             very last ("key-norm"); or half of them the last ones, and half those that got most attention so far, its
             mean over layers and heads ("attention").
-        every: tokens between droppings, so up to so many entries more are held.
+        every: tokens between droppings; up to this many entries more are held.
         observed: by "attention", how many of the prompt's last tokens are counted besides those decoded.
     """
 
     times: int | str | tuple[str, ...] = 1
     sinks: int = 4
     keep: str = "all"
-    window: int = 256
-    by: str = "window"
-    every: int = 16
-    observed: int = 32
+    window: int = integer(256, least=1)
+    by: str = text("window", choices=("window", "key-norm", "attention"))
+    every: int = integer(16, least=1)
+    observed: int = integer(32, least=1, most=MOST)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(self, "window", 1)
-        require_choice(self, "by", ("window", "key-norm", "attention"))
-        require_int(self, "every", 1, MOST if self.by == "attention" else None)
-        require_int(self, "observed", 1, MOST)
+        fine = self.by != "attention" or self.every <= MOST
+        self.require("every", fine, f"an integer from 1 to {MOST} where attention chooses")
 
     def program(self, prompt: Prompt) -> Program:
         counting = self.by == "attention"
         tokens, kept = self.copies(prompt)
         made: Prefilled = yield Prefill(tokens, queries=self.observed if counting else 0)
         kv, mass = self.cut(made.kv, kept), attention_mass(made.kv, made.queries)[kept]
-        del made  # or it would hold what was dropped
+        del made  # it would keep the pages of dropped entries
         while True:
             stays = self.staying(kv, mass)
             kv, mass = chosen(kv, stays), mass[stays]

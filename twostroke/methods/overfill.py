@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.methods.method import Method, Prompt, require_bool
+from twostroke.fields import flag
+from twostroke.methods.method import Method, Prompt
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,7 @@ class OverFill(Method, name="overfill"):
             teacher, whose logits are at hand, gives it.
     """
 
-    recompute: bool = False
-
-    def __post_init__(self) -> None:
-        require_bool(self, "recompute")
+    recompute: bool = flag(False)
 
     @property
     def companions(self) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
+from twostroke.fields import Rule, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Method, Prompt, require_choice, require_int
+from twostroke.methods.method import Method, Prompt
 
-MOST = 64  # copies, or a request over HTTP could ask for a list as long as memory
+MOST = 64  # copies: a limit for requests over HTTP, which could otherwise fill the memory
 
 
 @dataclass(frozen=True)
@@ -32,30 +33,27 @@ class Repeat(Method, name="repeat"):
             copy, which has seen the prompt once.
         scope: what is repeated: the "prompt", chat template and all; or the last user "turn" within one template,
             whose head is then kept with any copy.
-        offset: where decoding goes on. "right": behind the last copy, so that keys and queries turn as they would
+        offset: where decoding goes on. "right": behind the last copy, so that rotations are those of a cache
             with everything kept. "wrong" (the ablation of PTDO, section 4.4): at the number of entries kept, as if
-            the others had never been, while the keys stay turned as they are.
+            the others had never existed, while the keys keep their rotation.
     """
 
     times: int | str | tuple[str, ...] = 2
-    sinks: int = 0
-    keep: str = "last"
-    scope: str = "prompt"
-    offset: str = "right"
+    sinks: int = integer(0, least=0)
+    keep: str = text("last", choices=("last", "all", "first"))
+    scope: str = text("prompt", choices=("prompt", "turn"))
+    offset: str = text("right", choices=("right", "wrong"))
 
     def __post_init__(self) -> None:
         if isinstance(self.times, str):
             object.__setattr__(self, "times", (self.times,))
         if isinstance(self.times, list | tuple):
             object.__setattr__(self, "times", tuple(self.times))
-            if len(self.times) >= MOST or not all(isinstance(text, str) for text in self.times):
-                raise InvalidRequest(f"{self.name}: times must be a number, or fewer than {MOST} texts")
+            fine = len(self.times) < MOST and all(isinstance(one, str) for one in self.times)
+            self.require("times", fine, f"a number, or fewer than {MOST} texts")
         else:
-            require_int(self, "times", 1, MOST)
-        require_int(self, "sinks", 0)
-        require_choice(self, "keep", ("last", "all", "first"))
-        require_choice(self, "scope", ("prompt", "turn"))
-        require_choice(self, "offset", ("right", "wrong"))
+            self.check("times", Rule(int, least=1, most=MOST))
+        super().__post_init__()
 
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)
@@ -81,7 +79,7 @@ class Repeat(Method, name="repeat"):
         return tokens, np.r_[:start, stop : len(tokens)]
 
     def cut(self, kv: KVCache, kept: np.ndarray) -> KVCache:
-        """What the entries of these indices make, to decode from."""
+        """The value with the entries of these indices, to decode from."""
         value = chosen(kv, kept).with_tail(kv.tail)
         return value.resumed_at(kv.next_position if self.offset == "right" else len(kept))
 

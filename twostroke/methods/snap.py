@@ -1,7 +1,7 @@
 """SnapKV: the prompt's last tokens say which of its entries to decode with.
 
 Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation" (arXiv:2404.14469). The paper chooses for
-every head by itself; here it is per sequence, by the mean over layers and heads. Entries keep their positions, as in
+each head; here the choice is per sequence, by the mean over layers and heads. Entries keep their positions, as in
 the paper. Prefill has all of the prompt in sight, and what is decoded is never dropped.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
-from twostroke.errors import InvalidRequest
+from twostroke.fields import integer
 from twostroke.kv.attention import attention_mass
 from twostroke.methods.drop import MOST
-from twostroke.methods.method import Prompt, require_int
+from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
 
 
@@ -25,29 +25,27 @@ class Snap(Repeat, name="snap"):
         sinks: how many of the very first entries always stay.
         window: the observation window: how many of the prompt's last tokens choose, and stay.
         budget: how many entries stay in all.
-        kernel: a max-pooling over so many neighbours, so that an entry's stay with it; odd.
+        kernel: width of a max-pooling over entries, so that neighbours of a kept entry are kept too; odd.
     """
 
     times: int | str | tuple[str, ...] = 1
     keep: str = "all"
-    window: int = 32
-    budget: int = 256
-    kernel: int = 7
+    window: int = integer(32, least=1, most=MOST)
+    budget: int = integer(256)
+    kernel: int = integer(7, least=1, most=255)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int(self, "window", 1, MOST)
-        require_int(self, "budget", self.sinks + self.window)
-        require_int(self, "kernel", 1, 255)
-        if self.kernel % 2 == 0:
-            raise InvalidRequest(f"{self.name}: kernel must be odd, not {self.kernel}")
+        least = self.sinks + self.window
+        self.require("budget", self.budget >= least, f"an integer of at least {least} (sinks + window)")
+        self.require("kernel", self.kernel % 2 == 1, "odd")
 
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)
         made: Prefilled = yield Prefill(tokens, queries=self.window)
         stays = self.staying(attention_mass(made.kv, made.queries)[kept])
         kv = self.cut(made.kv, kept[stays])
-        del made  # or it would hold what was dropped
+        del made  # it would keep the pages of dropped entries
         yield Decode(kv)
 
     def staying(self, mass: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv:2211.17192); Chen et al. 2023
 (arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
-guesses only change how many tokens of it a step yields. A guess stands if it is the token sampled, so at any
+guesses only change how many tokens of it a step yields. A guess is accepted if it is the token sampled, so at any
 temperature the answer is the plain request's, token by token; a draft guesses with the noise of the tokens that it
 guesses (`sampling/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.methods.method import Method, Prompt, require_bool, require_choice, require_int
+from twostroke.methods.method import Method, Prompt
 
 MOST = 32  # guesses a round
 
@@ -30,26 +31,21 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Speculative(Method, name="speculative"):
-    """Guess some tokens, decode with the guesses, and again.
+    """In rounds: guess some tokens, then decode with the guesses.
 
     Attributes:
-        draft: who guesses. "lookup": what followed the latest earlier occurrence of the last few tokens. "student": a
-            student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with its own KV.
+        draft: where guesses come from. "lookup": what followed the latest earlier occurrence of the last few tokens.
+            "student": a student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with
+            its own KV.
         guesses: tokens guessed in a round; the first one's if `adaptive`.
-        adaptive: two more after a round whose guesses all stood, one less after any other.
+        adaptive: two more after a round in which all were accepted, else one less.
         ngram: the most tokens that a lookup compares.
     """
 
-    draft: str = "lookup"
-    guesses: int = 4
-    adaptive: bool = True
-    ngram: int = 3
-
-    def __post_init__(self) -> None:
-        require_choice(self, "draft", ("lookup", "student", "draft"))
-        require_int(self, "guesses", 1, MOST)
-        require_bool(self, "adaptive")
-        require_int(self, "ngram", 1, 16)
+    draft: str = text("lookup", choices=("lookup", "student", "draft"))
+    guesses: int = integer(4, least=1, most=MOST)
+    adaptive: bool = flag(True)
+    ngram: int = integer(3, least=1, most=16)
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -84,11 +80,11 @@ class Speculative(Method, name="speculative"):
 
 def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:
     """Up to `count` tokens that followed the latest earlier occurrence of the last `ngram` tokens, or of fewer."""
-    text = np.array(tokens, np.int64)
-    for n in range(min(ngram, len(text) - 1), 0, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
-        found = np.flatnonzero((windows == text[-n:]).all(1))
+    ids = np.array(tokens, np.int64)
+    for n in range(min(ngram, len(ids) - 1), 0, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], n)
+        found = np.flatnonzero((windows == ids[-n:]).all(1))
         if len(found):
             start = int(found[-1]) + n
-            return text[start : start + count].tolist()
+            return ids[start : start + count].tolist()
     return []

@@ -6,31 +6,29 @@ learnt: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation" (arXiv:15
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import numpy as np
 
-from twostroke.errors import InvalidRequest
+from twostroke.fields import Checked, Rule, declare, integer
 
 GAMMA = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Checked):
     """Which of the normed inputs of a model's MLPs are dropped; those that stay are divided by 1 - probability.
 
     A mask is a hash of (seed, block, position, column), so batch, chunk, thread count and backend cannot change it.
     Raises InvalidRequest unless 0 <= probability < 1 and 0 <= seed < 2^63.
     """
 
-    probability: float
-    seed: int = 0
+    probability: float = declare(MISSING, Rule(float, least=0, below=1))
+    seed: int = integer(0, least=0, most=(1 << 63) - 1)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise InvalidRequest(f"the probability of dropout must be from 0 to below 1, not {self.probability!r}")
-        if not 0 <= self.seed < 1 << 63:
-            raise InvalidRequest(f"the seed of dropout must be from 0 to 2^63 - 1, not {self.seed!r}")
+    @property
+    def checked_as(self) -> str:
+        return "dropout: "
 
     def factors(self, positions: np.ndarray, blocks: int, columns: int) -> np.ndarray:
         """What inputs are multiplied by: [blocks, N, columns] float32, 0 or 1 / (1 - probability)."""

@@ -1,7 +1,7 @@
-"""Latency of both strokes: prompts of a given length, answers of a given length, repeated.
+"""Latency of both strokes: prompts and answers of given lengths, measured several times.
 
-Every repeat takes fresh random tokens, so that nothing is remembered from the one before. Workloads are interleaved
-round by round, so that a machine that slows down or speeds up does so for all of them; medians are reported.
+Every measurement takes new random tokens, so no prefix is known from an earlier one. Shapes are measured in turn,
+round by round, so that a machine that slows down or speeds up does so for all of them. Medians are reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twostroke.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Workload:
+class Shape:
     """`batch` sequences at once, each a prompt and exactly `output_tokens` greedy tokens."""
 
     prompt_tokens: int
@@ -29,28 +29,28 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """What goes in: `text` if there is one, else random tokens, of which the first `shared` are always the same."""
+class PromptSource:
+    """Where prompts come from: `text`, or random tokens of which the first `shared` are always the same."""
 
     seed: int = 0
     shared: int = 0
     text: str | None = None
 
-    def make(self, llm: LLM, workload: Workload, round_number: int) -> list[list[int]]:
+    def make(self, llm: LLM, shape: Shape, round_number: int) -> list[list[int]]:
         """One prompt for each sequence of the batch."""
         if self.text is not None:
-            return [llm.encode(self.text)] * workload.batch
-        size, shared = workload.prompt_tokens, min(self.shared, workload.prompt_tokens)
+            return [llm.encode(self.text)] * shape.batch
+        size, shared = shape.prompt_tokens, min(self.shared, shape.prompt_tokens)
         ordinary = np.setdiff1d(np.arange(llm.tokenizer.vocab_size), list(llm.tokenizer.special_ids))
         ordinary = ordinary[ordinary < llm.config.vocab_size]
         prefix = np.random.default_rng(self.seed).choice(ordinary, shared)
-        fresh = np.random.default_rng([self.seed, round_number, size, workload.output_tokens, workload.batch])
-        rest = fresh.choice(ordinary, (workload.batch, size - shared))
+        fresh = np.random.default_rng([self.seed, round_number, size, shape.output_tokens, shape.batch])
+        rest = fresh.choice(ordinary, (shape.batch, size - shared))
         return [[*prefix.tolist(), *row.tolist()] for row in rest]
 
 
 @dataclass(frozen=True)
-class Repeat(Pace):
+class Measurement(Pace):
     """One measurement. In a batch, TTFT, ITL and TPOT are over all sequences, and rates are of all together:
     prompt tokens computed / (last first token - arrival), decoded tokens / (last token - first token)."""
 
@@ -58,15 +58,15 @@ class Repeat(Pace):
 
 
 @dataclass(frozen=True)
-class Result:
-    """All repeats of one workload."""
+class Latency:
+    """All measurements of one shape."""
 
-    workload: Workload
+    shape: Shape
     kv_bytes: int
-    repeats: list[Repeat]
+    repeats: list[Measurement]
 
     def as_dict(self) -> dict[str, Any]:
-        """The workload, the median of every measurement, and the raw numbers."""
+        """The shape, the median of every measurement, and the raw numbers."""
         raw = [asdict(repeat) for repeat in self.repeats]
         medians = {}
         for name in Pace.__dataclass_fields__:
@@ -74,7 +74,7 @@ class Result:
             medians[name] = median(values) if values else None
         cached = max(one["cached_tokens"] for one in raw)
         return {
-            **asdict(self.workload),
+            **asdict(self.shape),
             "repeats": len(raw),
             **medians,
             "cached_tokens": cached,
@@ -85,46 +85,46 @@ class Result:
 
 def measure(
     llm: LLM,
-    workloads: Sequence[Workload],
+    shapes: Sequence[Shape],
     *,
     repeats: int,
     warmup: int,
-    prompts: Prompts,
+    prompts: PromptSource,
     progress: Callable[[], None] = lambda: None,
-) -> list[Result]:
-    """Run every workload `warmup` + `repeats` times, in turn. `progress` is called after each run.
+) -> list[Latency]:
+    """Run every shape `warmup` + `repeats` times, in turn. `progress` is called after each run.
 
     Raises:
-        InvalidRequest: a workload does not fit the model's context.
+        InvalidRequest: a shape does not fit the model's context.
     """
-    for workload in workloads:
-        end = workload.prompt_tokens + workload.output_tokens - 1
+    for shape in shapes:
+        end = shape.prompt_tokens + shape.output_tokens - 1
         if end > llm.config.max_position:
-            raise InvalidRequest(f"{workload} needs {end} positions; model {llm.name} has {llm.config.max_position}")
-    measured: list[list[Repeat]] = [[] for _ in workloads]
+            raise InvalidRequest(f"{shape} needs {end} positions; model {llm.name} has {llm.config.max_position}")
+    measured: list[list[Measurement]] = [[] for _ in shapes]
     for round_number in range(warmup + repeats):
-        for workload, mine in zip(workloads, measured, strict=True):
-            params = SamplingParams(max_tokens=workload.output_tokens, ignore_eos=True)
-            answers = llm.generate(prompts.make(llm, workload, round_number), params)
+        for shape, mine in zip(shapes, measured, strict=True):
+            params = SamplingParams(max_tokens=shape.output_tokens, ignore_eos=True)
+            answers = llm.generate(prompts.make(llm, shape, round_number), params)
             if round_number >= warmup:
                 mine.append(summarize(answers))
             progress()
-    entries = [one.batch * (one.prompt_tokens + one.output_tokens - 1) for one in workloads]
+    entries = [one.batch * (one.prompt_tokens + one.output_tokens - 1) for one in shapes]
     return [
-        Result(workload, count * llm.pool.entry_bytes, mine)
-        for workload, count, mine in zip(workloads, entries, measured, strict=True)
+        Latency(shape, count * llm.pool.entry_bytes, mine)
+        for shape, count, mine in zip(shapes, entries, measured, strict=True)
     ]
 
 
-def summarize(answers: Sequence[Completion]) -> Repeat:
-    """The pace of answers that were made at once."""
+def summarize(answers: Sequence[Completion]) -> Measurement:
+    """The pace of answers that were generated in one batch."""
     timings = [answer.timings for answer in answers]
     gaps = [gap for one in timings for gap in one.itls]
     arrival = min(one.arrival for one in timings)
     firsts, lasts = [one.tokens[0] for one in timings], [one.tokens[-1] for one in timings]
     decoded, decoding = sum(len(one.tokens) - 1 for one in timings), max(lasts) - min(firsts)
     computed = sum(answer.prompt_tokens - answer.cached_tokens for answer in answers)
-    return Repeat(
+    return Measurement(
         ttft_s=mean([one.ttft for one in timings if one.ttft is not None]),
         itl_mean_s=mean(gaps),
         itl_p99_s=percentile(gaps, 99),

@@ -1,0 +1,5 @@
+"""From logits to tokens: parameters, constraints, noise, statistics, and the sampler."""
+
+from twostroke.sampling.params import SamplingParams
+
+__all__ = ["SamplingParams"]

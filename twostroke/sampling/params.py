@@ -1,95 +1,121 @@
-"""How a request wants its tokens chosen."""
+"""How a request wants its tokens chosen. The command line and the server read each parameter from here.
+
+Nothing here imports numpy, so that a command prints its help at once.
+"""
+
+from __future__ import annotations
 
 import math
-import reprlib
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twostroke.errors import InvalidRequest
-from twostroke.sampling.constraint import ConstraintFactory
+from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, number
+
+if TYPE_CHECKING:
+    from twostroke.sampling.constraint import ConstraintFactory
+
+_TOKEN_ID = Rule(int, least=0)
+_BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -math.inf)
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(Checked):
     """Parameters of one request, checked on construction (InvalidRequest names the field).
 
-    Attributes:
-        max_tokens: most tokens to generate; None for as many as the context allows.
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens, and those as likely as the last of them; 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose probability reaches p (Holtzman et al. 2020).
-        min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
-        repetition_penalty: divides (where positive) or multiplies logits of tokens in prompt and output
-            (Keskar et al. 2019); 1 does nothing.
-        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens in the output.
-        logit_bias: added to the logits of these token ids.
-        seed: the random stream is a function of seed, choice and token index alone; None draws a seed.
-        stop: strings that end the text, which excludes them; they may straddle tokens.
-        stop_token_ids: ids that end generation besides the model's own.
-        min_tokens: nothing that comes with the first so many tokens ends generation: ending tokens are not sampled,
-            and a stop string that is complete by then is text like any other.
-        ignore_eos: the model's own end tokens do not end generation.
-        logprobs: also return this many most likely alternatives of each token.
-        n: how many choices to generate for a prompt; they share its pages.
-        constraint: makes what restricts each choice's tokens (a grammar); its end ends the choice, min_tokens or not.
+    `constraint` makes what restricts each choice's tokens (a grammar). Its end ends the choice, min_tokens or not.
     """
 
-    max_tokens: int | None = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    n: int = 1
-    constraint: ConstraintFactory | None = None
+    max_tokens: int | None = integer(
+        256, least=1, optional=True, help="Most tokens to generate; none for as many as the context allows."
+    )
+    temperature: float = number(
+        0.0, least=0, help="0 takes the most likely token; otherwise logits are divided by it before one is drawn."
+    )
+    top_k: int = integer(
+        0, least=0, help="Keep the k most likely tokens, and those as likely as the last of them; 0 keeps all."
+    )
+    top_p: float = number(
+        1.0,
+        above=0,
+        most=1,
+        help="Keep the smallest set of most likely tokens whose probability reaches p (Holtzman et al. 2020).",
+    )
+    min_p: float = number(
+        0.0,
+        least=0,
+        most=1,
+        help="Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).",
+    )
+    repetition_penalty: float = declare(
+        1.0,
+        Rule(
+            float,
+            "Divides (where positive) or multiplies the logits of tokens in prompt and output (Keskar et al. 2019); "
+            "1 does nothing.",
+            least=1 / LARGE,
+            most=LARGE,
+            words="above 0, and finite",
+        ),
+    )
+    presence_penalty: float = number(0.0, help="Subtracted once from the logit of each token in the output.")
+    frequency_penalty: float = number(0.0, help="Subtracted from a token's logit for each time it is in the output.")
+    logit_bias: Mapping[int, float] = declare(
+        {},
+        Rule(
+            dict,
+            "Added to the logits of these token ids.",
+            keys=_TOKEN_ID,
+            each=_BIAS,
+            words="a mapping of token ids to numbers (which may be -inf)",
+        ),
+    )
+    seed: int | None = declare(
+        None,
+        Rule(
+            int,
+            "The random numbers are a function of seed, choice and token index alone; without a seed, one is drawn.",
+            least=-(1 << 63),
+            most=(1 << 64) - 1,
+            optional=True,
+            words="a 64-bit integer",
+        ),
+    )
+    stop: tuple[str, ...] = declare(
+        (),
+        Rule(
+            tuple,
+            "Strings that end the text, which excludes them; they may straddle tokens.",
+            each=Rule(str, least=1),
+            words="strings that are not empty",
+        ),
+    )
+    stop_token_ids: tuple[int, ...] = declare(
+        (), Rule(tuple, "Ids that end generation, besides the model's own.", each=_TOKEN_ID, words="token ids")
+    )
+    min_tokens: int = integer(
+        0,
+        least=0,
+        help="Nothing ends generation before this many tokens: ending tokens are not sampled, and a stop string that "
+        "is complete by then is text like any other.",
+    )
+    ignore_eos: bool = flag(False, help="The model's own end tokens do not end generation.")
+    logprobs: int | None = integer(
+        None, least=0, most=1000, help="Also give each token's log-probability, and this many most likely alternatives."
+    )
+    n: int = integer(1, least=1, most=1024, help="How many choices to generate for a prompt; they share its pages.")
+    constraint: ConstraintFactory | None = declare(
+        None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        self._require("max_tokens", self.max_tokens is None or _is_int(self.max_tokens, 1), "at least 1, or None")
-        self._require("temperature", _is_real(self.temperature, 0), "0 or more")
-        self._require("top_k", _is_int(self.top_k, 0), "0 (all) or more")
-        self._require("top_p", _is_real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
-        self._require("min_p", _is_real(self.min_p, 0, 1), "from 0 to 1")
-        self._require("repetition_penalty", _is_real(self.repetition_penalty, 1 / _LARGE), "above 0, and finite")
-        self._require("presence_penalty", _is_real(self.presence_penalty), "a finite number")
-        self._require("frequency_penalty", _is_real(self.frequency_penalty), "a finite number")
-        fine = isinstance(self.logit_bias, Mapping) and all(
-            _is_int(id, 0) and (_is_real(bias) or bias == -math.inf) for id, bias in self.logit_bias.items()
+        super().__post_init__()
+        self.require(
+            "min_tokens", self.max_tokens is None or self.min_tokens <= self.max_tokens, "from 0 to max_tokens"
         )
-        self._require("logit_bias", fine, "a mapping of token ids to numbers (which may be -inf)")
-        self._require("seed", self.seed is None or _is_int(self.seed, -(1 << 63), 1 << 64), "a 64-bit integer, or None")
-        fine = _is_collection(self.stop) and all(isinstance(stop, str) and stop for stop in self.stop)
-        self._require("stop", fine, "strings that are not empty")
-        fine = _is_collection(self.stop_token_ids) and all(_is_int(id, 0) for id in self.stop_token_ids)
-        self._require("stop_token_ids", fine, "token ids")
-        fine = _is_int(self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
-        self._require("min_tokens", fine, "from 0 to max_tokens")
-        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
-        fine = self.logprobs is None or _is_int(self.logprobs, 0, 1000)
-        self._require("logprobs", fine, "from 0 to 1000, or None")
-        self._require("n", _is_int(self.n, 1, 1024), "from 1 to 1024")
-        fine = self.constraint is None or callable(self.constraint)
-        self._require("constraint", fine, "what makes a Constraint, or None")
-        # What the caller passed may be changed later, or be of numpy's types.
-        for name, kind in _KINDS.items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, kind(value))
-
-    def _require(self, name: str, fine: bool, wanted: str) -> None:
-        if not fine:
-            raise InvalidRequest(f"{name} must be {wanted}, not {_shown(getattr(self, name))}")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a token id in it is none of a model's."""
@@ -118,37 +144,3 @@ class SamplingParams:
             or self.presence_penalty
             or self.frequency_penalty
         )
-
-
-# Beyond it, sums and products of float32 logits might overflow.
-_LARGE = 1e30
-
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("max_tokens", "top_k", "seed", "min_tokens", "logprobs", "n"), int),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
-    **dict.fromkeys(("stop", "stop_token_ids"), tuple),
-    "logit_bias": lambda biases: {int(id): float(bias) for id, bias in biases.items()},
-}
-
-
-def _is_int(value: object, low: float, high: float = math.inf) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and low <= int(value) <= high
-
-
-def _is_real(value: Any, low: float = -_LARGE, high: float = _LARGE) -> bool:
-    """A number in the range, so neither nan nor infinite."""
-    if isinstance(value, bool) or not issubclass(type(value), Real):
-        return False
-    return bool(low <= value <= high)
-
-
-def _is_collection(value: object) -> bool:
-    return isinstance(value, list | tuple | Set)
-
-
-def _shown(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # thousands of digits
-        return "so huge a number"

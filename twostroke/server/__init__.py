@@ -1,4 +1,21 @@
-"""An OpenAI-compatible HTTP server: one thread owns the engine, an event loop serves the clients.
+"""An HTTP server: one thread owns the engine, an event loop serves the clients.
 
-Needs the extra `serve` (FastAPI, uvicorn, prometheus_client, llguidance); nothing else imports this package.
+The way of a call that generates text, and the words for it:
+
+    body        what a client sends, checked against a schema                       openai/schemas
+    terms       how it is to be served: choices, stream, priority, deadline         exchange.py
+    request     what the engine runs, one for each prompt of the body               prepare.py, openai/constraints.py
+    exchange    the call in flight: its places in the queue and its requests        exchange.py
+    update      what one step did for one request, from the engine's thread         engine_thread.py
+    answer      takes the tokens of all updates and writes them as the API does     answer.py, openai/answers
+
+A route (openai/routes) reads a body and calls `generate` (generate.py), which leads it along this way:
+
+    exchange = engine.reserve(...)  ->  requests = prepare()  ->  engine.begin(exchange, requests)
+             ->  exchange.updates()  ->  answer  ->  JSON or an EventStream (transport.py)
+
+`AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps. A further API is
+a folder beside `openai`: its schemas, its answers, its routes. Everything else here is shared.
+
+Needs the extra `serve` (FastAPI, uvicorn, prometheus_client, llguidance). Only `twostroke serve` imports this package.
 """

@@ -12,42 +12,45 @@ from starlette.exceptions import HTTPException
 
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.server.door import Door
+from twostroke.methods import load_installed
+from twostroke.server import admin
+from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.metrics import Metrics
-from twostroke.server.respond import json_response
-from twostroke.server.routes import admin, generating, models, tokens
-from twostroke.server.service import Service
+from twostroke.server.middleware import Middleware
+from twostroke.server.openai.routes import generate, models, tokens
 from twostroke.server.settings import Settings
+from twostroke.server.transport import json_response
 
 log = logging.getLogger(__name__)
 
 
 def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
-    """An application that serves one model. From its start on, the model's engine belongs to a thread of its own."""
+    """An application that serves one model. Once it has started, only its own thread may use the model's engine."""
     settings = settings or Settings()
-    service = Service(llm, settings, Metrics(llm))
+    load_installed()
+    engine = AsyncEngine(llm, settings, Metrics(llm))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        service.start()
+        engine.start()
         yield
-        await service.stop()
+        await engine.stop()
 
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
-    app.state.service = service
-    app.add_middleware(Door, settings=settings)
-    for routes in (generating, models, tokens, admin):
+    app.state.engine = engine
+    app.add_middleware(Middleware, settings=settings)
+    for routes in (generate, models, tokens, admin):
         app.include_router(routes.router)
-    app.add_exception_handler(ApiError, _answer)
-    app.add_exception_handler(InvalidRequest, _answer)
-    app.add_exception_handler(RequestValidationError, _answer)
-    app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(ApiError, _error_response)
+    app.add_exception_handler(InvalidRequest, _error_response)
+    app.add_exception_handler(RequestValidationError, _error_response)
+    app.add_exception_handler(HTTPException, _error_response)
+    app.add_exception_handler(Exception, _error_response)
     return app
 
 
-async def _answer(_: HttpRequest, error: Exception) -> Response:
+async def _error_response(_: HttpRequest, error: Exception) -> Response:
     """Every error, as OpenAI's error object."""
     refusal = _refusal(error)
     return json_response(refusal.body(), refusal.status, refusal.headers)
@@ -65,4 +68,4 @@ def _refusal(error: Exception) -> ApiError:
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:
             log.error("a handler failed", exc_info=error)
-            return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
+            return ApiError(500, "the server failed; its log has the reason", code="internal_error")

@@ -1,4 +1,4 @@
-"""The one thread that owns the engine: it takes commands, steps, and publishes what came of it."""
+"""The one thread that owns the engine: it takes commands, steps, and publishes updates."""
 
 import logging
 import threading
@@ -17,32 +17,33 @@ from twostroke.server.errors import EngineFailed, ShuttingDown
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 0.05  # a pause when there are requests and none could move, so that a mistake does not burn a core
-
-
-@dataclass(eq=False)
-class Job:
-    """A request, and who hears of it (`owner` is the publisher's business)."""
-
-    request: Request
-    owner: Any
+STALLED_S = 0.05  # pause after a step in which no request could advance, so that a mistake does not occupy a core
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a step did for a job. `error` is why it failed, on the last update."""
+    """What a step did for a request.
 
-    job: Job
+    Attributes:
+        request: which one.
+        owner: what was given with it to `submit`; the publisher knows what to do with it.
+        tokens: those that are new.
+        done: nothing more will come.
+        error: why it failed, on the last update.
+    """
+
+    request: Request
+    owner: Any
     tokens: tuple[Token, ...]
     done: bool
     error: Exception | None = None
 
 
 class EngineThread:
-    """Runs the step loop. Every method may be called from any thread; the engine is touched by its own alone.
+    """Runs the step loop. Every method may be called from any thread; this one alone touches the engine.
 
     It sleeps while there is nothing to do. A step that raises is fatal: the engine's state cannot be trusted any
-    more, so every request ends with `EngineFailed`, those to come as well, and `failure` says why.
+    more, so every request ends with `EngineFailed`, now and later, and `failure` says why.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class EngineThread:
         """`publish` gets the updates of a step in one list; `on_step` its duration in seconds and its tokens."""
         self.failure: EngineFailed | None = None
         self._engine, self._publish, self._on_step = engine, publish, on_step
-        self._jobs: dict[Request, Job] = {}
+        self._owners: dict[Request, Any] = {}  # of every request that is not done
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
@@ -72,20 +73,21 @@ class EngineThread:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
-    def submit(self, job: Job) -> None:
-        self._send(partial(self._begin, job))
+    def submit(self, request: Request, owner: Any) -> None:
+        """Start a request; its updates carry the owner."""
+        self._send(partial(self._begin, request, owner))
 
-    def cancel(self, job: Job) -> None:
-        """End a job before the next step; its pages are free then."""
-        self._send(partial(self._end, job))
+    def cancel(self, request: Request) -> None:
+        """End a request before the next step; its pages are free then."""
+        self._send(partial(self._end, request))
 
     def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
         """Run something between two steps, with the engine at rest."""
-        answer: Future[Any] = Future()
-        self._send(partial(self._answer, action, answer))
-        return answer
+        result: Future[Any] = Future()
+        self._send(partial(self._call, action, result))
+        return result
 
-    # Commands: run by the thread, or once it has ended by whoever sends them ------------------------------------
+    # Commands: run by the thread, or once it has ended, by their sender -----------------------------------------
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._gate:
@@ -94,26 +96,26 @@ class EngineThread:
                 return
         command()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, request: Request, owner: Any) -> None:
         if self._closed:
-            self._publish([Update(job, (), True, self.failure or ShuttingDown())])
+            self._publish([Update(request, owner, (), True, self.failure or ShuttingDown())])
         else:
-            self._engine.submit(job.request)
-            self._jobs[job.request] = job
+            self._engine.submit(request)
+            self._owners[request] = owner
 
-    def _end(self, job: Job) -> None:
+    def _end(self, request: Request) -> None:
         if not self._closed:
-            self._engine.cancel(job.request)
+            self._engine.cancel(request)
 
-    def _answer(self, action: Callable[[Engine], Any], answer: "Future[Any]") -> None:
-        if not answer.set_running_or_notify_cancel():
+    def _call(self, action: Callable[[Engine], Any], result: "Future[Any]") -> None:
+        if not result.set_running_or_notify_cancel():
             return
         try:
             if self._closed:
                 raise self.failure or ShuttingDown()
-            answer.set_result(action(self._engine))
+            result.set_result(action(self._engine))
         except Exception as error:
-            answer.set_exception(error)
+            result.set_exception(error)
 
     # The loop ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class EngineThread:
         try:
             pause: float | None = None
             while self._obey(pause):
-                pause = self._step() if self._jobs else None
+                pause = self._step() if self._owners else None
         except Exception as error:
             log.critical("the engine has failed", exc_info=True)
             self.failure = EngineFailed(f"{type(error).__name__}: {error}")
@@ -129,7 +131,7 @@ class EngineThread:
             self._close()
 
     def _obey(self, pause: float | None) -> bool:
-        """Take all commands there are, having waited `pause` seconds for the first (None: until there is one)."""
+        """Run all commands in the queue, after waiting at most `pause` seconds for the first (None: without limit)."""
         try:
             command = self._commands.get(timeout=pause) if pause != 0 else self._commands.get_nowait()
             while command is not None:
@@ -145,34 +147,35 @@ class EngineThread:
         worked = self._engine.step()
         if worked:
             self._on_step(time.perf_counter() - started, self._engine.report)
-        updates = [update for job in self._jobs.values() if (update := self._news(job)) is not None]
+        updates = [update for request in self._owners if (update := self._news(request)) is not None]
         for update in updates:
             if update.done:
-                del self._jobs[update.job.request]
+                del self._owners[update.request]
         if updates:
             self._publish(updates)
-        if not self._jobs:
+        if not self._owners:
             return None
         return 0 if worked or updates else STALLED_S
 
-    def _news(self, job: Job) -> Update | None:
-        request = job.request
+    def _news(self, request: Request) -> Update | None:
         done, tokens = request.done, tuple(request.events)
         request.events.clear()
-        return Update(job, tokens, done, request.error) if tokens or done else None
+        if not tokens and not done:
+            return None
+        return Update(request, self._owners[request], tokens, done, request.error)
 
     def _close(self) -> None:
-        """Refuse everything from now on, and end what there is."""
+        """Refuse every command from now on, and end all requests."""
         with self._gate:
             self._closed = True
         reason = self.failure or ShuttingDown()
-        for job in self._jobs.values():
+        for request in self._owners:
             try:
-                self._engine.cancel(job.request)
+                self._engine.cancel(request)
             except Exception:
                 log.exception("a request of the failed engine could not be cancelled")
-        self._publish([Update(job, (), True, reason) for job in self._jobs.values()])
-        self._jobs.clear()
+        self._publish([Update(request, owner, (), True, reason) for request, owner in self._owners.items()])
+        self._owners.clear()
         try:
             while True:
                 command = self._commands.get_nowait()

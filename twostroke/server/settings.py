@@ -1,40 +1,20 @@
-"""How the server behaves, apart from the model."""
+"""How the server behaves, apart from the model. The options of `twostroke serve` are made from this file."""
 
 from dataclasses import dataclass
 
-from twostroke.errors import InvalidRequest
+from twostroke.fields import Checked, integer, number, text
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Checked on construction (InvalidRequest names the field).
+class Settings(Checked):
+    """Checked on construction (InvalidRequest names the field)."""
 
-    Attributes:
-        model_name: what clients call the model; None for its own name.
-        api_key: what clients must send as a bearer token; None lets everybody in.
-        max_queued: choices that may wait besides those that run; what comes beyond is answered 429.
-        max_body_bytes: longest request body; a longer one is answered 413 before it is read.
-        max_choices: most answers that one request may ask for, all its prompts together.
-        timeout_s: deadline of a request that names none itself, in seconds; None for no deadline.
-        grace_s: how long what runs at shutdown may go on, in seconds, before it is cancelled.
-    """
-
-    model_name: str | None = None
-    api_key: str | None = None
-    max_queued: int = 512
-    max_body_bytes: int = 8 << 20
-    max_choices: int = 128
-    timeout_s: float | None = None
-    grace_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        self._require("max_queued", self.max_queued >= 0, "0 or more")
-        self._require("max_body_bytes", self.max_body_bytes >= 1, "at least 1")
-        self._require("max_choices", self.max_choices >= 1, "at least 1")
-        self._require("timeout_s", self.timeout_s is None or self.timeout_s > 0, "above 0, or None")
-        self._require("grace_s", self.grace_s >= 0, "0 or more")
-        self._require("api_key", self.api_key is None or self.api_key != "", "not empty")
-
-    def _require(self, name: str, fine: bool, wanted: str) -> None:
-        if not fine:
-            raise InvalidRequest(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+    model_name: str | None = text(None, help="What clients call the model.")
+    api_key: str | None = text(
+        None, least=1, help="What clients must send as a bearer token; without one, everybody is let in."
+    )
+    max_queued: int = integer(512, least=0, help="Most choices that wait besides those that run; beyond, 429.")
+    max_body_bytes: int = integer(8 << 20, least=1, help="Longest request body; a longer one is answered 413.")
+    max_choices: int = integer(128, least=1, help="Most choices that one call may ask for, all its prompts together.")
+    timeout_s: float | None = number(None, above=0, help="Seconds that a request may take if it names no timeout.")
+    grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import llama_cpp as api  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peer.protocol import Answer, Job, Options
+from benchmarks.peer.protocol import Generated, Job, Options
 
 # A row of a batch: token, position, sequence, and whether its logits are wanted.
 Row = tuple[int, int, int, bool]
@@ -33,7 +33,7 @@ class LlamaCpp:
         self._batch = api.llama_batch_init(self._rows, 0, 1)
         self._sampler = api.llama_sampler_init_greedy()
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         count = len(job.prompts)
         tokens: list[list[int]] = [[] for _ in range(count)]
         times: list[list[float]] = [[] for _ in range(count)]
@@ -54,7 +54,7 @@ class LlamaCpp:
         for step in range(job.output_tokens - 1):
             run([(tokens[one][-1], len(job.prompts[one]) + step, one, True) for one in range(count)])
         api.llama_memory_clear(api.llama_get_memory(self._context), False)  # nothing is left for the next round
-        return Answer(tokens, times)
+        return Generated(tokens, times)
 
     def _decode(self, rows: list[Row]) -> list[tuple[int, int]]:
         """(sequence, next token) of every row that wants logits."""

@@ -12,7 +12,7 @@ import numpy as np
 import openvino  # pyright: ignore[reportMissingImports]
 import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peer.protocol import PROPERTIES, Answer, Job, Options
+from benchmarks.peer.protocol import PROPERTIES, Generated, Job, Options
 
 
 class OpenVino:
@@ -28,7 +28,7 @@ class OpenVino:
             options.model, "CPU", scheduler_config=schedule, INFERENCE_NUM_THREADS=options.threads, **properties
         )
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         config = genai.GenerationConfig(max_new_tokens=job.output_tokens, ignore_eos=True, do_sample=False)
         prompts = np.array(job.prompts, dtype=np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(prompts), openvino.Tensor(np.ones_like(prompts)))
@@ -39,7 +39,7 @@ class OpenVino:
         raw, count = done.perf_metrics.raw_metrics, len(job.prompts)
         sums = list(accumulate([raw.m_times_to_first_token[0], *raw.m_durations]))
         times = [at / 1e6 for at in sums[::count]]
-        return Answer([list(tokens) for tokens in done.tokens], [times] * count)
+        return Generated([list(tokens) for tokens in done.tokens], [times] * count)
 
 
 def load(options: Options) -> OpenVino:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peer.protocol import Answer, Job, Options
+from benchmarks.peer.protocol import Generated, Job, Options
 
 
 class Stamps:
@@ -32,7 +32,7 @@ class Transformers:
         self._model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
         self._model.generation_config.eos_token_id = None  # ignore EOS
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         stamps, n = Stamps(), job.output_tokens
         began = time.perf_counter()
         prompts = torch.tensor(job.prompts)
@@ -41,7 +41,7 @@ class Transformers:
             prompts, attention_mask=mask, max_new_tokens=n, do_sample=False, streamer=stamps, pad_token_id=0
         )
         times = [at - began for at in stamps.at[1:]]
-        return Answer(rows[:, prompts.shape[1] :].tolist(), [times] * len(job.prompts))
+        return Generated(rows[:, prompts.shape[1] :].tolist(), [times] * len(job.prompts))
 
 
 def load(options: Options) -> Transformers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from importlib.metadata import version
 
-from benchmarks.peer.protocol import Answer, Job, Options
+from benchmarks.peer.protocol import Generated, Job, Options
 from twostroke import LLM, SamplingParams
 from twostroke.backends.native.library import variants
 
@@ -17,11 +17,11 @@ class Twostroke:
         backend = "native" if options.amx else f"native-{other}"
         self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise
         began = time.perf_counter()
         done = self._llm.generate(job.prompts, params)
-        return Answer(
+        return Generated(
             [[token.id for token in one.tokens] for one in done],
             [[at - began for at in one.timings.tokens] for one in done],
         )

@@ -14,7 +14,7 @@ from typing import Any
 import vllm  # pyright: ignore[reportMissingImports]
 from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peer.protocol import Answer, Job, Options
+from benchmarks.peer.protocol import Generated, Job, Options
 
 
 class Vllm:
@@ -30,7 +30,7 @@ class Vllm:
         self._engine = llm.llm_engine
         self._names = count()
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Generated:
         tokens: dict[str, list[int]] = {str(next(self._names)): [] for _ in job.prompts}
         times: dict[str, list[float]] = {name: [] for name in tokens}
         params = vllm.SamplingParams(
@@ -48,7 +48,7 @@ class Vllm:
                 new = output.outputs[0].token_ids
                 tokens[output.request_id] += new
                 times[output.request_id] += [time.perf_counter() - began] * len(new)
-        return Answer(list(tokens.values()), list(times.values()))
+        return Generated(list(tokens.values()), list(times.values()))
 
 
 def load(options: Options) -> Vllm:

@@ -1,0 +1,1 @@
+"""The native CPU backend: Python's side of the compiled libraries in `native/`."""

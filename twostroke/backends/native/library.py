@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -39,6 +40,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "add_experts_block": (
+        None,
+        (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _POINTER),
+    ),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "sketch": (ctypes.c_int64, (_POINTER,)),
@@ -115,6 +120,14 @@ def unavailable(variant: str | None = None) -> str | None:
 def _library_path(variant: str) -> Path | None:
     found = sorted(Path(__file__).parent.glob(f"_native_{variant}.*so"))
     return found[0] if found else None
+
+
+@cache
+def digest(variant: str) -> str:
+    """Of a compiled library's bytes: another build may round otherwise."""
+    path = _library_path(variant)
+    assert path is not None, "only of a variant that is there"
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 @cache

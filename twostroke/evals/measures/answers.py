@@ -9,8 +9,8 @@ from twostroke.engine.strokes import Decode, Prefill, Program, Stroke
 from twostroke.engine.timings import Pace
 from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import watched
-from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
-from twostroke.evals.task import stream
+from twostroke.evals.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
+from twostroke.evals.task import random_stream
 from twostroke.methods.refresh import Refreshes
 from twostroke.methods.speculative import Speculation
 
@@ -40,36 +40,36 @@ class Answers(Measure):
     )
     headlines = ("correct", "output_tokens", "refreshes", "teacher_tokens", "ttft_s", "itl_ratio", "decode_rate")
     blind = (
-        "An answer of one token is decided by the prefill: the first token's logits come from the whole cache, "
-        "whatever is kept of it. TTFT and ITL are those of a batch that runs together, not of a request alone: "
+        "The prefill alone decides an answer of one token: the first token's logits come from the whole cache, "
+        "however little is kept. TTFT and ITL are those of a batch that runs together, not of a request alone: "
         "for the latter, measure with one item at a time."
     )
 
-    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
         records: list[dict[str, Record]] = [{} for _ in cases]
-        # In another order for every batch, lest one method always comes after the same other.
-        order = stream(0, cases[0].item.id).sample(bench.contenders, len(bench.contenders))
+        # A different order for every batch, so that no method always follows the same other one.
+        order = random_stream(0, cases[0].item.id).sample(comparison.contenders, len(comparison.contenders))
         for contender in order:
-            if bench.timings:
-                bench.forget()
-            for made, record in zip(records, self._answers(bench, contender, cases), strict=True):
+            if comparison.timings:
+                comparison.forget()
+            for made, record in zip(records, self._answers(comparison, contender, cases), strict=True):
                 made[contender.name] = record
         for made in records:
-            add_ratios(made, bench.baseline.name)
-            baseline = made[bench.baseline.name]
+            add_ratios(made, comparison.baseline.name)
+            baseline = made[comparison.baseline.name]
             ids, gap = baseline["token_ids"], baseline["itl_mean_s"]
             for record in made.values():
                 record["same"], record["same_first"] = record["token_ids"] == ids, record["token_ids"][:1] == ids[:1]
                 record["itl_ratio"] = record["itl_mean_s"] / gap if gap and record["itl_mean_s"] else None
         return records
 
-    def _answers(self, bench: Bench, contender: Contender, cases: Sequence[Case]) -> list[Record]:
+    def _answers(self, comparison: Comparison, contender: Contender, cases: Sequence[Case]) -> list[Record]:
         watches = [Watch() for _ in cases]
         programs = [
             lambda case=case, watch=watch: watch.over(contender.method.program(case.prompt))
             for case, watch in zip(cases, watches, strict=True)
         ]
-        requests = bench.run(programs, [bench.params(case.item) for case in cases])
+        requests = comparison.run(programs, [comparison.params(case.item) for case in cases])
         records: list[Record] = []
         for case, request, watch in zip(cases, requests, watches, strict=True):
             tokens = list(request.events)
@@ -83,35 +83,35 @@ class Answers(Measure):
                     "text": text,
                     "token_ids": [token.id for token in tokens],
                     "finish_reason": tokens[-1].finish_reason if tokens else None,
-                    "correct": bench.task.correct(case.item, text),
+                    "correct": comparison.task.correct(case.item, text),
                     "kept_bytes": watch.kept_bytes,
                     "facts": facts,
                     "refreshes": len(facts["at"]) if "at" in facts else None,
                     "late_prefills": watch.late_prefills,
                     "teacher_tokens": watch.teacher_tokens,
-                    "late_s": watch.late_s if bench.timings else None,
+                    "late_s": watch.late_s if comparison.timings else None,
                     "kv_bytes": request.kv_bytes,
                     "prefilled_tokens": request.prefilled_tokens,
                     "cached_tokens": request.cached_tokens,
                     "output_tokens": len(tokens),
                     "characters": len(text),
-                    "ttft_s": pace.ttft_s if bench.timings else None,
-                    "itl_mean_s": pace.itl_mean_s if bench.timings else None,
-                    "decode_rate": pace.decode_tokens_per_second if bench.timings else None,
-                    "total_s": request.timings.finished - request.timings.arrival if bench.timings else None,
+                    "ttft_s": pace.ttft_s if comparison.timings else None,
+                    "itl_mean_s": pace.itl_mean_s if comparison.timings else None,
+                    "decode_rate": pace.decode_tokens_per_second if comparison.timings else None,
+                    "total_s": request.timings.finished - request.timings.arrival if comparison.timings else None,
                 }
             )
         return records
 
 
 class Watch:
-    """Notes what a program asked for. A preempted one starts over, and so does its watch.
+    """Records what a program asked for. When a preempted program starts again, so does its record.
 
     Attributes:
         kept_bytes: K and V of the value that the first decode starts from.
         late_prefills: prefills after it.
         teacher_tokens: those that the engine's own model entered in them.
-        late_s: seconds they took.
+        late_s: seconds that they took.
     """
 
     def over(self, program: Program) -> Program:

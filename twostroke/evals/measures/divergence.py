@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from twostroke.engine.strokes import Program
 from twostroke.evals.distance import compare
 from twostroke.evals.forced import forced
-from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
+from twostroke.evals.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
 from twostroke.sampling.params import SamplingParams
 
 
@@ -34,18 +34,18 @@ class Divergence(Measure):
         "early are missing from later positions."
     )
 
-    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
-        baseline = bench.baseline.method
-        requests = bench.run(
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+        baseline = comparison.baseline.method
+        requests = comparison.run(
             [lambda case=case: baseline.program(case.prompt) for case in cases],
-            [SamplingParams(max_tokens=bench.positions)] * len(cases),
+            [SamplingParams(max_tokens=comparison.positions)] * len(cases),
         )
         texts = [[token.id for token in request.events] for request in requests]
 
         def program(case: Case, text: list[int]) -> Program:
-            expected = yield from forced(baseline.program(case.prompt), text, bench.baseline.name)
+            expected = yield from forced(baseline.program(case.prompt), text, comparison.baseline.name)
             records: dict[str, Record] = {}
-            for contender in bench.contenders:
+            for contender in comparison.contenders:
                 made = yield from forced(contender.method.program(case.prompt), text, contender.name)
                 _, kl, same = compare(expected.logits, made.logits, text).tolist()
                 records[contender.name] = {
@@ -56,7 +56,7 @@ class Divergence(Measure):
                     "exact": all(same),
                     "kept_bytes": made.kv_bytes,
                 }
-            return add_ratios(records, bench.baseline.name)
+            return add_ratios(records, comparison.baseline.name)
 
         programs = [lambda case=case, text=text: program(case, text) for case, text in zip(cases, texts, strict=True)]
-        return [request.result for request in bench.run(programs)]
+        return [request.result for request in comparison.run(programs)]

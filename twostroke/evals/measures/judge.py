@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
-from twostroke.evals.measure import Bench, Case, Known, Measure, Metric, Record
+from twostroke.evals.measure import Case, Comparison, Known, Measure, Metric, Record
 from twostroke.kv.cache import KVCache
 from twostroke.sampling.statistics import log_softmax, picked
 
 TAIL = 50
-PIECE = 128  # tokens of an answer whose logits are there at once: 78 MB of them with 152,000 words
+PIECE = 128  # tokens of an answer whose logits are held at once: 78 MB at a vocabulary of 152,000
 
 
 class Judge(Measure):
@@ -47,14 +47,14 @@ class Judge(Measure):
     )
     headlines = ("judge_perplexity", "judge_tail", "repetition3")
     blind = (
-        "A dull text surprises nobody: low surprise is no proof of a good answer, and a loop has the lowest. "
+        "Low surprise does not prove a good answer: a dull text has little of it, and a loop has the least. "
         "Read it together with repetition@3 and the length."
     )
 
-    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
         def program(case: Case, answers: dict[str, Record]) -> Program:
             records: dict[str, Record] = {}
-            for contender in bench.contenders:
+            for contender in comparison.contenders:
                 tokens = answers[contender.name]["token_ids"]
                 logprobs = yield from judged(case.prompt, tokens)
                 last = logprobs[-TAIL:]
@@ -69,7 +69,7 @@ class Judge(Measure):
         programs = [
             lambda case=case, made=made: program(case, made["answers"]) for case, made in zip(cases, known, strict=True)
         ]
-        return [request.result for request in bench.run(programs)]
+        return [request.result for request in comparison.run(programs)]
 
 
 def judged(prompt: Sequence[int], tokens: Sequence[int]) -> Generator[Any, Any, list[float]]:

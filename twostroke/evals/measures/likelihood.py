@@ -1,4 +1,4 @@
-"""Likelihood of given answers after what a method keeps: what it knows, however it would put it in words."""
+"""Likelihood of given answers after what a method keeps: what it knows, however it would word it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from twostroke.engine.strokes import Program
 from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import forced
-from twostroke.evals.measure import KEPT, Bench, Case, Known, Measure, Metric, Record, add_ratios
+from twostroke.evals.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
 from twostroke.evals.task import Task
 
 
@@ -35,14 +35,14 @@ class Likelihood(Measure):
     def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
         return None if all(case.answers for case in cases) else f"the items of {task.name} come without answers"
 
-    def measure(self, bench: Bench, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
         def program(case: Case) -> Program:
             records: dict[str, Record] = {}
-            for contender in bench.contenders:
+            for contender in comparison.contenders:
                 records[contender.name] = yield from _score(contender, case)
-            return add_ratios(records, bench.baseline.name)
+            return add_ratios(records, comparison.baseline.name)
 
-        return [request.result for request in bench.run([lambda case=case: program(case) for case in cases])]
+        return [request.result for request in comparison.run([lambda case=case: program(case) for case in cases])]
 
 
 def _score(contender: Contender, case: Case) -> Generator[Any, Any, Record]:

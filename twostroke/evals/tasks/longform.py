@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.evals.task import Item, Task, lines, stream
+from twostroke.evals.task import Item, Task, lines, random_stream
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class LongForm(Task):
-    """No answer is right or wrong: what is measured is how far an answer strays, and from what."""
+    """Why and how questions with long answers. None is right or wrong: divergence, repetition and a judge say more."""
 
     name = "longform"
     measures = ("answers", "judge", "divergence")
@@ -19,5 +22,5 @@ class LongForm(Task):
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
         questions = [Item(f"longform-{i}", text) for i, text in enumerate(lines("questions.txt"))]
-        stream(seed, self.name).shuffle(questions)
+        random_stream(seed, self.name).shuffle(questions)
         return questions[:limit]

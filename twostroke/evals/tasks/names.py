@@ -1,6 +1,6 @@
 """Finding a name in a list, after Leviathan et al. 2025, "Prompt Repetition Improves Non-Reasoning LLMs".
 
-The question comes after the list, so a model that reads once has read every name without knowing what for.
+The question comes after the list, so a model that reads once has read every name before it knows the question.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.errors import InvalidRequest
-from twostroke.evals.task import Item, Task, lines, stream
+from twostroke.evals.task import Item, Task, lines, random_stream
+from twostroke.fields import integer
+
+if TYPE_CHECKING:
+    from twostroke.checkpoints.tokenizer import Tokenizer
 
 CENSUS = "generated; the most frequent names of the US census of 1990 (public domain)"
 
@@ -30,19 +33,15 @@ class _ListTask(Task):
 class NameIndex(_ListTask):
     """What is the k-th name of a list of different names? (k drawn evenly)
 
-    Attributes:
-        names: how many the list has; 256 in FARS 2026 (PTDO), about 1,500 tokens.
+    FARS 2026 (PTDO) has 256 names, about 1,500 tokens.
     """
 
     name = "nameindex"
 
-    names: int = 50
-
-    def __post_init__(self) -> None:
-        self.require_int("names", 1, 10_000)
+    names: int = integer(50, least=1, most=10_000, help="How many the list has.")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
-        return [self._item(stream(seed, self.name, self.names, i), i) for i in range(limit)]
+        return [self._item(random_stream(seed, self.name, self.names, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:
         names = draw_names(rng, self.names)
@@ -53,30 +52,23 @@ class NameIndex(_ListTask):
 
 @dataclass(frozen=True)
 class MiddleMatch(_ListTask):
-    """Which name stands directly between two given ones? Names recur; the pair asked for occurs once, in this order.
-
-    Attributes:
-        names: how many the list has.
-        different: how many different names it draws from.
-    """
+    """Which name stands directly between two given ones? Names recur; the pair asked for occurs once, in this order."""
 
     name = "middlematch"
 
-    names: int = 40
-    different: int = 10
+    names: int = integer(40, least=3, most=10_000, help="How many the list has.")
+    different: int = integer(10, least=3, help="How many different names it draws from.")
 
     def __post_init__(self) -> None:
-        self.require_int("names", 3, 10_000)
-        self.require_int("different", 3)
-        if self.different > self.names:
-            raise InvalidRequest(f"{self.name}: different must be at most names, {self.names}, not {self.different}")
+        super().__post_init__()
+        self.require("different", self.different <= self.names, f"at most names, {self.names}")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
-        return [self._item(stream(seed, self.name, self.names, self.different, i), i) for i in range(limit)]
+        return [self._item(random_stream(seed, self.name, self.names, self.different, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:
         pool = draw_names(rng, self.different)
-        while True:  # many names of few may leave no pair that occurs once
+        while True:  # a long list of few different names may have no pair that occurs once
             names = [rng.choice(pool) for _ in range(self.names)]
             around = [(names[i - 1], names[i + 1]) for i in range(1, self.names - 1)]
             once = [i for i, pair in enumerate(around, 1) if around.count(pair) == 1 and names[i] not in pair]
@@ -93,7 +85,7 @@ class MiddleMatch(_ListTask):
 
 
 def draw_names(rng: random.Random, count: int) -> list[str]:
-    """So many different full names."""
+    """`count` different full names."""
     first, last = lines("first_names.txt"), lines("last_names.txt")
     chosen = rng.sample(range(len(first) * len(last)), count)
     return [f"{first[i // len(last)]} {last[i % len(last)]}" for i in chosen]

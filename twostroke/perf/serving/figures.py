@@ -1,21 +1,21 @@
-"""From times to figures. Pure functions; percentiles by nearest rank."""
+"""From times to figures. Pure functions. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from twostroke.engine.timings import DEFINITIONS as TIMINGS
 from twostroke.engine.timings import mean, percentile
 from twostroke.perf.serving.client import INTERRUPTED, Outcome
 
 DEFINITIONS = {
     "arrival": "when a request was due: had the client been late, that would count against the server",
-    "ttft_s": "first token - arrival",
+    "ttft_s": TIMINGS["ttft_s"],
     "itl_s": "every gap between consecutive tokens, of all answers together; tokens that come at once are 0 apart",
-    "tpot_s": "(last - first) / (n - 1), one figure an answer",
+    "tpot_s": f"{TIMINGS['tpot_s']}, one figure an answer",
     "e2e_s": "end of the answer - arrival",
     "queue_s": "start - arrival by the server's own clock, where it says",
     "duration_s": "end of the last answer - first arrival",
@@ -42,22 +42,9 @@ class Objectives:
 
     def met(self, outcome: Outcome) -> bool:
         """By an answer that came to its end."""
-        ttft, worst = ttft_s(outcome), percentile(gaps(outcome), 99)
+        ttft, worst = outcome.timings.ttft, percentile(outcome.timings.itls, 99)
         in_time = self.ttft_s is None or (ttft is not None and ttft <= self.ttft_s)
         return in_time and (self.itl_s is None or worst is None or worst <= self.itl_s)
-
-
-def ttft_s(outcome: Outcome) -> float | None:
-    return outcome.tokens[0] - outcome.due if outcome.tokens else None
-
-
-def gaps(outcome: Outcome) -> list[float]:
-    return [b - a for a, b in pairwise(outcome.tokens)]
-
-
-def tpot_s(outcome: Outcome) -> float | None:
-    n = len(outcome.tokens)
-    return (outcome.tokens[-1] - outcome.tokens[0]) / (n - 1) if n > 1 else None
 
 
 def describe(outcome: Outcome) -> dict[str, Any]:
@@ -69,8 +56,8 @@ def describe(outcome: Outcome) -> dict[str, Any]:
         "cached_tokens": outcome.cached,
         "due_s": outcome.due,
         "sent_s": outcome.sent,
-        "ttft_s": ttft_s(outcome),
-        "tpot_s": tpot_s(outcome),
+        "ttft_s": outcome.timings.ttft,
+        "tpot_s": outcome.timings.tpot,
         "e2e_s": outcome.end - outcome.due,
         "queue_s": outcome.queue_s,
         "finish": outcome.finish,
@@ -105,9 +92,9 @@ def summarize(outcomes: Sequence[Outcome], objectives: Objectives, cpu_s: float)
         "input_tokens": inputs,
         "output_tokens": outputs,
         "cached_tokens": sum(cached) if cached else None,
-        "ttft_s": spread([ttft_s(one) for one in done]),
-        "itl_s": spread([gap for one in done for gap in gaps(one)]),
-        "tpot_s": spread([tpot_s(one) for one in done]),
+        "ttft_s": spread([one.timings.ttft for one in done]),
+        "itl_s": spread([gap for one in done for gap in one.timings.itls]),
+        "tpot_s": spread([one.timings.tpot for one in done]),
         "e2e_s": spread([one.end - one.due for one in done]),
         "queue_s": spread([one.queue_s for one in done]),
         "requests_per_second": rate(len(done)),

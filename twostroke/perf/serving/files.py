@@ -1,4 +1,4 @@
-"""What is kept of a run: a line for each request, the summary, and a plot."""
+"""What is kept of a load test: a line for each request, the summary, and a plot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.perf.serving.client import Outcome
-from twostroke.perf.serving.figures import Objectives, describe, gaps, ttft_s
+from twostroke.perf.serving.figures import Objectives, describe
 
 REQUESTS, SUMMARY, PLOT = "requests.jsonl", "summary.json", "latency.svg"
 
@@ -36,14 +36,14 @@ def save(directory: Path, facts: dict[str, Any], outcomes: Sequence[Outcome], ob
 
 
 def draw(path: Path, title: str, done: Sequence[Outcome], objectives: Objectives) -> None:
-    """The share of requests that had their first token, and of gaps that were over, after so many milliseconds."""
+    """Two cumulative distributions: TTFT over requests, and ITL over gaps."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     figure.suptitle(title)
     panels = (
-        ("TTFT", [at for one in done if (at := ttft_s(one)) is not None], objectives.ttft_s),
-        ("ITL", [gap for one in done for gap in gaps(one)], objectives.itl_s),
+        ("TTFT", [at for one in done if (at := one.timings.ttft) is not None], objectives.ttft_s),
+        ("ITL", [gap for one in done for gap in one.timings.itls], objectives.itl_s),
     )
     for axes, (name, values, objective) in zip(figure.subplots(1, 2), panels, strict=True):
         if values:

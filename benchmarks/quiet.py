@@ -1,0 +1,32 @@
+"""How quiet the machine was while something was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from benchmarks.peer.processes import busy_seconds
+from benchmarks.peer.report import OTHERS_LIMIT
+
+
+class Others:
+    """How much processor time everything else on the machine takes, from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._theirs = busy_seconds() - time.process_time()
+
+    @property
+    def cpu(self) -> float:
+        """So far, per second of wall time: 1 is a whole core."""
+        theirs = busy_seconds() - time.process_time() - self._theirs
+        return max(0.0, theirs) / (time.perf_counter() - self._began)
+
+
+def doubt(cpus: Sequence[float]) -> list[str]:
+    """A line that says so if turns were not quiet, by what `Others` found in each."""
+    crowded = [cpu for cpu in cpus if cpu > OTHERS_LIMIT]
+    if not crowded:
+        return []
+    worst = f"other processes took up to {max(crowded):.0%} of a core"
+    return [f"Not quiet: in {len(crowded)} of {len(cpus)} turns {worst}.", ""]

@@ -1,0 +1,30 @@
+"""Where the results of benchmarks of our own engine are kept: a file of JSON for each kind and day."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from twostroke.system.machine import describe
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def today(stem: str, suffix: str = "json") -> Path:
+    """benchmarks/results/STEM-DATE.SUFFIX"""
+    return RESULTS / f"{stem}-{datetime.now(UTC).date()}.{suffix}"
+
+
+def save(stem: str, definitions: dict[str, str], model: str, facts: dict[str, Any]) -> Path:
+    """Into the file of today; a model measured again replaces what the day's file had of it."""
+    path, known = today(stem), dict[str, Any]()
+    with suppress(FileNotFoundError):
+        known = json.loads(path.read_text())["models"]
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(
+        json.dumps({"definitions": definitions, "models": known | {model: facts | describe()}}, indent=1) + "\n"
+    )
+    return path

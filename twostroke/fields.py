@@ -1,0 +1,221 @@
+"""What a parameter must be, declared once, where the parameter is.
+
+    @dataclass(frozen=True)
+    class Nucleus(Checked):
+        top_p: float = number(1.0, above=0, most=1, help="Keep the likeliest tokens up to p.")
+
+Construction checks every field that has a rule, and raises InvalidRequest naming the first one that breaks it. The
+options of the command line and the schemas of the server are made from the same rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Any
+
+from twostroke.errors import InvalidRequest
+
+LARGE = 1e30  # sums and products of float32 numbers beyond it may overflow
+_NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be, and what it is for.
+
+    Attributes:
+        kind: int, float, bool, str, tuple (several values), dict, or object (anything, subject to `test`).
+        help: one sentence for people.
+        least, most: bounds that a number may have; of a text, bounds of its length.
+        above, below: bounds that a number may not have.
+        choices: the texts there are to choose from.
+        optional: None is allowed.
+        keys, each: rules of a dict's keys, and of its values or a tuple's items.
+        test: a condition besides; it is called with a value of the right kind.
+        words: completes "NAME must be ..."; None derives it from the other attributes.
+    """
+
+    kind: type
+    help: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    keys: Rule | None = None
+    each: Rule | None = None
+    test: Callable[[Any], bool] | None = None
+    words: str | None = None
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value keeps the rule. Numbers of numpy are numbers; True and False are not."""
+        if value is None:
+            return self.optional
+        return self._is_of_kind(value) and self._in_range(value) and (self.test is None or self.test(value))
+
+    def _is_of_kind(self, value: Any) -> bool:
+        if self.kind in (int, float):
+            wanted = Integral if self.kind is int else Real
+            return issubclass(type(value), wanted) and not isinstance(value, bool)
+        if self.kind is tuple:
+            return isinstance(value, list | tuple | Set) and all(map(self.each.accepts, value) if self.each else ())
+        if self.kind is dict:
+            return (
+                isinstance(value, Mapping)
+                and all(map(self.keys.accepts, value) if self.keys else ())
+                and all(map(self.each.accepts, value.values()) if self.each else ())
+            )
+        return isinstance(value, self.kind)
+
+    def _in_range(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.kind not in (int, float, str):
+            return True
+        measured = len(value) if self.kind is str else value
+        return (
+            (self.least is None or measured >= self.least)
+            and (self.most is None or measured <= self.most)
+            and (self.above is None or measured > self.above)
+            and (self.below is None or measured < self.below)
+            and measured == measured  # nan is in no range
+        )
+
+    def plain(self, value: Any) -> Any:
+        """An accepted value in Python's own types, and a copy of what the caller may change later."""
+        if value is None or self.kind is object:
+            return value
+        if self.kind is tuple:
+            return tuple(map(self.each.plain, value)) if self.each else tuple(value)
+        if self.kind is dict:
+            keys, each = self.keys or Rule(object), self.each or Rule(object)
+            return {keys.plain(key): each.plain(one) for key, one in value.items()}
+        return self.kind(value)
+
+    @property
+    def wanted(self) -> str:
+        """Completes "NAME must be ..."."""
+        if self.words is not None:
+            words = self.words
+        elif self.choices:
+            words = f"one of {', '.join(self.choices)}"
+        elif self.bounds:
+            words = f"{_NOUNS.get(self.kind, 'a value')} {self.bounds}"
+        else:
+            words = "a finite number" if self.kind is float else _NOUNS.get(self.kind, "a value")
+        return f"{words}, or None" if self.optional else words
+
+    @property
+    def bounds(self) -> str:
+        """The range in words, such as `from 0 to 1`; empty where there is none to speak of."""
+        least, most = (None if bound is None or abs(bound) >= LARGE else bound for bound in (self.least, self.most))
+        if self.kind is str:
+            return "" if least is None else "that is not empty" if least == 1 else f"of at least {least:g} characters"
+        if least is not None and most is not None:
+            return f"from {_figure(least)} to {_figure(most)}"
+        parts = [f"of at least {_figure(least)}"] if least is not None else []
+        parts += [f"above {_figure(self.above)}"] if self.above is not None else []
+        parts += [f"at most {_figure(most)}"] if most is not None else []
+        parts += [f"below {_figure(self.below)}"] if self.below is not None else []
+        return " and ".join(parts)
+
+
+def _figure(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
+
+
+class Checked:
+    """Base of dataclasses whose fields have rules: each is checked on construction (InvalidRequest)."""
+
+    def __post_init__(self) -> None:
+        for name, rule in rules(type(self)).items():
+            self.check(name, rule)
+
+    def check(self, name: str, rule: Rule) -> None:
+        """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
+        value = getattr(self, name)
+        if not rule.accepts(value):
+            self.require(name, False, rule.wanted)
+        object.__setattr__(self, name, rule.plain(value))
+
+    def require(self, name: str, fine: bool, wanted: str) -> None:
+        """Raise InvalidRequest naming the field unless `fine`: for conditions that involve several fields."""
+        if not fine:
+            raise InvalidRequest(f"{self.checked_as}{name} must be {wanted}, not {_shown(getattr(self, name))}")
+
+    @property
+    def checked_as(self) -> str:
+        """What messages begin with."""
+        return ""
+
+
+@cache
+def rules(declaring: type) -> dict[str, Rule]:
+    """The rule of each field that has one. A subclass that changes a field's default keeps the field's rule."""
+    found: dict[str, Rule] = {}
+    for base in reversed(declaring.__mro__):
+        for field in base.__dict__.get("__dataclass_fields__", {}).values():
+            if "rule" in field.metadata:
+                found[field.name] = field.metadata["rule"]
+    return found
+
+
+def declare(default: Any, rule: Rule) -> Any:
+    """A dataclass field with a rule."""
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata={"rule": rule})
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def like(declaring: type, name: str, default: Any = ..., help: str | None = None) -> Any:
+    """A field with the rule and the default of another dataclass's field, unless another default or help is given."""
+    rule = rules(declaring)[name]
+    default = getattr(declaring, name) if default is ... else default
+    return declare(default, dataclasses.replace(rule, help=rule.help if help is None else help))
+
+
+def integer(
+    default: int | None, *, least: int | None = None, most: int | None = None, optional: bool = False, help: str = ""
+) -> Any:
+    """A field that is an int; a default of None makes it optional."""
+    return declare(default, Rule(int, help, least, most, optional=optional or default is None))
+
+
+def number(
+    default: float | None,
+    *,
+    least: float | None = None,
+    most: float | None = LARGE,
+    above: float | None = None,
+    below: float | None = None,
+    help: str = "",
+) -> Any:
+    """A field that is a finite number, unless `most` is None; a default of None makes it optional."""
+    least = -LARGE if least is None and above is None else least
+    return declare(default, Rule(float, help, least, most, above, below, optional=default is None))
+
+
+def flag(default: bool, *, help: str = "") -> Any:
+    """A field that is True or False."""
+    return declare(default, Rule(bool, help))
+
+
+def text(default: str | None, *, choices: tuple[str, ...] = (), least: int | None = None, help: str = "") -> Any:
+    """A field that is a text: one of `choices`, or of at least `least` characters."""
+    return declare(default, Rule(str, help, least, choices=choices, optional=default is None))
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # thousands of digits
+        return "so huge a number"
+
+
+__all__ = ["LARGE", "Checked", "Rule", "declare", "flag", "integer", "like", "number", "rules", "text"]

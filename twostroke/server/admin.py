@@ -1,0 +1,57 @@
+"""Health, metrics, and the prefix cache."""
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.engine.engine import Engine
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.transport import json_response
+
+router = APIRouter()
+
+
+@router.get("/health")
+@router.get("/health/ready")
+async def ready(http: HttpRequest) -> Response:
+    """200 while requests are accepted; 503 once the server drains or the engine has failed."""
+    engine: AsyncEngine = http.app.state.engine
+    return _health(engine, engine.alive and not engine.draining)
+
+
+@router.get("/health/live")
+async def live(http: HttpRequest) -> Response:
+    """200 while the engine lives; 503 once it has failed and the process must be restarted."""
+    engine: AsyncEngine = http.app.state.engine
+    return _health(engine, engine.alive)
+
+
+def _health(engine: AsyncEngine, fine: bool) -> Response:
+    facts = {
+        "live": engine.alive,
+        "ready": engine.alive and not engine.draining,
+        "in_flight": engine.in_flight,
+        "failure": None if engine.failure is None else engine.failure.message,
+    }
+    return json_response(facts, 200 if fine else 503)
+
+
+@router.get("/metrics")
+async def metrics(http: HttpRequest) -> Response:
+    """All metrics, in Prometheus' text format."""
+    engine: AsyncEngine = http.app.state.engine
+    return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(http: HttpRequest) -> Response:
+    """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
+    engine: AsyncEngine = http.app.state.engine
+
+    def clear(engine: Engine) -> int:
+        indexes = [model.index for model in engine.models.values() if model.index is not None]
+        held = sum(index.num_pages for index in indexes)
+        for index in indexes:
+            index.clear()
+        return held
+
+    return json_response({"pages": await engine.between_steps(clear)})

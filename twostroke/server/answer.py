@@ -1,0 +1,104 @@
+"""What the answers of all endpoints share: an id, usage, timings, and two forms, whole and as a stream."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import to_json
+
+from twostroke.engine.request import Request
+from twostroke.engine.timings import Pace
+from twostroke.engine.track import Token
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+
+LEAST_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
+
+
+class Answer(ABC):
+    """Takes tokens as they come and writes them as an API does.
+
+    As a stream it is `opening`, then `events` of every token, then `closing`. Otherwise `keep` takes every token, and
+    `whole` is the body.
+    """
+
+    done_marker = True  # whether a stream ends with [DONE]
+
+    def __init__(self, prefix: str, model: str, exchange: Exchange, n: int) -> None:
+        """`prefix` begins the id; `model` is what the client called the model; `n` is choices of each prompt."""
+        self.id = f"{prefix}{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        self.model, self.exchange, self.n = model, exchange, n
+        self.output_tokens = 0
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """The first events of a stream."""
+        yield from ()
+
+    @abstractmethod
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        """What a stream sends for one more token of the prompt with this index."""
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        """The last events of a stream."""
+        yield from ()
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The HTTP response's body, after every token was taken."""
+
+    @abstractmethod
+    def keep(self, prompt: int, token: Token) -> None:
+        """Take a token of an answer that is not streamed."""
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        """An event as a server-sent event."""
+        return b"data: " + to_json(event) + b"\n\n"
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The event for an error in a stream that has begun."""
+        return error.body()
+
+    def choice_index(self, prompt: int, token: Token) -> int:
+        """A choice's index among those of all prompts."""
+        return prompt * self.n + token.choice
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of all prompts and choices so far."""
+        requests = self.exchange.requests
+        prompt = sum(request.prompt_tokens for request in requests)
+        # A repeated prompt, or one that was preempted, may be found more than once.
+        cached = sum(min(request.cached_tokens, request.prompt_tokens) for request in requests)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": prompt + self.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def timings(request: Request) -> dict[str, float | None]:
+    """When things happened, in milliseconds; of the first choice, by the definitions of `engine/timings.py`."""
+    times, pace = request.timings, Pace.of(request.timings, 0)
+    first = times.tokens[0] if times.tokens else None
+    last = times.tokens[-1] if times.tokens else None
+    return {
+        "queue_ms": _ms(times.arrival, times.scheduled),
+        "prefill_ms": _ms(times.scheduled, first),
+        "ttft_ms": _ms(times.arrival, first),
+        "decode_ms": _ms(first, last),
+        "itl_mean_ms": None if pace.itl_mean_s is None else round(pace.itl_mean_s * 1e3, 3),
+        "itl_p99_ms": None if pace.itl_p99_s is None else round(pace.itl_p99_s * 1e3, 3),
+    }
+
+
+def _ms(start: float | None, stop: float | None) -> float | None:
+    return None if start is None or stop is None else round((stop - start) * 1e3, 3)
+
+
+def logprob(value: float | None) -> float:
+    """A log-probability as JSON can hold it. The request must have asked for it."""
+    assert value is not None
+    return max(value, LEAST_LOGPROB)

@@ -1,1 +1,0 @@
-"""How each API writes what a generation makes, whole and as a stream."""

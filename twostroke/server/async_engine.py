@@ -1,0 +1,149 @@
+"""The engine as the event loop sees it: admission, start and end of exchanges, and updates on their way to them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from twostroke.engine.engine import Engine
+from twostroke.engine.request import Request
+from twostroke.llm import LLM
+from twostroke.server.engine_thread import EngineThread, Update
+from twostroke.server.errors import ApiError, EngineFailed, Overloaded, ShuttingDown
+from twostroke.server.exchange import Exchange
+from twostroke.server.grammar import Grammars
+from twostroke.server.metrics import Metrics
+from twostroke.server.settings import Settings
+from twostroke.server.tracing import Tracer
+
+T = TypeVar("T")
+
+
+class AsyncEngine:
+    """A served model, its engine's thread, and every exchange in flight.
+
+    All methods belong to the event loop's thread. What takes long and needs no engine (templates, tokenization,
+    grammars) runs in a small pool of threads, by `aside`.
+
+    Attributes:
+        name: what clients call the model.
+        created: when serving began, in seconds since 1970.
+        draining: no new work is taken.
+    """
+
+    def __init__(self, llm: LLM, settings: Settings, metrics: Metrics) -> None:
+        self.llm, self.settings, self.metrics = llm, settings, metrics
+        self.name = settings.model_name or llm.name
+        self.created = int(time.time())
+        self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+        self.draining = False
+        self._tracer = Tracer()
+        self._exchanges: set[Exchange] = set()
+        self._taken = 0  # choices in flight
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
+        self._thread = EngineThread(llm.engine, self._publish, metrics.step)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seconds = 1.0  # mean duration of a request, updated with each one
+
+    # Start and end ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Called on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def drain(self, grace_s: float) -> None:
+        """Take no new work, and cancel what still runs after `grace_s` seconds."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(grace_s, self._abort_all)
+
+    async def stop(self) -> None:
+        """Cancel everything and end the engine's thread."""
+        self.draining = True
+        self._abort_all()
+        await asyncio.to_thread(self._thread.stop)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.alive
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        return self._thread.failure
+
+    @property
+    def in_flight(self) -> int:
+        """Choices that wait or run."""
+        return self._taken
+
+    # Work -------------------------------------------------------------------------------------------------------------
+
+    def reserve(self, choices: int) -> Exchange:
+        """An exchange with places in the queue, which its `close` gives back. Raises ApiError where there is none."""
+        if self.failure is not None:
+            raise self.failure
+        if self.draining:
+            raise ShuttingDown
+        room = self.llm.engine.config.max_running + self.settings.max_queued
+        if choices > min(room, self.settings.max_choices):
+            most = min(room, self.settings.max_choices)
+            raise ApiError(400, f"n must be such that all prompts together ask for at most {most} answers", param="n")
+        if self._taken + choices > room:
+            self.metrics.rejected("queue_full")
+            raise Overloaded(self._retry_after())
+        exchange = Exchange(choices, self._closed)
+        self._exchanges.add(exchange)
+        self._taken += choices
+        return exchange
+
+    def begin(self, exchange: Exchange, requests: list[Request], timeout_s: float | None) -> None:
+        """Start what was reserved."""
+        exchange.start(self._thread, requests, timeout_s or self.settings.timeout_s)
+
+    async def aside(self, action: Callable[[], T]) -> T:
+        """Run what needs no engine in another thread than the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, action)
+
+    async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
+        """Run something in the engine's thread, between two steps."""
+        return await asyncio.wrap_future(self._thread.call(action))
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _publish(self, updates: list[Update]) -> None:
+        """Called by the engine's thread: one wake-up of the event loop for all updates of a step."""
+        if updates and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._dispatch, updates)
+            except RuntimeError:  # the loop is closed, and every exchange with it
+                return
+
+    def _dispatch(self, updates: list[Update]) -> None:
+        for update in updates:
+            if update.tokens:
+                self.metrics.output_tokens(len(update.tokens))
+            if update.done:
+                self._finished(update)
+            update.owner.report(update)
+
+    def _finished(self, update: Update) -> None:
+        request = update.request
+        self.metrics.finished(request, update.error)
+        self._tracer.record(request, self.name, update.error)
+        if update.error is None and not request.cancelled and request.timings.finished is not None:
+            self._seconds += 0.2 * (request.timings.finished - request.timings.arrival - self._seconds)
+
+    def _retry_after(self) -> int:
+        """Seconds until a place is likely to be free: a request's mean duration / those running, at least 1."""
+        return min(60, max(1, math.ceil(self._seconds / max(1, self.llm.engine.num_running))))
+
+    def _abort_all(self) -> None:
+        for exchange in list(self._exchanges):
+            exchange.abort(ShuttingDown())
+
+    def _closed(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+        self._taken -= exchange.choices

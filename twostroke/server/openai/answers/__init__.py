@@ -1,0 +1,1 @@
+"""How each endpoint writes what was generated, whole and as a stream."""

@@ -1,0 +1,123 @@
+"""OpenAI's chat completions, with tool calls."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.track import Token
+from twostroke.server.answer import Answer, logprob, timings
+from twostroke.server.exchange import Exchange
+from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText, ToolParser
+
+
+class ChatAnswer(Answer):
+    """`n` messages."""
+
+    def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
+        super().__init__("chatcmpl-", model, exchange, body.n)
+        self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
+        tools = bool(body.callable_functions)
+        self._parsers = [ToolParser() if tools else None for _ in range(body.n)]
+        self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
+        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
+        self._reasons: list[str | None] = [None] * body.n
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        for index in range(self.n):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        self.output_tokens += 1
+        deltas = [_delta(piece) for piece in self._read(token)]
+        logprobs = {"content": [self._entry(token)]} if self._logprobs else None
+        if not deltas and (logprobs or token.finish_reason):
+            deltas = [{}]
+        for number, delta in enumerate(deltas, 1):
+            last = number == len(deltas)
+            reason = self._reason(token) if last else None
+            yield self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        if self._options.include_usage:
+            yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
+
+    def keep(self, prompt: int, token: Token) -> None:
+        self.output_tokens += 1
+        message = self._messages[token.choice]
+        for piece in self._read(token):
+            _add(message, piece)
+        if self._logprobs:
+            self._entries[token.choice].append(self._entry(token))
+        self._reasons[token.choice] = self._reason(token)
+
+    def whole(self) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for index, message in enumerate(self._messages):
+            if message["content"] is None and "tool_calls" not in message:
+                message["content"] = ""
+            logprobs = {"content": self._entries[index], "refusal": None} if self._logprobs else None
+            choice = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
+            choices.append({**choice, "finish_reason": self._reasons[index], **self._timings(index)})
+        return {**self._object("chat.completion", choices), "usage": self.usage()}
+
+    def _read(self, token: Token) -> list[Piece]:
+        parser = self._parsers[token.choice]
+        if parser is None:
+            return [PlainText(token.text)] if token.text else []
+        pieces = parser.push(token.text)
+        return pieces + parser.flush() if token.finish_reason is not None else pieces
+
+    def _reason(self, token: Token) -> str | None:
+        parser = self._parsers[token.choice]
+        called = parser is not None and parser.calls > 0
+        return "tool_calls" if token.finish_reason == "stop" and called else token.finish_reason
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        if reason is not None:
+            choice |= self._timings(index)
+        chunk = self._object("chat.completion.chunk", [choice])
+        if self._options.include_usage or self._options.continuous_usage_stats:
+            chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
+        return chunk
+
+    def _timings(self, index: int) -> dict[str, Any]:
+        return {"timings": timings(self.exchange.requests[0])} if index == 0 else {}
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    def _entry(self, token: Token) -> dict[str, Any]:
+        top = [self._probability(id, value) for id, value in token.top_logprobs or ()]
+        return {**self._probability(token.id, token.logprob), "top_logprobs": top}
+
+    def _probability(self, id: int, value: float | None) -> dict[str, Any]:
+        data = list(self._tokenizer.token_bytes(id, skip_special=False))
+        return {"token": self._tokenizer.token_text(id), "logprob": logprob(value), "bytes": data}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    """A piece as a stream's delta."""
+    match piece:
+        case PlainText(text):
+            return {"content": text}
+        case CallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _add(message: dict[str, Any], piece: Piece) -> None:
+    """Add a piece to a message that is sent as a whole."""
+    match piece:
+        case PlainText(text):
+            message["content"] = (message["content"] or "") + text
+        case CallStart(_, id, name):
+            call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            message.setdefault("tool_calls", []).append(call)
+        case CallArguments(index, text):
+            message["tool_calls"][index]["function"]["arguments"] += text

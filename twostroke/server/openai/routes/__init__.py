@@ -1,0 +1,1 @@
+"""The endpoints: generating text, listing models, and turning text into tokens and back."""

@@ -1,0 +1,103 @@
+"""/v1/completions, /v1/chat/completions and /v1/responses."""
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.engine.request import Request
+from twostroke.server.answer import Answer
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+from twostroke.server.generate import generate
+from twostroke.server.openai.answers.chat import ChatAnswer
+from twostroke.server.openai.answers.completions import CompletionAnswer
+from twostroke.server.openai.answers.responses import ResponsesAnswer
+from twostroke.server.openai.constraints import compiled, constraint, json_grammar
+from twostroke.server.openai.schemas.chat import ChatBody, Message, NamedFunction
+from twostroke.server.openai.schemas.completions import CompletionBody
+from twostroke.server.openai.schemas.responses import ResponsesBody
+from twostroke.server.prepare import chat_tokens, choose_method, engine_requests
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/completions")
+async def completions(body: CompletionBody, http: HttpRequest) -> Response:
+    """Continue texts or token ids."""
+    engine: AsyncEngine = http.app.state.engine
+    technique = choose_method(engine.name, body.model, body.method)
+    refuse(
+        ("echo", body.echo),
+        ("suffix", bool(body.suffix)),
+        ("best_of", body.best_of is not None and body.best_of > body.n),
+    )
+
+    def prepare() -> list[Request]:
+        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body))
+        return engine_requests(engine.llm, body.prompt, params, technique)
+
+    def answer(exchange: Exchange) -> Answer:
+        return CompletionAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+
+    return await generate(http, body.terms(len(body.prompt)), prepare, answer)
+
+
+@router.post("/chat/completions")
+async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
+    """Answer a conversation."""
+    engine: AsyncEngine = http.app.state.engine
+    technique = choose_method(engine.name, body.model, body.method)
+    refuse(("functions", body.functions is not None))
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if not body.callable_functions and (isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"):
+        raise ApiError(400, "tool_choice asks for a call of a function that tools does not have", param="tool_choice")
+
+    def prepare() -> list[Request]:
+        most = body.max_completion_tokens or body.max_tokens
+        logprobs = body.top_logprobs if body.logprobs else None
+        params = body.sampling(most, logprobs, constraint(engine.grammars, body))
+        messages = [message.for_template() for message in body.messages]
+        functions = [function.for_template() for function in body.callable_functions]
+        prompt = chat_tokens(engine.llm, messages, functions, body.chat_template_kwargs)
+        return engine_requests(engine.llm, [prompt], params, technique)
+
+    def answer(exchange: Exchange) -> Answer:
+        return ChatAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+
+    return await generate(http, body.terms(), prepare, answer)
+
+
+@router.post("/responses")
+async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
+    """Answer an input with text."""
+    engine: AsyncEngine = http.app.state.engine
+    technique = choose_method(engine.name, body.model, body.method)
+    refuse(
+        ("previous_response_id", body.previous_response_id is not None), ("tools", bool(body.tools)), ("n", body.n != 1)
+    )
+
+    def prepare() -> list[Request]:
+        wanted = body.text.format
+        if wanted.type == "text":
+            grammar = constraint(engine.grammars, body)
+        else:
+            refuse(*((field, getattr(body, field) is not None) for field in ("response_format", "regex", "choice")))
+            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict))
+        first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+        turns = [Message(role=message.role, content=message.content) for message in body.input]
+        prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *turns)])
+        params = body.sampling(body.max_output_tokens, None, grammar)
+        return engine_requests(engine.llm, [prompt], params, technique)
+
+    def answer(exchange: Exchange) -> Answer:
+        return ResponsesAnswer(body.model or engine.name, exchange, body)
+
+    return await generate(http, body.terms(), prepare, answer)
+
+
+def refuse(*asked: tuple[str, bool]) -> None:
+    """Raise ApiError for the first field that asks for what this server does not do."""
+    for field, wanted in asked:
+        if wanted:
+            raise ApiError(400, f"{field} is not supported here: leave it out", param=field)

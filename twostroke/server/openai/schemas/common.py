@@ -1,0 +1,93 @@
+"""What the bodies of every generating endpoint share."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from twostroke.errors import InvalidRequest
+from twostroke.fields import rules
+from twostroke.sampling.params import SamplingParams
+from twostroke.server.exchange import Terms
+from twostroke.server.openai.schemas.sampling import declared
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Lenient(BaseModel):
+    """Reads null as a field that is left out, as OpenAI's clients send it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class StreamOptions(Lenient):
+    """Whether a stream gives usage in a last chunk, or in every one."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Lenient):
+    """A named schema. `strict` refuses keywords that the grammar library does not know."""
+
+    name: str = "schema"
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(Lenient):
+    """The format that the answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError('type "json_schema" needs the field json_schema')
+        return self
+
+
+# Each endpoint declares these by itself.
+_OWN = {"max_tokens", "logprobs", "constraint"}
+_SAMPLING = {name: declared(name) for name in rules(SamplingParams) if name not in _OWN}
+_SamplingFields: Any = create_model("SamplingFields", __base__=Lenient, **_SAMPLING)  # pyright: ignore
+
+
+class GenerateBody(_SamplingFields):
+    """Sampling, the technique, and how the call is to be served.
+
+    Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, regex, choice,
+    method, priority (lower is sooner), timeout (seconds).
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    method: str | dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    def terms(self, prompts: int = 1) -> Terms:
+        """How the call is to be served."""
+        return Terms(prompts * self.n, self.stream, self.priority, self.timeout)
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None, constraint: Any = None) -> SamplingParams:
+        """As the engine wants it. Raises InvalidRequest, whose message begins with the field's name."""
+        fields = {name: getattr(self, name) for name in _SAMPLING}
+        fields |= {"top_k": max(0, self.top_k), "logit_bias": _by_id(self.logit_bias)}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, constraint=constraint, **fields)
+
+
+def _by_id(biases: Mapping[str, float]) -> dict[int, float]:
+    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in biases):
+        raise InvalidRequest("logit_bias must be an object from token ids to numbers")
+    return {int(key): bias for key, bias in biases.items()}

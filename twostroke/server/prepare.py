@@ -1,0 +1,88 @@
+"""From what a body asks for to the engine's requests.
+
+Runs off the event loop, since templates and tokenization take time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from twostroke.engine.request import Request
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.methods import METHODS, Method, method
+from twostroke.sampling.params import SamplingParams
+from twostroke.server import tools
+from twostroke.server.errors import ApiError, invalid
+
+TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt"}  # set by the server
+
+
+def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
+    """The technique that a body names, by itself or by the model's alias `NAME:METHOD`.
+
+    Raises ApiError: 404 for another model, 400 for an unknown method or parameter.
+    """
+    alias = None
+    if model is not None and model != served:
+        name, _, alias = model.rpartition(":")
+        if name != served or alias not in METHODS:
+            message = f"there is no model {model!r:.100}; there is {served!r}, alone or as {served}:METHOD"
+            raise ApiError(404, message, param="model", code="model_not_found")
+    parameters = {"name": chosen} if isinstance(chosen, str) else dict(chosen or {})
+    named = parameters.pop("name", alias or "plain")
+    try:
+        if not isinstance(named, str):
+            raise InvalidRequest(f"a method's name is a text, not {named!r:.60}")
+        return method(named, **parameters)
+    except InvalidRequest as error:
+        raise invalid(error, "method") from None
+
+
+def check_length(llm: LLM, tokens: int) -> None:
+    """Raise ApiError for a prompt that leaves no room for a token of the answer."""
+    most = min(llm.config.max_position - 1, (llm.pool.num_pages - 1) * llm.pool.page_size)
+    if tokens > most:
+        message = f"the prompt has {tokens} tokens; at most {most} leave room for an answer: shorten it"
+        raise ApiError(400, message, code="context_length_exceeded")
+
+
+def engine_requests(
+    llm: LLM, prompts: Iterable[str | Sequence[int]], params: SamplingParams, technique: Method
+) -> list[Request]:
+    """A request for each prompt. Raises ApiError or InvalidRequest."""
+    made: list[Request] = []
+    for prompt in prompts:
+        tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        check_length(llm, len(tokens))
+        made.append(llm.request(tokens, params, technique))
+    return made
+
+
+def chat_tokens(
+    llm: LLM,
+    messages: Sequence[Mapping[str, Any]],
+    functions: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """A conversation through the chat template.
+
+    Args:
+        llm: the model.
+        messages: as chat templates expect them.
+        functions: those that the model may call, each as {"name", "description", "parameters"}.
+        variables: further variables of the template.
+        add_generation_prompt: whether the beginning of an answer follows the messages.
+
+    Raises:
+        InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
+    """
+    if taken := TEMPLATE_VARIABLES & set(variables or {}):
+        raise ApiError(400, f"{min(taken)} is set by the server: leave it out", param="chat_template_kwargs")
+    offered = [{"type": "function", "function": dict(function)} for function in functions]
+    if not tools.knows_tools(llm.tokenizer.chat_template):
+        messages, offered = tools.described(messages, offered), []
+    return llm.tokenizer.encode_chat(
+        messages, tools=offered or None, add_generation_prompt=add_generation_prompt, **(variables or {})
+    )

@@ -1,1 +1,0 @@
-"""What clients send, one file per API. Unknown fields are ignored, null is a field left out, types are strict."""

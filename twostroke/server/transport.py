@@ -1,0 +1,102 @@
+"""Bytes to clients: JSON, server-sent events, and noticing that a client has gone."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from typing import Any, TypeVar
+
+from fastapi import Response
+from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
+
+from twostroke.server.answer import Answer
+from twostroke.server.engine_thread import Update
+from twostroke.server.errors import ApiError, from_engine
+from twostroke.server.exchange import Exchange
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+CLIENT_GONE = 499  # no client reads it; it is for the log
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Compact JSON."""
+    return Response(to_json(content), status, headers, "application/json")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The work's result. If the client disconnects first, the work is cancelled and ClientGone raised."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """An answer as server-sent events, until it is complete, something fails, or the client goes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        answer: Answer,
+        first: tuple[int, Update],
+        rest: AsyncIterator[tuple[int, Update]],
+        exchange: Exchange,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        # The base class has set the length of its empty body; a stream's length is not known.
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientGone:
+            scope["facts"]["client"] = "gone"
+        finally:
+            self._exchange.close()
+            scope["facts"]["output_tokens"] = self._answer.output_tokens
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for data in self._events():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """One piece of data for each update, with all of its events."""
+        answer = self._answer
+        try:
+            yield self._join(answer.opening()) + self._tokens(*self._first)
+            async for prompt, update in self._rest:
+                if data := self._tokens(prompt, update):
+                    yield data
+            yield self._join(answer.closing())
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                log.exception("a stream failed")
+            yield answer.encode(answer.failed(from_engine(error)))
+        if answer.done_marker:
+            yield b"data: [DONE]\n\n"
+
+    def _tokens(self, prompt: int, update: Update) -> bytes:
+        return b"".join(self._join(self._answer.events(prompt, token)) for token in update.tokens)
+
+    def _join(self, events: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(map(self._answer.encode, events))

@@ -27,7 +27,7 @@ def make_pool(
     num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY, in_pairs: bool = False
 ) -> PagePool:
     shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
-    return PagePool(geometry, HostMemory(shape, geometry.dtype, in_pairs), num_pages, page_size)
+    return PagePool(geometry, HostMemory(shape, geometry.dtype, "pairs" if in_pairs else "plain"), num_pages, page_size)
 
 
 def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
@@ -53,7 +53,7 @@ def enter(writer: Writer, tokens: Sequence[int]) -> None:
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
     places = writer.append(list(tokens))
-    writer.base.pool.write(places.pages, places.slots, array(context[len(context) - len(tokens) :]))
+    writer.base.pool.memory.write(places.frames, places.slots, array(context[len(context) - len(tokens) :]))
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:

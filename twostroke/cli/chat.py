@@ -18,7 +18,7 @@ from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.conversation.conversation import Conversation, Reply
+    from twostroke.conversation import Conversation, Reply
 
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
@@ -48,7 +48,7 @@ def chat(
     """
     sampling.params()  # wrong ones are reported before the model is loaded
     llm = model_options.open()
-    from twostroke.conversation.conversation import Conversation
+    from twostroke.conversation import Conversation
 
     own = llm.generation or UNSTATED
     fields = own | sampling.fields()

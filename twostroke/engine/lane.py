@@ -54,6 +54,9 @@ class Lane(Generic[StrokeKind]):
         dropout: Dropout | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
+        # A value may come from a file, or from a model with more tokens.
+        if max([*todo, int(base.token_array.max(initial=0))]) >= model.vocab_size or min(todo, default=0) < 0:
+            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
         # With dropout it is another model, whose entries are canonical for itself alone.
         self.writer = Writer(base.copy_to(model.pool), model.id if dropout is None else f"{model.id}, {dropout}")
@@ -108,8 +111,6 @@ class PrefillLane(Lane[Prefill]):
     ) -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
-        if any(not 0 <= token < model.vocab_size for token in todo):
-            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         has_logits = base.tail is not None and base.tail.logits is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = _reopened(base)

@@ -34,14 +34,14 @@ def run(model: Model, chunks: Sequence[Chunk]) -> None:
     columns = np.empty((4, starts[-1]), np.int64)
     for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):
         columns[0, start:end], columns[1:, start:end] = chunk.tokens, chunk.places.rows
-    token_ids, positions, pages, slots = columns
+    token_ids, positions, frames, slots = columns
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
-        pages=pages,
+        pages=frames,
         slots=slots,
         row_starts=starts,
-        tables=[chunk.lane.writer.table for chunk in chunks],
+        tables=model.pool.frames([chunk.lane.writer.table for chunk in chunks]),
         wanted=last([chunk.logit_rows for chunk in chunks]),
         query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),

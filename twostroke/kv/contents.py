@@ -1,11 +1,10 @@
-"""A value outside any pool: what is moved to another one, or written to a file."""
+"""What there is to a value besides its pages."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits
-from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import Stretch
 
 
@@ -37,20 +36,18 @@ class Tail:
 
 @dataclass(frozen=True)
 class Contents:
-    """All there is to a value.
+    """A value without its K and V: what a file says of it.
 
     Attributes:
-        spans: [P, 4] int32 as in a span table; page ids mean nothing here, but slots stay as they were, so that
-            attention walks a copy exactly as it walks the original.
-        tokens: [n] int32.
-        entries: K and V, [layers, 2, n, Hkv, D].
+        table: [P, 4] int32 spans, over the pages of a pool or of a file.
+        tokens: [n] int32, of each entry.
+        stretches: where the entries come from.
+        next_position: the position that the next entry takes.
+        tail: what the next stroke starts from.
     """
 
-    geometry: Geometry
-    page_size: int
-    spans: np.ndarray
+    table: np.ndarray
     tokens: np.ndarray
     stretches: tuple[Stretch, ...]
     next_position: int
     tail: Tail | None
-    entries: np.ndarray

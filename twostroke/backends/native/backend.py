@@ -49,7 +49,7 @@ class NativeBackend:
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> HostMemory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
-        return HostMemory(shape, numpy_dtype(self.kv_dtype), in_pairs=True)
+        return HostMemory(shape, numpy_dtype(self.kv_dtype), "pairs")
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
         return NativeModel(self.team, self.statistics, config, weights)

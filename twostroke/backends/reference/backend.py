@@ -51,7 +51,7 @@ class ReferenceBackend:
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
         if self.device == "cpu":
-            return HostMemory(shape, numpy_dtype(self.kv_dtype), in_pairs=False)
+            return HostMemory(shape, numpy_dtype(self.kv_dtype))
         return DeviceMemory(shape, self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:

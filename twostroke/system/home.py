@@ -1,4 +1,4 @@
-"""Where Twostroke keeps what it fetches and finds out."""
+"""Where Twostroke keeps what is this user's: fetched models, and the key that seals saved values."""
 
 import os
 from pathlib import Path

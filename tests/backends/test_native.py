@@ -348,7 +348,7 @@ def test_summaries_that_a_pass_made(variant: str) -> None:
 
 
 def test_a_variant_by_name() -> None:
-    options = {"kv_bytes": 1 << 26, "prefix_index": "off"}
+    options: dict[str, Any] = {"kv_bytes": 1 << 26, "prefix_index": "off"}
     for variant in library.variants():
         assert LLM("smollm2-135m", backend=f"native-{variant}", **options).decoder.kernels.label == f"native-{variant}"
 

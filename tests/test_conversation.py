@@ -165,7 +165,8 @@ def test_closed_before_its_first_token_a_turn_did_not_happen(model: LLM) -> None
 
 def test_an_error_amid_a_reply_keeps_what_was_said(tiny_directory: Callable[[str], Path]) -> None:
     model = LLM(str(tiny_directory("llama")), prefix_index="off", kv_bytes=48 * 3 * 2 * 2 * 16 * 4, threads=1)
-    conversation = Conversation(model, **(PLAIN | {"max_tokens": 500}))
+    longer: dict[str, Any] = {**PLAIN, "max_tokens": 500}
+    conversation = Conversation(model, **longer)
     reply = conversation.say("the quick fox")
     with pytest.raises(OutOfPages):
         list(reply)

@@ -100,9 +100,9 @@ def test_what_cannot_be_is_said(
     family: str, change: dict[str, Any], message: str, tiny_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = open_checkpoint(str(tiny_directory(family)))
-    arguments = {"text": TEXT, "directory": tmp_path / "student", "hidden": 0.5, "intermediate": 0.5} | change
+    arguments: dict[str, Any] = {"text": TEXT, "directory": tmp_path / "student", "hidden": 0.5, "intermediate": 0.5}
     with pytest.raises(InvalidRequest, match=message):
-        prune(checkpoint, **arguments)
+        prune(checkpoint, **(arguments | change))
     assert not (tmp_path / "student").exists()
     with pytest.raises(InvalidRequest, match="is there already"):
         prune(open_checkpoint(str(tiny_directory("llama"))), TEXT, tmp_path, 0.5, 0.5)

@@ -343,7 +343,7 @@ def test_summaries_that_a_head_makes(variant: str) -> None:
 
 
 def test_a_variant_by_name() -> None:
-    options = {"kv_bytes": 1 << 26, "prefix_index": "off"}
+    options: dict[str, Any] = {"kv_bytes": 1 << 26, "prefix_index": "off"}
     for variant in library.variants():
         assert LLM("smollm2-135m", backend=f"native-{variant}", **options).backend.label == f"native-{variant}"
 

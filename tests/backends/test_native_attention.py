@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     @functools.cache
     def opened(family: str) -> tuple[LLM, LLM]:
         path = write_model(family, tmp_path_factory.mktemp(family), hidden_size=96, head_dim=32, num_attention_heads=6)
-        options = {"weights": "bf16", "prefix_index": "off", "kv_bytes": 16 << 20, "page_size": 16}
+        options: dict[str, Any] = {"weights": "bf16", "prefix_index": "off", "kv_bytes": 16 << 20, "page_size": 16}
         mine, theirs = (LLM(str(path), backend=b, **options) for b in (f"native-{request.param}", "reference"))
         return mine, theirs
 

@@ -5,6 +5,7 @@ Pages are few, so that those of one answer are soon the next one's: who writes l
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,12 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
     if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")
     path = str(write_model(family, tmp_path, head_dim=32))
-    options = {"backend": f"native-{variant}", "weights": "int8", "prefix_index": "off", "page_size": 16}
+    options: dict[str, Any] = {
+        "backend": f"native-{variant}",
+        "weights": "int8",
+        "prefix_index": "off",
+        "page_size": 16,
+    }
     alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
     expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
     page_bytes = alone.pool.memory.storage[:, :, 0].nbytes
@@ -40,7 +46,7 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
 @pytest.mark.parametrize("variant", library.variants())
 def test_uneven_shares_change_nothing(variant: str) -> None:
     """Of a prompt's many rows a member gets as much as it was quick before, and five on two cores never are alike."""
-    options = {"backend": f"native-{variant}", "prefix_index": "off", "kv_bytes": 32 << 20}
+    options: dict[str, Any] = {"backend": f"native-{variant}", "prefix_index": "off", "kv_bytes": 32 << 20}
     alone, crowded = (LLM("smollm2-135m", threads=threads, **options) for threads in (1, 5))
     prompt = [1000 + 13 * i for i in range(400)]
 

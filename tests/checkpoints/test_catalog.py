@@ -43,7 +43,7 @@ def tiny_gguf(path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub, "hub_trouble", lambda: "the hub cannot be reached: no network in tests")
+    monkeypatch.setattr(hub, "hub_trouble", lambda _: "the hub cannot be reached: no network in tests")
     monkeypatch.chdir(tmp_path)
 
 
@@ -133,7 +133,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: list[str]) ->
         asked.append(file)
         return str(folder / file)
 
-    monkeypatch.setattr(hub, "hub_trouble", lambda: None)
+    monkeypatch.setattr(hub, "hub_trouble", lambda _: None)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(
         model_info=lambda repository, files_metadata: SimpleNamespace(siblings=siblings)
     ))  # fmt: skip

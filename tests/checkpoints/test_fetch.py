@@ -74,7 +74,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub, "hub_trouble", lambda: "the hub cannot be reached: no network in tests")
+    monkeypatch.setattr(hub, "hub_trouble", lambda _: "the hub cannot be reached: no network in tests")
     return folder
 
 
@@ -207,7 +207,7 @@ def test_a_hub_that_does_not_answer_is_left_alone(
     asked = put_on_hub(monkeypatch, CONTENT, answer)
     monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
     began = time.monotonic()
-    reason = hub_trouble()
+    reason = hub_trouble(hub.PATIENCE_S)
     assert time.monotonic() - began < 2
     assert reason in (
         "the hub does not answer within 0.2 s",
@@ -246,7 +246,7 @@ def test_nothing_is_asked_of_the_hub_offline(wheels: Path) -> None:
 import socket
 socket.getaddrinfo = lambda *_, **__: print("a name was looked up")
 from twostroke.checkpoints.hub import hub_trouble
-print(hub_trouble())
+print(hub_trouble(2))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -162,7 +162,8 @@ def test_the_config_means_what_it_means_to_transformers(family: str, tmp_path: P
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_mapped_not_copied(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = build("gemma3_text").to(dtype=dtype)
+    model: Any = build("gemma3_text")
+    model = model.to(dtype)
     model.save_pretrained(tmp_path)
     checkpoint = open_huggingface(tmp_path)
     assert_tensors_equal(checkpoint, model)

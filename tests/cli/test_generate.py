@@ -113,7 +113,15 @@ def test_prompts_from_a_file_and_from_stdin(run_json: Callable[..., dict[str, An
 
 
 def test_several_answers_with_logprobs(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
-    sampling = {"max_tokens": 6, "temperature": 0.9, "top_k": 40, "top_p": 0.9, "seed": 3, "n": 3, "logprobs": 2}
+    sampling: dict[str, Any] = {
+        "max_tokens": 6,
+        "temperature": 0.9,
+        "top_k": 40,
+        "top_p": 0.9,
+        "seed": 3,
+        "n": 3,
+        "logprobs": 2,
+    }
     options = [part for name, value in sampling.items() for part in (f"--{name.replace('_', '-')}", value)]
     facts = run_json("generate", "-m", tiny, *PROMPT, "--raw", *options)
     answer = llm.generate([PROMPT[1]], **sampling)[0]

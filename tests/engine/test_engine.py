@@ -223,9 +223,11 @@ def test_penalties_see_every_token_before_the_first(tiny_llm: TinyLLM) -> None:
     options: dict[str, Any] = {"max_tokens": 12, "repetition_penalty": 3.0, "ignore_eos": True}
     expected = [t.id for t in llm.decode(whole, **options)]
     assert [t.id for t in llm.decode(llm.prefill([5, 6, 7, 8, 9])[:-1], **options)] == expected
-    first = llm.decode(whole, **(options | {"max_tokens": 4}))
+    options["max_tokens"] = 4
+    first = llm.decode(whole, **options)
     head = [t.id for t in first]
-    assert head + [t.id for t in llm.decode(first.kv, **(options | {"max_tokens": 8}))] == expected
+    options["max_tokens"] = 8
+    assert head + [t.id for t in llm.decode(first.kv, **options)] == expected
 
 
 def test_dropping_an_iterator_frees_the_pages(tiny_llm: TinyLLM) -> None:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def arc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     data = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
     entry = ArcEasy.source
-    changed = type(entry)(**(vars(entry) | {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}))
+    changed = replace(entry, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
     monkeypatch.setattr(ArcEasy, "source", changed)
     path = fetch.model_path(changed)

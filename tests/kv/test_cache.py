@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,6 @@ from twostroke.backends.rows import Stored
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
@@ -225,7 +226,8 @@ def test_values_of_another_geometry_are_refused_by_field(
     pool: PagePool, new_pool: NewPool, field: str, value: int | str
 ) -> None:
     kv = prefill(pool, range(3))
-    other = new_pool(geometry=Geometry(**{**GEOMETRY.__dict__, field: value}))
+    changed: dict[str, Any] = {field: value}
+    other = new_pool(geometry=replace(GEOMETRY, **changed))
     with pytest.raises(GeometryMismatch, match=field):
         _ = KVCache.empty(other) + kv
     with pytest.raises(GeometryMismatch, match=field):

@@ -1,6 +1,7 @@
 """What must agree before two values may meet."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from twostroke.errors import GeometryMismatch
 from twostroke.kv.geometry import Geometry
 from twostroke.models.rope import Rope
 
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "num_layers": 3,
     "num_kv_heads": 1,
     "head_dim": 8,

@@ -21,8 +21,9 @@ def native_llm(native_directory: Path) -> Iterator[Callable[..., LLM]]:
     opened: list[LLM] = []
 
     def open_native(**options: Any) -> LLM:
-        defaults = {"backend": "native", "weights": "int8", "threads": 1, "kv_bytes": 16 << 20, "prefix_index": "off"}
-        opened.append(LLM(str(native_directory), **(defaults | options)))
+        chosen: dict[str, Any] = {"backend": "native", "weights": "int8", "threads": 1, "kv_bytes": 16 << 20}
+        chosen |= {"prefix_index": "off"} | options
+        opened.append(LLM(str(native_directory), **chosen))
         return opened[-1]
 
     yield open_native

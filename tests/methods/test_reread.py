@@ -1,6 +1,7 @@
 """Re-reading is the prompt, the paper's words and the prompt again."""
 
 from collections.abc import Callable
+from typing import Any
 
 from twostroke.llm import LLM
 from twostroke.methods import Reread
@@ -9,7 +10,7 @@ from twostroke.methods import Reread
 def test_the_prompt_that_is_entered(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
     question = "the quick brown fox?"
-    options = {"max_tokens": 12, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
     whole = [
         *llm.tokenizer.encode(question),
         *llm.tokenizer.encode("\nRead the question again: ", add_bos=False),

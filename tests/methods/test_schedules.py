@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -45,7 +46,8 @@ Models = Callable[[str, int, int], LLM]
 def models(native_directory: Path) -> Models:
     @functools.cache
     def opened(index: str, pages: int, threads: int) -> LLM:
-        options = {"backend": "native", "weights": "int8", "student": "int2", "draft": "int4", "threads": threads}
+        options: dict[str, Any] = {"backend": "native", "weights": "int8", "student": "int2", "draft": "int4"}
+        options["threads"] = threads
         page_bytes = 3 * 2 * 2 * 64 * 2 * 16
         return LLM(str(native_directory), prefix_index=index, kv_bytes=pages * page_bytes, **options)
 

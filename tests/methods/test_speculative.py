@@ -52,7 +52,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def tokens(llm: LLM, chosen: Method, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[list[Token]]:
-    fields = {"max_tokens": 40, "ignore_eos": True} | sampling
+    fields: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    fields |= sampling
     made = llm.generate(prompts, method=chosen, **fields)
     return [output.tokens for completion in made for output in completion.outputs]
 
@@ -162,7 +163,7 @@ def test_a_draft_guesses_nearly_as_well_as_can_be() -> None:
 def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> None:
     """Three tokens, all that they can be, against the product of the model's own probabilities."""
     llm = native_llm(student="int2")
-    fields = {"temperature": 1.0, "top_k": 3, "max_tokens": 3, "ignore_eos": True}
+    fields: dict[str, Any] = {"temperature": 1.0, "top_k": 3, "max_tokens": 3, "ignore_eos": True}
     params, expected = SamplingParams(**fields), {(): 1.0}
     for _ in range(3):
         longer = {}

@@ -24,7 +24,8 @@ def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tup
         if isinstance(made, Decoded):
             runs.append(made)
 
-    params = SamplingParams(**({"max_tokens": 40, "ignore_eos": True} | sampling))
+    fields: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    params = SamplingParams(**(fields | sampling))
     asked = Prompt(prompt, llm.tokenizer)
     request = Request(lambda: watched(lambda: method.program(asked), see), params, llm.tokenizer, len(prompt))
     llm.engine.finish([llm.engine.submit(request)])

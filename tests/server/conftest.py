@@ -49,7 +49,8 @@ class Serving:
 @contextlib.contextmanager
 def serving(llm: LLM, **settings: Any) -> Generator[Serving]:
     """Listens at a free port of the loopback."""
-    server = make_server(llm, Settings(**({"grace_s": 0.5, "model_name": "tiny"} | settings)), "127.0.0.1", 0)
+    chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
+    server = make_server(llm, Settings(**(chosen | settings)), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     eventually(lambda: server.started)

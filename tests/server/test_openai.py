@@ -101,7 +101,7 @@ def test_chat(client: openai.OpenAI, reference: LLM) -> None:
 def test_stop_min_tokens_and_ignore_eos(client: openai.OpenAI, reference: LLM) -> None:
     whole = texts(reference, ["the"], max_tokens=40, ignore_eos=True)[0][0]
     middle = whole[len(whole) // 2 :][:3]
-    fields = {"max_tokens": 40, "stop": [middle]}
+    fields: Any = {"max_tokens": 40, "stop": [middle]}
     cut = client.completions.create(
         model="tiny", prompt="the", temperature=0, extra_body={"ignore_eos": True}, **fields
     )
@@ -151,10 +151,11 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     assert made.choices[0].text == twice
     assert made.model == "tiny:repeat"
     assert twice != texts(reference, [prompt], max_tokens=12)[0][0]
-    for chosen in (
+    several: Any = (
         {"name": "snap", "window": 2, "budget": 4},
         {"name": "drop", "by": "attention", "window": 2, "every": 2},
-    ):
+    )
+    for chosen in several:
         few = reference.generate([prompt], max_tokens=12, method=method(**chosen))[0].text
         asked: Any = {"method": chosen}
         assert client.completions.create(model="tiny", prompt=prompt, extra_body=asked, **fields).choices[0].text == few
@@ -301,7 +302,7 @@ def test_tokenize(server: Serving, reference: LLM) -> None:
 def test_a_models_own_defaults(tiny_directory: Callable[[str], Path], tmp_path: Path, reference: LLM) -> None:
     """They hold for what a client leaves out, on every endpoint."""
     directory = shutil.copytree(tiny_directory("llama"), tmp_path / "model")
-    own = {"temperature": 0.25, "top_k": 3}
+    own: dict[str, Any] = {"temperature": 0.25, "top_k": 3}
     (directory / "generation_config.json").write_text(json.dumps(own))
     common: Any = {"max_tokens": 20, "seed": 5}
     with serving(LLM(str(directory), kv_bytes=16 << 20, threads=1)) as running:

@@ -12,20 +12,22 @@ from twostroke.errors import CheckpointError, FetchError, UnknownModel
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*")  # fmt: skip
-PATIENCE_S = 2.0  # in which the hub answers, or is taken to be out of reach
+PATIENCE_S = 2.0  # for what packages have as well
+LONG_PATIENCE_S = 10.0  # for what the hub alone has
 
 
-def hub_trouble() -> str | None:
-    """Why the hub cannot be reached, None if it can: one request, where the client would retry for half a minute."""
+def hub_trouble(patience_s: float) -> str | None:
+    """Why the hub cannot be reached, None if it answers in time: one request, where the client would retry for half a
+    minute."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    found = [f"the hub does not answer within {PATIENCE_S:g} s"]
+    found = [f"the hub does not answer within {patience_s:g} s"]
 
     def ask() -> None:
         try:
-            status = get_session().head(constants.ENDPOINT, timeout=PATIENCE_S).status_code
-            answer = None if status < 400 else f"the hub answers with status {status}"
+            status = get_session().head(constants.ENDPOINT, timeout=patience_s).status_code
+            answer = None if status < 500 else f"the hub answers with status {status}"  # a mirror may lack this page
         except Exception as error:  # whatever the client's HTTP library raises; offline mode, too
             answer = f"the hub cannot be reached: {one_line(str(error)) or type(error).__name__}"
         found.append(answer or "")
@@ -33,13 +35,13 @@ def hub_trouble() -> str | None:
     # In a thread: looking up a name may take longer than any time limit of a request.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(PATIENCE_S)
+    asking.join(patience_s)
     return found[-1] or None
 
 
 def hub_file(repository: str, file: str, into: Path, size: int, report: Progress) -> Path:
     """One file, in a folder. Raises FetchError if the hub does not answer soon, or will not give it."""
-    if (reason := hub_trouble()) is not None:
+    if (reason := hub_trouble(PATIENCE_S)) is not None:
         raise FetchError(reason)
     from huggingface_hub import hf_hub_download  # slow to import
 
@@ -61,7 +63,7 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     report = progress or (lambda stage, done, total: None)
-    reason = hub_trouble()
+    reason = hub_trouble(LONG_PATIENCE_S)
     try:
         if reason is not None:
             if file is not None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # What the processor must have for each compiled variant, the quickest at prefill first (on AMD's processors). They
 # differ in bits where one multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, ...]] = {
     "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
     "avx512bf16": ("avx512_bf16", *_AVX512),
     "avx512": _AVX512,

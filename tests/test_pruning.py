@@ -15,7 +15,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import OverFill
-from twostroke.pruning import observe, prune
+from twostroke.pruning import mlp_of, observe, prune
 
 TEXT = "the quick brown fox jumps over the lazy dog and then the cat jumps over the quick dog " * 4
 FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
@@ -40,7 +40,7 @@ def test_a_student_of_its_teacher(family: str, tiny_directory: Callable[[str], P
     """It opens beside it, shares its KV, and the hand-over runs."""
     teacher = str(tiny_directory(family))
     kept = prune(open_checkpoint(teacher), TEXT, tmp_path / "student", 0.5, 0.3)
-    assert (kept.hidden_size, kept.intermediate_size) == (32, 64)
+    assert (kept.hidden_size, mlp_of(kept).intermediate_size) == (32, 64)
     llm = LLM(teacher, student=str(tmp_path / "student"), kv_bytes=16 << 20, threads=1)
     assert llm.engine.models["student"].pool is llm.pool
     assert len(llm.generate([TEXT], method=OverFill(), max_tokens=8, ignore_eos=True)[0].tokens) == 8

@@ -52,10 +52,10 @@ def test_pages_move_as_bytes(dtype: str) -> None:
         assert (memory.layout, memory.page_bytes) == ("plain", geometry.entry_bytes * PAGE_SIZE)
         data = [random.standard_normal(shape[1:]).astype(geometry.dtype) for _ in range(3)]
         for frame, page in zip((5, 2), data, strict=False):
-            memory.write_page(frame, memoryview(page.view(np.uint8).reshape(-1)))
+            memory.write_page(frame, memoryview(page.tobytes()))
         with memory.filling(6) as view:
             assert len(view) == memory.page_bytes
-            view[:] = memoryview(data[2].view(np.uint8).reshape(-1))
+            view[:] = memoryview(data[2].tobytes())
         memory.copy_page(5, 0)
         read = memory.read_pages([6, 5, 0, 2])
         assert [bytes(view) for view in read] == [data[i].tobytes() for i in (2, 0, 0, 1)]

@@ -4,6 +4,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes
@@ -17,6 +18,7 @@ from tests.tiny import write_model
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
+from twostroke.backends.native.compiled import NativeModel
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.formats.blocks import FORMATS
@@ -334,6 +336,7 @@ def test_the_likeliest(width: int, kernels: native.NativeBackend) -> None:
 def test_summaries_that_a_head_makes(variant: str) -> None:
     """Those of its logits, to the bit, whatever their number."""
     model = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").model.compiled
+    assert isinstance(model, NativeModel)
     for count in (1, 7, 70):
         hidden = np.random.default_rng(count).standard_normal((count, 576), np.float32)
         logits, made = model.logits(hidden)

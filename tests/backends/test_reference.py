@@ -76,6 +76,6 @@ def test_stray_values_in_unused_slots_do_no_harm() -> None:
     kv = torch.full((2, 2, KV_HEADS, SIZE, DIM), 1e30)
     kv[:, 1, :, :2] = 1.0
     nothing = torch.zeros(1, dtype=torch.int64)
-    batch = RaggedBatch(*[nothing] * 4, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
+    batch = RaggedBatch(nothing, nothing, nothing, nothing, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
     out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 1.0, None)
     assert (out == 1.0).all()

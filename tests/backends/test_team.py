@@ -68,10 +68,13 @@ def test_calls_from_several_threads_take_turns() -> None:
     expected = [token.id for token in llm.generate([list(range(200, 260))], max_tokens=12, ignore_eos=True)[0].tokens]
     assert alone is not None
     with ThreadPoolExecutor(3) as pool:
-        readings = [pool.submit(lambda: [kv.tail.logits for _ in range(20)]) for _ in range(3)]  # pyright: ignore
+        tail = kv.tail
+        readings = [pool.submit(lambda: [tail.logits for _ in range(20)]) for _ in range(3)]
         found = [
             [token.id for token in llm.generate([list(range(200, 260))], max_tokens=12, ignore_eos=True)[0].tokens]
             for _ in range(3)
         ]
     assert found == [expected] * 3
-    assert all(np.array_equal(logits, alone) for reading in readings for logits in reading.result())
+    assert all(
+        logits is not None and np.array_equal(logits, alone) for reading in readings for logits in reading.result()
+    )

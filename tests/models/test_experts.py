@@ -109,7 +109,8 @@ def test_both_loaders_read_one_model(directory: Path, from_gguf: Callable[[str],
         assert np.array_equal(mine.tensor(name).dequantize(), theirs.tensor(name).dequantize()), name
     models = [LLM(checkpoint, backend="reference", kv_bytes=16 << 20) for checkpoint in (theirs, mine)]
     ids = tokens(50, VOCAB, seed=0)
-    assert np.array_equal(*(all_logits(llm, ids) for llm in models))
+    expected, found = (all_logits(llm, ids) for llm in models)
+    assert np.array_equal(found, expected)
 
 
 def test_a_part_that_is_missing_is_named(directory: Path, tmp_path: Path) -> None:

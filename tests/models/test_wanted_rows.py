@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tiny import VOCAB, write_model
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.native import library
+from twostroke.backends.rows import Rows
 from twostroke.llm import LLM
 
 # Rows of each sequence, and the entries that they come after: so few that keys are asked for ahead, some, and so many
@@ -53,6 +54,7 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
     llm.pool.memory.storage[:] = 0.5
     batch = RaggedBatch(tokens, positions, pages, slots, starts, tables, np.array(list(wanted), np.int64))
     rows, _ = llm.model.compiled.forward(batch, llm.pool.memory)
+    assert isinstance(rows, Rows)
     return np.asarray(rows.hidden), llm.pool.memory.storage[:, :, :page].copy()
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def save(path: Path, data: bytes = b"new") -> None:
 
 
 @contextmanager
-def umask(mask: int) -> Iterator[None]:
+def umask(mask: int) -> Generator[None]:
     before = os.umask(mask)
     try:
         yield

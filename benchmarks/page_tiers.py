@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
-from benchmarks.record import Others, doubt, save
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import save
 
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.methods import Method, Plain, method
-from twostroke.perf.latency import PromptSource, Workload
+from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 DEFINITIONS = {
@@ -78,7 +79,7 @@ def measure(llms: tuple[LLM, LLM], name: str, chosen: Method, prompt: int, outpu
 
 def started(llm: LLM, chosen: Method, prompt: int, output: int, number: int) -> tuple[Request, float]:
     """A request in the middle of its answer, and what a step of it takes."""
-    (tokens,) = PromptSource().make(llm, Workload(prompt, output, 1), number)
+    (tokens,) = PromptSource().make(llm, Shape(prompt, output, 1), number)
     request = llm.request(tokens, SamplingParams(max_tokens=output, ignore_eos=True), chosen)
     llm.engine.submit(request)
     steps = list[float]()

@@ -34,13 +34,13 @@ def model(tiny_directory: Callable[[str], Path]) -> LLM:
 def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each forward pass of the model enters."""
     counts: list[int] = []
-    forward = model.compiled.forward
+    forward = model.model.compiled.forward
 
-    def counted(batch: Any, kv: Any) -> Any:
+    def counted(batch: Any, memory: Any) -> Any:
         counts.append(batch.num_rows)
-        return forward(batch, kv)
+        return forward(batch, memory)
 
-    monkeypatch.setattr(model.compiled, "forward", counted)
+    monkeypatch.setattr(model.model.compiled, "forward", counted)
     return counts
 
 

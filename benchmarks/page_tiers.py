@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
+
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
-
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.methods import Method, Plain, method

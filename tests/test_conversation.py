@@ -40,9 +40,9 @@ def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     forward = model.model.compiled.forward
 
-    def counted(batch: Any, kv: Any) -> Any:
+    def counted(batch: Any, memory: Any) -> Any:
         counts.append(batch.num_rows)
-        return forward(batch, kv)
+        return forward(batch, memory)
 
     monkeypatch.setattr(model.model.compiled, "forward", counted)
     return counts

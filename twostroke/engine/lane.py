@@ -111,7 +111,7 @@ class PrefillLane(Lane[Prefill]):
     ) -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
-        has_logits = base.tail is not None and base.tail.logits is not None
+        has_logits = base.tail is not None and base.tail.row is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = _reopened(base)
         if base.next_position + len(todo) > model.max_position:

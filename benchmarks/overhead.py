@@ -18,8 +18,7 @@ from typing import Any
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
-from twostroke.backends.native.backend import NativeKernels
-from twostroke.backends.native.compiled import NativePass
+from twostroke.backends.native.compiled import NativeModel
 from twostroke.llm import LLM
 from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
@@ -56,11 +55,10 @@ class Timed:
 
 def time_kernels(llm: LLM) -> Timed:
     """From now on, of all that its native backend calls."""
-    kernels, whole_pass = llm.decoder.kernels, llm.decoder._pass
-    assert isinstance(kernels, NativeKernels)
-    assert isinstance(whole_pass, NativePass)
-    timed: Any = Timed(kernels.library)
-    whole_pass.library = kernels.library = timed
+    compiled = llm.model.compiled
+    assert isinstance(compiled, NativeModel)
+    timed: Any = Timed(compiled.library)
+    compiled.library = compiled.statistics.library = timed
     return timed
 
 

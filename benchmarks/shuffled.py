@@ -15,7 +15,8 @@ from twostroke.formats.tensor import RawTensor
 def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:
     """In float32. The residual stream is shuffled, the MLP's inside, and within each head the values."""
     config, random = checkpoint.config, np.random.default_rng(seed)
-    hidden, mlp = random.permutation(config.hidden_size), random.permutation(config.intermediate_size)
+    hidden = random.permutation(config.hidden_size)
+    mlp = random.permutation(config.layers[0].feed_forward.intermediate_size)
     value, heads = random.permutation(config.head_dim), np.arange(config.num_heads)[:, None] * config.head_dim
     values, attended = (heads[: config.num_kv_heads] + value).reshape(-1), (heads + value).reshape(-1)
     rows = {"v": values, "v_bias": values, "o": hidden, "gate": mlp, "up": mlp, "down": hidden}

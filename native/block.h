@@ -1,5 +1,6 @@
 // A block of a decoder, for the rows of a pass.
 #pragma once
+#include "experts.h"
 #include "qkv.h"
 
 // To rows that the output projection can multiply.
@@ -102,7 +103,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int BLOCK_PHASES = 10;  // at most
+constexpr int BLOCK_PHASES = 11;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -117,9 +118,9 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
   // What a layer makes is added to what was there before, in the one step or, after a norm, in the other.
   auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
-                    const Normed* to, const Linear& next) {
-    if (!norm) return add_linear(m, own, layer, rows, n, before, out, to, fetching(next));
-    store_linear(m, own, layer, rows, n, made, fetching(next));
+                    const Normed* to, const auto& finish) {
+    if (!norm) return add_linear(m, own, layer, rows, n, before, out, to, finish);
+    store_linear(m, own, layer, rows, n, made, finish);
     post_norm_add(m, own, norm, n, made, before, out, to);
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
@@ -131,12 +132,24 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
   const Rows attended = Rows::in(rest.attended, n, b.o.cols);
   attention(m, own, heads, plan, kv, rest.partials, attended, fetching(b.o));
-  if (!last) pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member, {&b.o, &b.gate_up, &b.down, &following});
+  const Mlp& mlp = b.mlps[0];
+  const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most
+  if (!last)
+    pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member,
+                     {b.o.groups(), mlps * mlp.gate_up.groups(), mlps * mlp.down.groups(), following.groups()});
   const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
-  const Rows mlp_inputs = Rows::in(rest.mlp_inputs, n, b.gate_up.cols);
-  const Normed middle{mlp_inputs, b.gate_up.kinds, b.mlp_norm, dropout, rest.mlp_squares};
-  add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, rest.after, &middle, b.gate_up);
-  const Rows gated = gated_linear(m, own, b.gate_up, middle, rest.gated, b.down);
+  const Rows mlp_inputs = Rows::in(rest.mlp_inputs, n, m.config.hidden);
+  const Normed middle{mlp_inputs, b.mlp_kinds, b.mlp_norm, dropout, rest.mlp_squares};
   const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
-  add_on(b.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, pass.result(i), last ? nullptr : &next, following);
+  const Normed* to = last ? nullptr : &next;
+  auto attend = [&](const auto& finish) {
+    add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, rest.after, &middle, finish);
+  };
+  if (b.mixed()) {
+    attend([] {});
+    return mix_experts(m, own, b, middle, rest, pass.result(i), to, fetching(following));
+  }
+  attend(fetching(mlp.gate_up));
+  const Rows gated = gated_linear(m, own, mlp, middle, rest.gated);
+  add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, pass.result(i), to, fetching(following));
 }

@@ -9,6 +9,7 @@
 #include "gemm.h"
 #endif
 #include "raw.h"
+#include "router.h"
 
 constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
 
@@ -60,6 +61,7 @@ struct Linear {
   }
   F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
   int units() const { return ceil_div(int(jobs.size()), unit); }
+  size_t groups() const { return jobs.size() * (cols / GROUP); }  // of weights, of all panels
 
  private:
   // Tells each job what comes after it; after the last, what lies there.
@@ -78,10 +80,22 @@ struct Config {
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
 };
 
+// A gated MLP: down(act(gate x) * up x).
+struct Mlp {
+  Linear gate_up, down;
+  Mlp(const Matrix* gate, const Matrix* up, const Matrix* down) : gate_up({gate, up}, nullptr, true), down({down}) {}
+};
+
 struct Block {
   const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
-  Linear qkv, o, gate_up, down;
+  Linear qkv, o;
   int rope, window;
+  std::vector<Mlp> mlps;  // the one, or experts, all of one size
+  Router router;          // which experts a row passes through; without weights there is the one MLP
+  Kinds mlp_kinds;        // what the inputs of any of them are multiplied by
+
+  bool mixed() const { return router.weights; }
+  int intermediate() const { return mlps[0].down.cols; }
 };
 
 struct Decoder {

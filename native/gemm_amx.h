@@ -54,6 +54,13 @@ inline void put_groups(Kinds, const F* a, const F* b, Rows rows, Place place, in
   for (int i = 0; i < PANEL; i++) put_group(a[i], b[i], rows, place.group(g) + i);
 }
 
+// All groups of a row, as they are, to a row of others.
+inline void copy_row(Kinds, Rows from, int row, Rows to, int to_row) {
+  const Place source = from.place(row), target = to.place(to_row);
+  for (int g = 0; g < from.groups(); g++)
+    std::memcpy(to.b + target.group(g) * GROUP, from.b + source.group(g) * GROUP, GROUP * sizeof(*to.b));
+}
+
 // What products take for those 32 columns.
 inline void read_group(Kinds, Rows rows, Place place, int g, float* out) {
   const size_t at = place.group(g);

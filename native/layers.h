@@ -103,11 +103,9 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
   linear(m, own, layer, rows, count, storing(layer, out), finish);
 }
 
-// Added to what was there `before`, to `out`, and handed on if there is anyone to take it.
-template <class Finish>
-void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
-                const Normed* to, const Finish& finish) {
-  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+// The products added to what was there `before`, to `out`, and handed on if there is anyone to take them.
+inline auto adding(const Linear& layer, const float* before, float* out, const Normed* to) {
+  return [&layer, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start), row = first + start;
@@ -124,7 +122,11 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
         if (to) to->put(row, some, jobs->column, a, b);
       }
   };
-  linear(m, own, layer, rows, count, emit, finish);
+}
+template <class Finish>
+void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
+                const Normed* to, const Finish& finish) {
+  linear(m, own, layer, rows, count, adding(layer, before, out, to), finish);
 }
 
 // The same of what a layer made, after a norm of its own.
@@ -143,14 +145,11 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
   });
 }
 
-// Gate and up to rows that the next layer can multiply: a unit's four panels are one group of it.
-Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Normed& from, uint8_t* memory,
-                  const Linear& next) {
-  const int count = from.rows.count;
-  const Rows out = Rows::in(memory, count, next.cols);
-  const float* scales = scales_of(m, own, from);
-  auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
-  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+// Gate and up, which are still to be scaled, to rows that the next layer can multiply: a unit's four panels are one group
+// of it.
+inline auto gating(const Model& m, const Linear& layer, const float* scales, Rows out, const Linear& next) {
+  return [&m, &layer, scales, out, &next](const Job* jobs, int n, int first, int block, const F* sums) {
+    auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start);
@@ -163,6 +162,12 @@ Rows gated_linear(Model& m, Model::Private& own, const Linear& layer, const Norm
         put_columns(next.kinds, a, b, out, first + start, some, jobs->column);
       }
   };
-  linear(m, own, layer, from.rows, count, emit, [&] { fetch_start(m, own, next, count); });
+}
+Rows gated_linear(Model& m, Model::Private& own, const Mlp& mlp, const Normed& from, uint8_t* memory) {
+  const int count = from.rows.count;
+  const Rows out = Rows::in(memory, count, mlp.down.cols);
+  const float* scales = scales_of(m, own, from);
+  linear(m, own, mlp.gate_up, from.rows, count, gating(m, mlp.gate_up, scales, out, mlp.down),
+         [&] { fetch_start(m, own, mlp.down, count); });
   return out;
 }

@@ -5,10 +5,14 @@
 #include "search.h"
 #include "sketch_making.h"
 
+// A team runs one thing at a time. Threads of the caller's take turns, each for the whole of a call.
+using Turn = std::lock_guard<std::recursive_mutex>;
+
 // Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
 template <class Job>
 static void multiply_rows(Model& m, const Linear& layer, const float* x, int count, float* out, Summary* summaries,
                           int phases, const Job& job) {
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant();
   Product& product = m.products[run];
   product.begin(layer, x, count, out);
@@ -22,10 +26,27 @@ template <class Found, class Find>
 static std::vector<Found> each_chunk(void* team, int rows, int count, const Find& find) {
   const int chunks = chunks_of(count);
   std::vector<Found> found(size_t(rows) * chunks);
+  const Turn turn(((Team*)team)->turn);
   ((Team*)team)->run(1, [&](int member) {
     ((Team*)team)->share(rows * chunks, member, [&](int i) { found[i] = find(i / chunks, i % chunks); });
   });
   return found;
+}
+
+// See twostroke_add_block. `mlps`: gate, up and down of each.
+static void add_block(Model& m, const float** norms, void** matrices, const float* bias, int rope, int window, Router router,
+                      void** mlps, int count) {
+  auto part = [](void* matrix) { return (const Matrix*)matrix; };
+  Linear qkv({part(matrices[0]), part(matrices[1]), part(matrices[2])}, bias);
+  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
+  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(matrices[3])}),
+          rope,     window,   {},       router,   {}};
+  b.mlps.reserve(count);
+  for (int i = 0; i < count; i++, mlps += 3) {
+    b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]));
+    for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(mlps[input])->format);
+  }
+  m.blocks.push_back(std::move(b));
 }
 
 #pragma GCC visibility push(default)
@@ -51,7 +72,10 @@ void* twostroke_team(int size) {
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
 // Returns when no member is at work any more.
-void twostroke_settle(void* team) { ((Team*)team)->settle(); }
+void twostroke_settle(void* team) {
+  const Turn turn(((Team*)team)->turn);
+  ((Team*)team)->settle();
+}
 
 // An empty matrix; null without memory.
 void* twostroke_matrix(int format, int rows, int cols) {
@@ -66,6 +90,7 @@ void* twostroke_matrix(int format, int rows, int cols) {
 void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
   Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
+  const Turn turn(members.turn);
   std::vector<float> highest(members.all());
   members.run(1, [&](int member) {
     members.share(count / PANEL, member, [&](int p) {
@@ -97,6 +122,7 @@ void twostroke_model_free(void* model) { delete (Model*)model; }
 // [count, cols] float32 times the matrix: [count, rows]. `model` lends team and buffers.
 void twostroke_multiply(void* model, void* matrix, const float* x, int count, float* out) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const Linear layer{{(const Matrix*)matrix}};
   multiply_rows(m, layer, x, count, out, nullptr, 2, [&m, &layer, count](Model::Private& own, Product& product) {
     const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, nullptr);
@@ -115,6 +141,7 @@ void twostroke_logits(void* model, const float* x, int count, float* out, Summar
 // Makes a sketch for twostroke_search: its bytes; 0 if it would be of no use, -1 without memory for it.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const Matrix& head = *m.head->jobs[0].matrix;
   if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
@@ -129,6 +156,7 @@ int64_t twostroke_sketch(void* model) {
 // `highest` is not null, by way of the sketch, whose bounds go there: [count, panels] that nothing in a panel is above.
 void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant();
   Search& search = m.searches[run];
   search.begin(*m.head, x, noises, count, m.sketch && (highest || count <= SKETCH_PAYS));
@@ -171,6 +199,7 @@ void twostroke_draw(void* team, const float* logits, int rows, int count, const 
 void twostroke_likeliest(void* team, const float* logits, int rows, int count, const int32_t* counts, const float* floors,
                          int32_t* columns, int32_t* found) {
   Team& members = *(Team*)team;
+  const Turn turn(members.turn);
   std::vector<Buffer> buffers(members.all());
   members.run(1, [&](int member) {
     members.share(rows, member, [&](int row) {
@@ -182,12 +211,16 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
 
 // Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
-  auto part = [&](int i) { return (const Matrix*)matrices[i]; };
-  Model& m = *(Model*)model;
-  Linear qkv({part(0), part(1), part(2)}, bias);
-  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
-  m.blocks.push_back({norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(3)}),
-                      Linear({part(4), part(5)}, nullptr, true), Linear({part(6)}), rope, window});
+  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{}, matrices + 4, 1);
+}
+
+// The same of a block with experts, which has no norm after them. Matrices: q, k, v, o; of experts: gate, up, down of each.
+// `router`: [experts, hidden], which outlives the model; `chosen` of the experts for each row, whose weights are divided by
+// their sum if they are to be `normalized`.
+void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window,
+                                 const float* router, int experts, int chosen, int normalized, void** expert_matrices) {
+  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{router, experts, chosen, bool(normalized)},
+            expert_matrices, experts);
 }
 
 // Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
@@ -195,12 +228,13 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 // twostroke_search returns: whoever frees either calls twostroke_settle first.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
+  const Turn turn(m.team->turn);
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
   pass.begin(m, *batch, kv, strides, m.team->size(), m.common);
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass, inputs_of(m, pass, 0));
-    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {&m.blocks[0].qkv});
+    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {m.blocks[0].qkv.groups()});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));
   pass.hand_out(result);

@@ -7,12 +7,14 @@ struct Model : Decoder {
   Team* team;
   struct Private {  // of a member
     int member;
-    Buffer row, prepared, sums, scales, sketched, found;
+    Buffer row, prepared, sums, scales, sketched, found, gathered, gathered_scales, added;
     Workspace work;
     Scratch scratch;
     std::vector<Query> queries;
     std::vector<Partial> outs;
-    std::vector<Job> candidates;
+    std::vector<Job> candidates, jobs;
+    std::vector<Choice> choices;
+    Routes routes;
   };
   std::vector<Private> own;
   std::vector<Pass> passes;  // by the team's runs

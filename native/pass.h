@@ -121,14 +121,14 @@ class Pass {
   // The place of each row among those whose queries are handed out, -1 for none; null if there are none.
   const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
   const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
-  // Let a member ask for what it reads first of a block's keys and values, which are wanted when these matrices have been
-  // multiplied.
+  // Let a member ask for what it reads first of a block's keys and values, which are wanted when so many groups of weights
+  // have been multiplied, layer by layer.
   void begin_reads(Ahead& ahead, const Block& b, size_t index, int member,
-                   std::initializer_list<const Linear*> before) const {
+                   std::initializer_list<size_t> before) const {
     const auto& reads = planned(index, b.window).reads;
     if (reads.empty()) return;
     size_t groups = 0;
-    for (const Linear* linear : before) groups += linear->jobs.size() * (linear->cols / GROUP) / reads.size();
+    for (size_t some : before) groups += some / reads.size();
     const Layer kv = layer(index);
     ahead.begin((const uint8_t*)kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
   }

@@ -15,25 +15,42 @@ class Room {
     float *squares, *mlp_squares;                           // of inputs: see norms.h
     Half* queries;
     uint16_t* entries;                                // keys and values
-    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied
+    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied; gated: see gated_of
+    float* logits;                                    // of routers, [rows, stride]
+    Choice* choices;                                  // [rows, chosen], of each block: see experts.h
   };
 
   Room() = default;
   // Of so many blocks, and of an x after the last.
   Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
-    for (const Block& b : model.blocks) norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
+    gated_ = Rows::bytes(rows, config_->intermediate);
+    for (const Block& b : model.blocks) {
+      norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
+      if (!b.mixed()) continue;
+      gated_ = std::max(gated_, Rows::bytes(rows * b.router.chosen, b.intermediate()) + LINE * (1 + b.router.experts));
+      logits_ = std::max(logits_, rows * b.router.stride());
+      choices_ = std::max(choices_, rows * b.router.chosen);
+    }
     const size_t count = blocks + 1;
     apart_ = true, size_ = measure();
     apart_ = size_ * count <= APART;
     if (!apart_) size_ = measure();
-    memory_ = apart_ ? memory.get<uint8_t>(size_ * count) : common.get<uint8_t>(size_);
+    const size_t size = apart_ ? size_ * count : size_;
+    memory_ = (apart_ ? memory : common).get<uint8_t>(size + sizeof(Choice) * choices_ * blocks);
+    all_choices_ = (Choice*)(memory_ + size);
   }
   bool apart() const { return apart_; }
+
+  // Where the rows of an expert are gated: each expert's begin in a line of their own.
+  static Rows gated_of(uint8_t* gated, const Routes::Group& group, int cols) {
+    return Rows::in(gated + round_up(Rows::bytes(group.first, cols), LINE) + LINE * group.expert, group.count, cols);
+  }
 
   Places of(size_t block) const {
     Places places;
     lay_out(memory_ + (apart_ ? block * size_ : 0), places);
+    places.choices = all_choices_ + block * choices_;
     return places;
   }
 
@@ -66,13 +83,16 @@ class Room {
     take(to.partials, partials_);
     take(to.attended, ready);
     uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);
-    take(to.gated, Rows::bytes(rows_, c.intermediate));
+    take(to.gated, gated_);
+    take(to.logits, logits_);
     return std::max(at, after_attention);
   }
 
   const Config* config_ = nullptr;
   size_t rows_ = 0, partials_ = 0;
+  size_t gated_ = 0, logits_ = 0, choices_ = 0;  // the most of any block
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;
+  Choice* all_choices_ = nullptr;
 };

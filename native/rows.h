@@ -10,13 +10,6 @@
 // and what is left in tiles of half as many, and half of that. The last ones registers hold.
 constexpr int ROW_BLOCK = PASS_ROWS;  // rows whose activations stay in cache while panels go by
 
-// Calls step<M>(row) for tiles of M rows, the largest first, until all `count` are done.
-template <int M, class Step>
-inline void in_tiles(int count, int row, const Step& step) {
-  for (; count - row >= M; row += M) step.template operator()<M>(row);
-  if constexpr (M > 1) in_tiles<M / 2>(count, row, step);
-}
-
 // Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
@@ -162,6 +155,20 @@ inline void put_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
 inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   if (kinds.ints) quantize_groups(kinds, a, b, rows, place, g);
   for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
+}
+
+// All groups of a row, as they are, to a row of others.
+inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
+  const Place source = from.place(row), target = to.place(to_row);
+  for (int g = 0; g < from.groups(); g++) {
+    const size_t at = source.group(g), to_at = target.group(g);
+    if (kinds.bf16) std::memcpy(to.b + to_at * GROUP, from.b + at * GROUP, GROUP * sizeof(*to.b));
+    if (!kinds.ints) continue;
+    std::memcpy(to.q + to_at * GROUP, from.q + at * GROUP, GROUP);
+    to.step[to_at] = from.step[at];
+    kinds.each_zero([&](int which, int, int) { to.zeros[which * to.all + to_at] = from.zeros[which * from.all + at]; });
+    for (int i = 0; i < 1 + from.lonely(g); i++) to.sums[target.sum(g) + i] = from.sums[source.sum(g) + i];
+  }
 }
 
 // What products take for those 32 columns.

@@ -14,6 +14,7 @@
 // has members wakes a reserve, which sleeps otherwise.
 #pragma once
 #include <cmath>
+#include <mutex>
 #include <thread>
 
 #include <immintrin.h>
@@ -24,6 +25,7 @@
 class Team {
  public:
   using Job = Run::Job;
+  std::recursive_mutex turn;  // held by whoever calls for runs; members do not take it
 
   // Throws std::system_error where the system gives no more threads.
   explicit Team(int size)

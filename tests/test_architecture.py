@@ -14,7 +14,8 @@ from twostroke.backends.native import library
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
-WITH_TORCH = {"backends/reference/operations.py", "backends/reference/memory.py", "pruning.py", "distilling.py"}
+REFERENCE = {f"backends/reference/{name}.py" for name in ("backend", "decoder", "memory", "operations")}
+WITH_TORCH = {*REFERENCE, "pruning.py", "distilling.py"}
 
 
 def layers() -> list[str]:

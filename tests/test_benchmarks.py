@@ -1,4 +1,4 @@
-"""benchmarks/itl.py, hit_rate.py, overhead.py and speculation.py: what they count, on tiny models."""
+"""benchmarks/itl.py, hit_rate.py, overhead.py, page_tiers.py and speculation.py: what they count, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hit_rate, itl, overhead, speculation
+from benchmarks import hit_rate, itl, overhead, page_tiers, speculation
 from benchmarks.speculation_workloads import WORKLOADS
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
@@ -151,3 +151,17 @@ def test_a_step_is_more_than_its_kernels() -> None:
         assert 0 < turn.kernels_ms < turn.step_ms
         assert 0 < turn.outside < 1
     assert llm.pool.num_used == 0
+
+
+def test_a_preempted_request_comes_back_in_three_ways(tiny_llm: Callable[..., LLM]) -> None:
+    llms = tiny_llm(prefix_index="off"), tiny_llm()
+    turns = [page_tiers.measure(llms, name, page_tiers.techniques(64)[name], 64, 16, 1) for name in ("plain", "repeat")]
+    assert [llm.pool.num_used for llm in llms] == [0, 0]
+    assert [llm.engine.preemptions for llm in llms] == [2, 2]
+    # The latter has a page of sinks besides.
+    assert [turn.bytes / llms[0].pool.page_bytes for turn in turns] == [5, 6]
+    assert all(turn.copied_s > 0 for turn in turns)
+    assert page_tiers.translation(llms[0], 8, 1) > 0
+    assert llms[0].pool.num_used == 0
+    lines = page_tiers.report("m", 64, 16, turns, {8: 1.0}).splitlines()
+    assert sum(line.startswith(("| plain |", "| repeat |")) for line in lines) == 2

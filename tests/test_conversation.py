@@ -1,5 +1,6 @@
 """A conversation's value is what a fresh prefill of the same tokens is, and no entry is computed twice."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twostroke.conversation.conversation import Conversation
+from twostroke.conversation import Conversation, file
 from twostroke.errors import CorruptFile, GeometryMismatch, InvalidRequest, KVError, OutOfPages
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
+from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.llm import LLM
 
 PLAIN: dict[str, Any] = {
@@ -34,14 +38,20 @@ def model(tiny_directory: Callable[[str], Path]) -> LLM:
 def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each forward pass of the model enters."""
     counts: list[int] = []
-    forward = model.decoder.forward
+    forward = model.compiled.forward
 
     def counted(batch: Any, kv: Any) -> Any:
         counts.append(batch.num_rows)
         return forward(batch, kv)
 
-    monkeypatch.setattr(model.decoder, "forward", counted)
+    monkeypatch.setattr(model.compiled, "forward", counted)
     return counts
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no key is made among this user's models."""
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +221,7 @@ def test_saved_and_loaded_it_goes_on_the_same(model: LLM, tmp_path: Path, stoppe
     reply = conversation.say("the quick fox")
     list(islice(reply, stopped))
     reply.close()
+    (tmp_path / "deep").mkdir()
     conversation.save(tmp_path / "deep" / "talk")
     again = Conversation.load(tmp_path / "deep" / "talk", model, **PLAIN)
     assert again.messages == conversation.messages
@@ -247,8 +258,80 @@ def test_damaged_files_are_told(model: LLM, tmp_path: Path) -> None:
             Conversation.load(path, model)
     with pytest.raises(KVError, match="missing"):
         Conversation.load(tmp_path / "missing", model)
-    with pytest.raises(KVError, match="cannot be saved"):
+    with pytest.raises(KVError, match="cannot be saved: there is no directory /proc/no/such: make it first"):
         conversation.save("/proc/no/such/place")
+    path.write_bytes(b"twostroke-session-1\n" + bytes(100))
+    with pytest.raises(CorruptFile, match="this conversation was saved by an earlier version of Twostroke"):
+        Conversation.load(path, model)
+    Conversation(model, **PLAIN).kv.save(path)
+    with pytest.raises(CorruptFile, match="this is no conversation saved by Twostroke"):
+        Conversation.load(path, model)
+
+
+def with_said(data: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """The file with other messages, whose checksum is right."""
+    start = len(b"twostroke-conversation-2\n")
+    size = int.from_bytes(data[start : start + 8], "little")
+    said = json.loads(data[start + 8 : start + 8 + size])
+    text = json.dumps(change(said)).encode()
+    head = len(text).to_bytes(8, "little") + text + hashlib.sha256(text).digest()
+    return data[:start] + head + data[start + 8 + size + 32 :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: [said],
+        lambda said: said | {"more": 1},
+        lambda said: said | {"model": None},
+        lambda said: said | {"rendered": 3},
+        lambda said: said | {"messages": {}},
+        lambda said: said | {"messages": ["hi"]},
+        lambda said: said | {"messages": [{"role": "user"}]},
+        lambda said: said | {"messages": [{"role": "user", "content": ["hi"]}]},
+        lambda said: said | {"messages": [{"role": "user", "content": "hi", "more": ""}]},
+    ],
+)
+def test_hostile_files_are_told(model: LLM, tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    conversation = Conversation(model, **PLAIN)
+    list(conversation.say("the fox"))
+    path = tmp_path / "talk"
+    conversation.save(path)
+    data = path.read_bytes()
+    path.write_bytes(with_said(data, lambda said: said))
+    assert path.read_bytes() == data
+    path.write_bytes(with_said(data, change))
+    with pytest.raises(CorruptFile, match="talk: the file is damaged"):
+        Conversation.load(path, model)
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_tokens_that_the_model_does_not_have_are_told(model: LLM, tmp_path: Path, pending: bool) -> None:
+    kv = model.prefill([1, 2, 3])
+    tokens = kv.token_array if pending else np.array([1, 2, model.config.vocab_size], np.int32)
+    tail = Tail("m", pending=model.config.vocab_size) if pending else None
+    hostile = KVCache(model.pool, kv.table, tokens, (Stretch(3, None, NOTHING),), 3, tail)
+    file.save(tmp_path / "talk", file.Saved("m", [], ""), hostile)
+    with pytest.raises(CorruptFile, match="tokens that the model does not have"):
+        Conversation.load(tmp_path / "talk", model)
+    hostile.save(tmp_path / "value")
+    loaded = KVCache.load(tmp_path / "value", model)
+    with pytest.raises(InvalidRequest, match="token ids must be from 0 to"):
+        list(model.decode(loaded, max_tokens=2))
+    with pytest.raises(InvalidRequest, match="token ids must be from 0 to"):
+        model.prefill([4], after=loaded)
+
+
+def test_a_conversation_of_another_user_goes_on(model: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversation = Conversation(model, "be brief", **PLAIN)
+    list(conversation.say("the quick fox"))
+    conversation.save(tmp_path / "talk")
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "other"))
+    again = Conversation.load(tmp_path / "talk", model, **PLAIN)
+    assert again.kv.canonical_length(model.model.id) == 0
+    ours, theirs = conversation.say("jumps"), again.say("jumps")
+    assert [t.id for t in theirs] == [t.id for t in ours]
+    assert theirs.recomputed == 0
 
 
 def test_a_model_of_another_geometry_refuses_it(

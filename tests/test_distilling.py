@@ -66,7 +66,7 @@ def test_the_student_learns_and_stays_a_student(family: str, tiny_directory: Dir
     assert made.after < 0.95 * made.before
     assert sorted(path.name for path in (tmp_path / "student").glob("model*")) == ["model.safetensors"]
     llm = LLM(teacher, student=str(tmp_path / "student"), kv_bytes=16 << 20, threads=1)
-    assert llm.engine.models["student"].decoder.config == before
+    assert llm.engine.models["student"].config == before
     assert len(llm.generate([TEXT[:200]], method=OverFill(), max_tokens=8, ignore_eos=True)[0].tokens) == 8
 
 

@@ -37,6 +37,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24, "head_dim": 32}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -50,7 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_model(family: str, directory: Path, seed: int = 0, **sizes: int) -> Path:
+def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
     name = "Gemma3Text" if kind == "Gemma3" else kind

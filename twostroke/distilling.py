@@ -12,7 +12,6 @@ per weight of the teacher and 16 of the student, and it learns from text as it i
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.reference.decoder import Decoder
-from twostroke.backends.reference.operations import DenseWeight, ReferenceKernels, TensorBatch
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -56,7 +55,7 @@ class Distillation:
     after: float
 
 
-class Differentiable(ReferenceKernels):
+class Differentiable(Operations):
     """The reference over one sequence without pages, so that autograd can follow; `kv` is what stands before it.
 
     Each layer's is [2, P, Hkv, D]. `weights` collects what was packed, as (names, rows of each, tensor).
@@ -74,13 +73,6 @@ class Differentiable(ReferenceKernels):
                 tensor.requires_grad_(self.learning)
                 self.weights.append(([s.name for s in sources], [s.shape[0] for s in sources], tensor))
         return weight
-
-    def enter(self, batch: RaggedBatch[Any], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
-        """Of tensors already."""
-        return batch, kv
-
-    def running(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def rope_store(
         self,
@@ -108,8 +100,8 @@ class Reader:
     """A model that reads windows of text."""
 
     def __init__(self, checkpoint: Checkpoint, learning: bool) -> None:
-        self.config, self.kernels = checkpoint.config, Differentiable(learning)
-        self.decoder = Decoder(self.config, self.kernels, checkpoint.tensor)
+        self.config, self.operations = checkpoint.config, Differentiable(learning)
+        self.decoder = Decoder(self.config, self.operations, checkpoint.tensor)
 
     def __call__(self, tokens: torch.Tensor, before: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits of every token, [N, vocab]; all entries, [layers, 2, P + N, Hkv, D]) after entries like these."""
@@ -117,13 +109,13 @@ class Reader:
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
         start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
         batch: RaggedBatch[Any] = RaggedBatch(tokens, start + rows, nowhere, nowhere, [0, len(rows)], [], rows)
-        logits = self.decoder.head_of(self.decoder.forward(batch, kv))
+        logits = self.decoder.logits(self.decoder.forward(batch, kv)[0])
         return logits, torch.stack(batch.scratch["entries"])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights by their Twostroke names."""
         found: dict[str, torch.Tensor] = {}
-        for names, rows, tensor in self.kernels.weights:
+        for names, rows, tensor in self.operations.weights:
             found |= zip(names, tensor.detach().split(rows), strict=True)
         return found
 
@@ -179,7 +171,7 @@ def distill(
         warm = max(1, round(WARM_UP * steps))
         return (step + 1) / warm if step < warm else (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
 
-    parameters = [tensor for _, _, tensor in student.kernels.weights]
+    parameters = [tensor for _, _, tensor in student.operations.weights]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     random, before, losses, entered = np.random.default_rng(seed), judged(), list[float](), 0

@@ -37,7 +37,7 @@ class Rule:
         optional: None is allowed.
         keys, each: rules of a dict's keys, and of its values or a tuple's items.
         test: a condition besides; it is called with a value of the right kind.
-        words: completes "NAME must be ..."; None derives it from the above.
+        words: completes "NAME must be ..."; None derives it from the other attributes.
     """
 
     kind: type
@@ -140,7 +140,8 @@ class Checked:
     def check(self, name: str, rule: Rule) -> None:
         """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
         value = getattr(self, name)
-        self.require(name, rule.accepts(value), rule.wanted)
+        if not rule.accepts(value):
+            self.require(name, False, rule.wanted)
         object.__setattr__(self, name, rule.plain(value))
 
     def require(self, name: str, fine: bool, wanted: str) -> None:
@@ -206,7 +207,7 @@ def flag(default: bool, *, help: str = "") -> Any:
 
 
 def text(default: str | None, *, choices: tuple[str, ...] = (), least: int | None = None, help: str = "") -> Any:
-    """A field that is a text: one of `choices`, or of at least so many characters."""
+    """A field that is a text: one of `choices`, or of at least `least` characters."""
     return declare(default, Rule(str, help, least, choices=choices, optional=default is None))
 
 

@@ -46,6 +46,7 @@ class LLM:
             and the server of the command line take them; the methods here are greedy unless they are told otherwise.
         pool: where its KV values live.
         engine: what runs its requests.
+        backend: what computes.
     """
 
     def __init__(
@@ -104,17 +105,16 @@ class LLM:
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         checkpoint = quantize(opened, weights, threads)
-        head_dim = checkpoint.config.head_dim
-        kernels = create_backend(backend, device, dtype, threads, checkpoint.matrices(), head_dim, page_size)
+        chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
 
         def pool_for(geometry: Geometry) -> PagePool:
-            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, kernels)
+            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
 
         self.generation = dict(checkpoint.generation)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-        self.model = open_model(checkpoint, self.tokenizer, kernels, prefix_index, pool_for)
-        self.pool, self.decoder = self.model.pool, self.model.decoder
+        self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for)
+        self.pool, self.backend = self.model.pool, self.model.backend
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
@@ -254,7 +254,7 @@ class LLM:
         return tokens
 
     def __repr__(self) -> str:
-        return f"LLM({self.name!r}, {self.decoder.kernels.label})"
+        return f"LLM({self.name!r}, {self.backend.label})"
 
 
 class Decoding(Iterator[Token]):

@@ -17,19 +17,21 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from twostroke.backends.reference.operations import DenseWeight, ReferenceKernels
+from twostroke.backends.reference.backend import ReferenceBackend
+from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.checkpoints.huggingface import SINGLE, tensor_names
+from twostroke.checkpoints.huggingface import tensor_names
+from twostroke.checkpoints.safetensors import SINGLE
 from twostroke.checkpoints.tokenizer import FILES, Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import new_pool, open_model
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import GatedMLP, ModelConfig, tensor_shapes
+from twostroke.models.families import BY_NAME
 from twostroke.sampling.params import SamplingParams
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 WINDOW = 512  # tokens of calibration text in one context
 MULTIPLE = 32  # of widths, which every backend and weight format takes
 # Which axes of a tensor are hidden (h) and intermediate (i) channels; q, k and v biases and norms of heads have none.
@@ -37,13 +39,13 @@ AXES = {"embed": " h", "head": " h", "norm": "h", "attn_norm": "h", "mlp_norm": 
         "o": "h ", "gate": "ih", "up": "ih", "down": "hi"}  # fmt: skip
 
 
-class Observer(ReferenceKernels):
+class Observer(Operations):
     """Adds up the magnitudes of what norms and gated activations return."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, intermediate_size: int) -> None:
         super().__init__()
         self.hidden = np.zeros(config.hidden_size)
-        self.intermediate = np.zeros((config.num_layers, config.intermediate_size))
+        self.intermediate = np.zeros((config.num_layers, intermediate_size))
         self._layer = 0
 
     def norm(self, x: torch.Tensor, weight: DenseWeight, eps: float) -> torch.Tensor:
@@ -73,10 +75,13 @@ def prune(
     """
     config = checkpoint.config
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+    mlp = replace(
+        found := mlp_of(config), intermediate_size=_width("intermediate", found.intermediate_size, intermediate)
+    )
     kept = replace(
         config,
         hidden_size=_width("hidden", config.hidden_size, hidden),
-        intermediate_size=_width("intermediate", config.intermediate_size, intermediate),
+        layers=tuple(replace(layer, feed_forward=mlp) for layer in config.layers),
     )
     described = _config_json(checkpoint, kept, tokenizer)
     tokens = tokenizer.encode(text)[:max_tokens]
@@ -86,7 +91,7 @@ def prune(
         raise InvalidRequest(f"{directory} is there already: name another directory")
     seen = observe(checkpoint, tokenizer, tokens)
     channels = _largest(seen.hidden, kept.hidden_size)
-    inner = [_largest(row, kept.intermediate_size) for row in seen.intermediate]
+    inner = [_largest(row, mlp.intermediate_size) for row in seen.intermediate]
     directory.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
     for ours in tensor_shapes(config):
@@ -112,8 +117,9 @@ def write_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], dire
 
 def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> Observer:
     """Run text through the model, and add up its activations."""
-    kernels = Observer(checkpoint.config)
-    model = open_model(checkpoint, tokenizer, kernels, "off", lambda g: new_pool(g, WINDOW // 16 + 1, 16, kernels))
+    observer, backend = Observer(checkpoint.config, mlp_of(checkpoint.config).intermediate_size), ReferenceBackend()
+    backend.operations = observer
+    model = open_model(checkpoint, tokenizer, backend, "off", lambda g: new_pool(g, WINDOW // 16 + 1, 16, backend))
     engine = Engine({"main": model}, "main")
     for start in range(0, len(tokens), WINDOW):
 
@@ -121,7 +127,18 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
             yield Prefill(window, logits="none")
 
         engine.finish([engine.submit(Request(program, SamplingParams(), tokenizer))])
-    return kernels
+    return observer
+
+
+def mlp_of(config: ModelConfig) -> GatedMLP:
+    """That of every layer. Raises InvalidRequest for a model that cannot be cut."""
+    first = config.layers[0].feed_forward
+    alike = all(layer.feed_forward == first and not layer.post_norms for layer in config.layers)
+    if not isinstance(first, GatedMLP) or not alike:
+        raise InvalidRequest(
+            f"{config.architecture} is not cut yet, only models of one gated MLP and two norms a layer"
+        )
+    return first
 
 
 def _width(name: str, full: int, share: float) -> int:
@@ -137,11 +154,10 @@ def _largest(scores: np.ndarray, count: int) -> torch.Tensor:
 
 def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """As transformers writes it: the directory's own where there is one, or made of what a GGUF file says."""
-    if kept.architecture not in FAMILIES:
-        raise InvalidRequest(f"{kept.architecture} is not cut yet, only {', '.join(FAMILIES)}")
+    family = BY_NAME[kept.architecture]
     widths = {
         "hidden_size": kept.hidden_size,
-        "intermediate_size": kept.intermediate_size,
+        "intermediate_size": mlp_of(kept).intermediate_size,
         "head_dim": kept.head_dim,
         "torch_dtype": "bfloat16",
         "dtype": "bfloat16",
@@ -150,10 +166,9 @@ def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer
         return json.loads((source.directory / "config.json").read_text()) | widths
     if any(rope.factors is not None for rope in kept.ropes) or len(set(kept.ropes)) > 1:
         raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, which GGUF does not spell out: prune its directory")
-    kind = kept.architecture.capitalize()
     return widths | {
-        "architectures": [f"{kind}ForCausalLM"],
-        "model_type": kept.architecture,
+        "architectures": [family.transformers],
+        "model_type": family.model_types[0],
         "num_hidden_layers": kept.num_layers,
         "num_attention_heads": kept.num_heads,
         "num_key_value_heads": kept.num_kv_heads,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.server_process import ServerFailed, ServerProcess
-from twostroke.checkpoints.home import home
+from twostroke.system.home import home
 
 WORK = home() / "soak"
 DEADLINE_S = 8  # of requests that name none: fuzzed ones ask for thousands of tokens

@@ -9,8 +9,8 @@ from twostroke.backends.native import library
     params=[(variant, threads) for variant in library.VARIANTS for threads in (1, 3)],
     ids=lambda param: "-".join(map(str, param)),
 )
-def kernels(request: pytest.FixtureRequest) -> native.NativeKernels:
+def kernels(request: pytest.FixtureRequest) -> native.NativeBackend:
     variant, threads = request.param
     if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")
-    return native.NativeKernels(threads, variant)
+    return native.NativeBackend(threads, variant)

@@ -1,4 +1,4 @@
-"""Pages on a device of PyTorch's give and take the same entries as those on the host."""
+"""Pages on a device of PyTorch's give and take the same bytes and entries as those on the host."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def test_entries_are_the_same_as_on_the_host(dtype: str) -> None:
     geometry, random = replace(GEOMETRY, kv_dtype=dtype), np.random.default_rng(0)
     shape = (NUM_PAGES, geometry.num_layers, 2, geometry.num_kv_heads, PAGE_SIZE, geometry.head_dim)
-    host, device = HostMemory(shape, geometry.dtype, in_pairs=False), DeviceMemory(shape, dtype, "cpu")
+    host, device = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
     written = np.zeros(NUM_PAGES * PAGE_SIZE, bool)
     for count in (1, 5, 0, 12, 28):
         places = random.permutation(NUM_PAGES * PAGE_SIZE)[:count]  # each once: of two writes either may be the last
@@ -40,3 +40,36 @@ def test_entries_are_the_same_as_on_the_host(dtype: str) -> None:
     copy = device.read(pages, slots)
     copy[:] = 0
     assert same(device.read(pages, slots), host.read(pages, slots))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pages_move_as_bytes(dtype: str) -> None:
+    geometry, random = replace(GEOMETRY, kv_dtype=dtype), np.random.default_rng(0)
+    shape = (NUM_PAGES, geometry.num_layers, 2, geometry.num_kv_heads, PAGE_SIZE, geometry.head_dim)
+    memories = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
+    pages, slots = np.divmod(np.arange(NUM_PAGES * PAGE_SIZE), PAGE_SIZE)
+    for memory in memories:
+        assert (memory.layout, memory.page_bytes) == ("plain", geometry.entry_bytes * PAGE_SIZE)
+        data = [random.standard_normal(shape[1:]).astype(geometry.dtype) for _ in range(3)]
+        for frame, page in zip((5, 2), data, strict=False):
+            memory.write_page(frame, memoryview(page.view(np.uint8).reshape(-1)))
+        with memory.filling(6) as view:
+            assert len(view) == memory.page_bytes
+            view[:] = memoryview(data[2].view(np.uint8).reshape(-1))
+        memory.copy_page(5, 0)
+        read = memory.read_pages([6, 5, 0, 2])
+        assert [bytes(view) for view in read] == [data[i].tobytes() for i in (2, 0, 0, 1)]
+        assert all(view.readonly for view in read)
+        expected = np.zeros((NUM_PAGES, *shape[1:]), geometry.dtype)
+        expected[[5, 2, 6, 0]] = np.stack([*data, data[0]])
+        entries = expected.transpose(1, 2, 0, 4, 3, 5).reshape(*shape[1:3], -1, shape[3], shape[5])
+        assert same(memory.read(pages, slots), np.ascontiguousarray(entries))
+
+
+def test_the_bytes_of_a_host_page_are_its_memory() -> None:
+    memory = HostMemory((3, 2, 2, 2, PAGE_SIZE, 4), np.dtype(np.float32))
+    (view,) = memory.read_pages([1])
+    with memory.filling(1) as page:
+        page[:] = b"\1" * memory.page_bytes
+    assert bytes(view) == b"\1" * memory.page_bytes
+    assert np.shares_memory(np.frombuffer(view, np.uint8), memory.storage)

@@ -4,7 +4,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import ml_dtypes
@@ -51,7 +50,7 @@ def odd_columns(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", packed.FORMATS)
-def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeKernels) -> None:
+def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeBackend) -> None:
     raw = raw_tensor(name, 48, 768)
     matrix = packed.Matrix(kernels.team, raw)
     expected = gguf.dequantize(raw.data, gguf.GGMLQuantizationType[name])
@@ -108,7 +107,7 @@ def products(x: np.ndarray, raw: RawTensor, variant: str) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [0, 1e-6, 0.01, 50])
 @pytest.mark.parametrize("name", packed.FORMATS)
-def test_products(name: str, size: float, kernels: native.NativeKernels) -> None:
+def test_products(name: str, size: float, kernels: native.NativeBackend) -> None:
     cols = odd_columns(name)
     raw = raw_tensor(name, 64, cols, size=size)
     x = torch.randn(21, cols, generator=torch.Generator().manual_seed(0)).numpy()  # what the bounds were found with
@@ -126,7 +125,7 @@ def test_products(name: str, size: float, kernels: native.NativeKernels) -> None
 
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0xFF])
 @pytest.mark.parametrize("name", [name for name in packed.FORMATS if name != "BF16"])
-def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKernels) -> None:
+def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBackend) -> None:
     """Quants at their ends times activations at theirs: what is added up in few bits must hold all of them."""
     if kernels.variant == "amx":
         pytest.skip("adds up float32")
@@ -142,7 +141,7 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeKe
 
 
 @pytest.mark.parametrize("name", packed.FORMATS)
-def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeKernels) -> None:
+def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeBackend) -> None:
     cols = odd_columns(name)
     matrix = packed.Matrix(kernels.team, raw_tensor(name, 80, cols))  # five panels: some kernels take two at a time
     x = np.random.default_rng(1).standard_normal((235, cols), np.float32)
@@ -254,48 +253,48 @@ def test_what_it_cannot_run_is_said() -> None:
 
 
 @pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
-def test_summaries(kernels: native.NativeKernels, width: int) -> None:
+def test_summaries(kernels: native.NativeBackend, width: int) -> None:
     """The figures of the reference, whatever the width; the same bits alone, and in every variant and thread count."""
     logits = np.random.default_rng(width).standard_normal((5, width), np.float32) * 8
     logits[1, 3] = logits[1, -1] = 99.0  # the lowest of several
     logits[2] = -3.0
     logits[4, width // 2] = math.nan
-    got, wanted = kernels.summarize(logits), summarize(logits)
+    got, wanted = kernels.statistics.summarize(logits), summarize(logits)
     assert (got.best[:4], got.top[:4]) == (wanted.best[:4], wanted.top[:4])
     np.testing.assert_allclose(got.logsumexp[:4], wanted.logsumexp[:4], rtol=1e-6, atol=2e-6, equal_nan=False)
     np.testing.assert_allclose(got.entropy[:4], wanted.entropy[:4], rtol=1e-5, atol=1e-5, equal_nan=False)
     assert math.isnan(got.top[4])
     assert math.isnan(got.logsumexp[4])
     assert 0 <= got.best[4] < width
-    one = native.NativeKernels(1)
+    one = native.NativeBackend(1).statistics
     for i in range(4):
         alone = one.summarize(logits[i : i + 1])
         assert (alone.logsumexp[0], alone.entropy[0]) == (got.logsumexp[i], got.entropy[i])
 
 
 @pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
-def test_weights(kernels: native.NativeKernels, width: int) -> None:
+def test_weights(kernels: native.NativeBackend, width: int) -> None:
     logits = np.random.default_rng(width).standard_normal((6, width), np.float32) * 8
     logits[1, ::3] = -math.inf
     logits[2] = -3.0
     tops, gains = logits.max(-1).tolist(), [1.0, 3.0, 0.4, 0.0, 1e30, 0.01]
-    found = kernels.weigh(logits, tops, gains)
+    found = kernels.statistics.weigh(logits, tops, gains)
     assert found == pytest.approx(weigh(logits, tops, gains), rel=1e-5)
     assert found[3] == 0
     assert found[4] == (logits[4] == tops[4]).sum()
     for i in range(6):
-        assert kernels.weigh(logits[i : i + 1], tops[i : i + 1], gains[i : i + 1]) == [found[i]]
+        assert kernels.statistics.weigh(logits[i : i + 1], tops[i : i + 1], gains[i : i + 1]) == [found[i]]
 
 
 @pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
-def test_draws(kernels: native.NativeKernels, width: int) -> None:
+def test_draws(kernels: native.NativeBackend, width: int) -> None:
     """Those of the reference, but for the nearest of races; a row's own, and the lowest of equal ones."""
     logits = np.random.default_rng(width).standard_normal((400, width), np.float32) * 2
     logits[:50, ::3] = -math.inf
     logits[50:60] = -math.inf
     logits[np.arange(50, 60), width - 1 - np.arange(10)] = -40.0  # all that is left, and far away
     noises = [Noise.of((0.0, 0.3, 1.0, 5.0)[i % 4], b"seed", i) for i in range(400)]
-    found = kernels.draw(logits, noises)
+    found = kernels.statistics.draw(logits, noises)
     ids = np.arange(width)
     for row, noise, id in zip(logits, noises, found, strict=True):
         scores = row * np.float64(noise.gain) + (0 if noise.key is None else gumbel(noise.key, ids))
@@ -303,18 +302,18 @@ def test_draws(kernels: native.NativeKernels, width: int) -> None:
     assert np.mean(np.array(found) == np.array(draw(logits, noises))) > 0.98
     assert found[50:60] == [width - 1 - i for i in range(10)]
     for i in range(0, 400, 37):
-        assert kernels.draw(logits[i : i + 1], noises[i : i + 1]) == [found[i]]
-    assert kernels.draw(np.zeros((1, width), np.float32), [NO_NOISE]) == [0]
+        assert kernels.statistics.draw(logits[i : i + 1], noises[i : i + 1]) == [found[i]]
+    assert kernels.statistics.draw(np.zeros((1, width), np.float32), [NO_NOISE]) == [0]
     # The most and the least noise there is: of id 0 with these keys.
     for others, key, wins in ((8.0, 0, True), (30.0, 0, False), (-30.0, 0xD629356C00000000, True)):
         row = np.full((1, width), others, np.float32)
         row[0, 0] = 0
-        assert (kernels.draw(row, [Noise(1.0, key)]) == [0]) is wins
-    assert kernels.draw(np.full((1, width), math.nan, np.float32), noises[1:2])[0] in range(width)
+        assert (kernels.statistics.draw(row, [Noise(1.0, key)]) == [0]) is wins
+    assert kernels.statistics.draw(np.full((1, width), math.nan, np.float32), noises[1:2])[0] in range(width)
 
 
 @pytest.mark.parametrize("width", [1, 15, 100, 2049, 49152, 151936])
-def test_the_likeliest(width: int, kernels: native.NativeKernels) -> None:
+def test_the_likeliest(width: int, kernels: native.NativeBackend) -> None:
     """The very ids: of ties, of few that can be, of all that are equal, and above a floor."""
     counts = [0, 1, 2, 20, 50, 512, 4096, width]
     logits = np.random.default_rng(width).standard_normal((4 * len(counts), width), np.float32) * 3
@@ -327,30 +326,26 @@ def test_the_likeliest(width: int, kernels: native.NativeKernels) -> None:
             np.flatnonzero((row >= np.sort(row)[-count]) & (row >= floor)) if count else []
             for row, count, floor in zip(logits, counts, floors, strict=True)
         ]
-        for found in (kernels.likeliest(logits, counts, floors), likeliest(logits, counts, floors)):
+        for found in (kernels.statistics.likeliest(logits, counts, floors), likeliest(logits, counts, floors)):
             assert all(np.array_equal(some, others) for some, others in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("variant", library.variants())
-def test_summaries_that_a_pass_made(variant: str) -> None:
-    """Those of its logits, to the bit, whatever their number; once, for later the logits may have been changed."""
-    decoder = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").decoder
+def test_summaries_that_a_head_makes(variant: str) -> None:
+    """Those of its logits, to the bit, whatever their number."""
+    model = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").model.compiled
     for count in (1, 7, 70):
-        logits = decoder.logits(np.random.default_rng(count).standard_normal((count, 576), np.float32))
-        rows = logits[count // 3 :]
-        made = decoder.kernels.summarize(rows)
-        assert made == decoder.kernels.summarize(rows.copy())
-        rows[0] = 0
-        assert decoder.kernels.summarize(rows).best[0] == 0 != made.best[0]
-        del logits, rows
-        kernels: Any = decoder.kernels
-        assert kernels.latest._logits() is None  # a scored prompt's logits can be 300 MB
+        hidden = np.random.default_rng(count).standard_normal((count, 576), np.float32)
+        logits, made = model.logits(hidden)
+        assert made == model.statistics.summarize(logits)
+        some = list(range(count // 3, count))
+        assert made.of(some) == model.statistics.summarize(logits[some])
 
 
 def test_a_variant_by_name() -> None:
     options: dict[str, Any] = {"kv_bytes": 1 << 26, "prefix_index": "off"}
     for variant in library.variants():
-        assert LLM("smollm2-135m", backend=f"native-{variant}", **options).decoder.kernels.label == f"native-{variant}"
+        assert LLM("smollm2-135m", backend=f"native-{variant}", **options).backend.label == f"native-{variant}"
 
 
 def test_a_variant_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

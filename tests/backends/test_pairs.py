@@ -2,23 +2,25 @@
 
 import numpy as np
 
-from tests.kv.values import GEOMETRY
-from twostroke.kv.pool import PagePool
+from tests.kv.values import GEOMETRY, make_pool
 
 
 def test_entries_are_the_same_and_lie_otherwise() -> None:
-    pools = [PagePool(GEOMETRY, 4, page_size=4, in_pairs=flag) for flag in (False, True)]
+    pools = [make_pool(4, in_pairs=flag) for flag in (False, True)]
+    assert [pool.memory.layout for pool in pools] == ["plain", "pairs"]
     pages, slots = np.array([2, 2, 0]), np.array([1, 3, 0])
     shape = (GEOMETRY.num_layers, 2, 3, GEOMETRY.num_kv_heads, GEOMETRY.head_dim)
-    entries = np.random.default_rng(0).standard_normal(shape).astype(pools[0].geometry.dtype)
+    entries = np.random.default_rng(0).standard_normal(shape).astype(pools[0].memory.storage.dtype)
     for pool in pools:
+        assert pool.allocate(4) == [0, 1, 2, 3]
         pool.write(pages, slots, entries)
-        pool.copy_slots(2, 1, 1, 4)
+        pool.copy_page(2, 1, 4)
         assert (pool.read(pages, slots) == entries).all()
+        assert pool.read(pages[:0], slots[:0]).shape == (*shape[:2], 0, *shape[3:])
         assert (pool.read(np.array([1, 1]), slots[:2]) == entries[:, :, :2]).all()
         assert (pool.read_keys(1, pages, slots) == entries[1, 0]).all()
         assert not pool.read(np.array([1, 3]), np.array([0, 1])).any()
-    (plain_keys, plain_values), (keys, values) = (np.moveaxis(np.asarray(pool.storage), 1, 0) for pool in pools)
+    (plain_keys, plain_values), (keys, values) = (np.moveaxis(pool.memory.storage, 1, 0) for pool in pools)
     dim = GEOMETRY.head_dim
     columns = keys.reshape(*keys.shape[:3], dim // 2, 4, 2).swapaxes(-3, -2).reshape(plain_keys.shape)
     assert (columns == plain_keys).all()

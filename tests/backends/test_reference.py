@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.backends.interface import RaggedBatch
-from twostroke.backends.reference.operations import ReferenceKernels
+from twostroke.backends.reference.operations import Operations
 
 HEADS, KV_HEADS, DIM, SIZE, PAGES = 4, 2, 8, 4, 40
 
@@ -67,7 +67,7 @@ def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twostroke.backends.reference.operations.TILE_KEYS", tile)
         patch.setattr("twostroke.backends.reference.operations.BLOCK_ROWS", block)
-        mine = ReferenceKernels().attention(q, kv, batch, 0.4, window)
+        mine = Operations().attention(q, kv, batch, 0.4, window)
     torch.testing.assert_close(mine, naive(q, kv, batch, 0.4, window), atol=1e-5, rtol=1e-5)
 
 
@@ -76,6 +76,6 @@ def test_stray_values_in_unused_slots_do_no_harm() -> None:
     kv = torch.full((2, 2, KV_HEADS, SIZE, DIM), 1e30)
     kv[:, 1, :, :2] = 1.0
     nothing = torch.zeros(1, dtype=torch.int64)
-    batch = RaggedBatch(nothing, nothing, nothing, nothing, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
-    out = ReferenceKernels().attention(torch.ones(1, HEADS, DIM), kv, batch, 1.0, None)
+    batch = RaggedBatch(*[nothing] * 4, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
+    out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 1.0, None)
     assert (out == 1.0).all()

@@ -26,15 +26,15 @@ pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no n
 COLUMNS = 256
 
 
-def head_of(kernels: native.NativeKernels, raw: RawTensor) -> native_pass.NativePass:
-    """A decoder of no blocks."""
-    fields = "intermediate_size num_heads num_kv_heads head_dim attention_scale embedding_scale"
-    config = SimpleNamespace(
-        **dict.fromkeys(fields.split(), 1), ropes=[], hidden_size=raw.shape[1], activation="silu", norm_eps=1e-6
+def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.NativeModel:
+    """A model of no layers, whose embedding is its head."""
+    sizes = dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "embedding_scale"), 1)
+    config: Any = SimpleNamespace(
+        **sizes, hidden_size=raw.shape[1], norm_eps=1e-6, tied=True, head_tensor="embed", ropes=(), layers=()
     )
-    weight, norm = kernels.pack([raw]), packed.NativeWeight((), np.ones(raw.shape[1], np.float32), None)
-    decoder: Any = SimpleNamespace(config=config, embed=weight, head=weight, norm=norm, layers=[])
-    return native_pass.NativePass(kernels, decoder)
+    ones = np.ones(raw.shape[1], np.float32).view(np.uint8).reshape(1, -1)
+    weights = {"embed": raw, "norm": RawTensor("norm", "F32", raw.shape[1:], ones, "norm")}
+    return kernels.compile(config, weights.__getitem__)
 
 
 def noises_of(x: np.ndarray) -> list[Noise]:
@@ -42,30 +42,30 @@ def noises_of(x: np.ndarray) -> list[Noise]:
     return [Noise.of((1.0, 0.2, 0.0, 3.0, 1e-3)[i % 5], b"seed", i) for i in range(len(x))]
 
 
-def same_by_all_logits(head: native_pass.NativePass, x: np.ndarray) -> bool:
+def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
     """Of the likeliest tokens and of some that are drawn, by way of the sketch, too, where it has not paid."""
 
     def same(noises: list[Noise]) -> bool:
-        logits = head.logits(x)
+        logits, _ = head.logits(x)
         expected = head.statistics.draw(logits, noises)
         if head.sketch_bytes and len(x) <= native_pass.SKETCH_ROWS:
             finite: Any = np.isfinite(logits).all(-1).tolist()
             found, _ = head.draw_by_sketch(x, noises)
             if found != [id if known else -1 for id, known in zip(expected, finite, strict=True)]:
                 return False
-        return head.draw(x, noises) == expected
+        return head.search(x, noises) == expected
 
     return all(same(noises) for noises in ([NO_NOISE] * len(x), noises_of(x), noises_of(x)[::-1]))
 
 
-def slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
+def slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
     """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
-    return head.draw_by_sketch(x, [NO_NOISE] * len(x))[1] - head.logits(x).reshape(len(x), -1, packed.PANEL).max(-1)
+    return head.draw_by_sketch(x, [NO_NOISE] * len(x))[1] - head.logits(x)[0].reshape(len(x), -1, packed.PANEL).max(-1)
 
 
-def noisy_slack(head: native_pass.NativePass, x: np.ndarray) -> np.ndarray:
+def noisy_slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
     """The same with noise, relative to the size of what is compared."""
-    logits, noises = head.logits(x).astype(np.float64), [noise for noise in noises_of(x) if noise.gain < 100]
+    logits, noises = head.logits(x)[0].astype(np.float64), [noise for noise in noises_of(x) if noise.gain < 100]
     kept = [i for i, noise in enumerate(noises_of(x)) if noise.gain < 100]
     ids = np.arange(logits.shape[1])
     added = [np.zeros(len(ids)) if n.key is None else gumbel(n.key, ids) for n in noises]
@@ -83,7 +83,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", packed.FORMATS)
-def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
+def test_any_weights(name: str, kernels: native.NativeBackend) -> None:
     """Any number of rows, more than a sketch takes too, and panels that do not fill the last chunk."""
     head = head_of(kernels, raw_tensor(name, 2 * 1024 + 48, COLUMNS))
     assert (head.sketch_bytes > 0) == (not name.startswith("Q4") and not rounds_minima(name, kernels.variant))
@@ -95,14 +95,14 @@ def test_any_weights(name: str, kernels: native.NativeKernels) -> None:
 
 @pytest.mark.parametrize("name", packed.FORMATS)
 @pytest.mark.parametrize("vocab", [1, 17, 1025, 2100])
-def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeKernels) -> None:
+def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeBackend) -> None:
     """What fills up the last panel has products of 0, larger than any logit, and is no token."""
     below_zero = name in ENCODERS
     raw = stored(-np.abs(noise(vocab, COLUMNS)), name) if below_zero else raw_tensor(name, vocab, COLUMNS)
     head = head_of(kernels, raw)
     for count in (1, 3, 8, 30):
         x = np.abs(noise(count, COLUMNS, seed=count))
-        logits = head.logits(x)
+        logits, _ = head.logits(x)
         assert logits.shape == (count, vocab)
         normed, weights = x * (x**2).mean(-1, keepdims=True) ** -0.5, raw.dequantize().T
         error = np.linalg.norm(logits - normed @ weights)  # beside what is added up, for a lone sum may come to nothing
@@ -114,13 +114,13 @@ def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeKernels) ->
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "BF16"])
-def test_bounds_that_rule_most_out(name: str, kernels: native.NativeKernels) -> None:
+def test_bounds_that_rule_most_out(name: str, kernels: native.NativeBackend) -> None:
     head, x = head_of(kernels, stored(noise(2048, COLUMNS), name)), noise(4, COLUMNS, seed=1)
     assert 0 < slack(head, x).min() <= slack(head, x).max() < 0.2 * COLUMNS  # of |weights| |x|
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "BF16"])
-def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeKernels) -> None:
+def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeBackend) -> None:
     """Logits so close to each other that only the exact ones tell which is the largest: one in each panel.
 
     The fewer columns, the nearer a rest comes to what is the most that it can be.
@@ -134,7 +134,7 @@ def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeKernels) ->
         assert slack(head, x).min() >= 0
 
 
-def test_activations_are_rounded_too(kernels: native.NativeKernels) -> None:
+def test_activations_are_rounded_too(kernels: native.NativeBackend) -> None:
     """Weights of one size, with a mean of 0, are exact in the sketch: all that it is wrong about is x."""
     for seed in range(60):
         x = noise(1, 64, seed=seed)
@@ -147,27 +147,27 @@ def test_activations_are_rounded_too(kernels: native.NativeKernels) -> None:
         assert slack(head, x).min() >= 0
 
 
-def test_the_first_of_equals(kernels: native.NativeKernels) -> None:
+def test_the_first_of_equals(kernels: native.NativeBackend) -> None:
     raw = raw_tensor("Q8_0", 2048, COLUMNS)
     x = noise(2, COLUMNS)
     nothing = [NO_NOISE] * 2
-    best = head_of(kernels, raw).draw(x, nothing)[0]
+    best = head_of(kernels, raw).search(x, nothing)[0]
     for copies in ([17, 900, 2047], [1000, 1040]):  # within a chunk and across
         data = raw.data.copy()
         data[copies] = data[best]
         head = head_of(kernels, replace(raw, data=data))
-        assert head.draw(x, nothing)[0] == min(best, *copies) == head.statistics.draw(head.logits(x), nothing)[0]
+        assert head.search(x, nothing)[0] == min(best, *copies) == head.statistics.draw(head.logits(x)[0], nothing)[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
-def test_rows_that_are_not_finite(bad: float, kernels: native.NativeKernels) -> None:
+def test_rows_that_are_not_finite(bad: float, kernels: native.NativeBackend) -> None:
     head = head_of(kernels, raw_tensor("Q8_0", 2048, COLUMNS))
     x = noise(4, COLUMNS)
     x[2, 5] = bad
     assert same_by_all_logits(head, x)
 
 
-def test_weights_that_are_not_finite_have_no_sketch(kernels: native.NativeKernels) -> None:
+def test_weights_that_are_not_finite_have_no_sketch(kernels: native.NativeBackend) -> None:
     raw = raw_tensor("BF16", 2048, COLUMNS)
     data = raw.data.copy()
     data.view(np.uint16)[1234, 7] = 0x7FC0
@@ -190,7 +190,7 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
     raw = stored(rows.astype(np.float32).clip(-6e4, 6e4), name)
     x = (generator.standard_normal((5, 96)) * np.exp(spread * generator.standard_normal(96))).astype(np.float32)
     for variant in library.variants():
-        head = head_of(native.NativeKernels(2, variant), raw)
+        head = head_of(native.NativeBackend(2, variant), raw)
         assert same_by_all_logits(head, x)
         assert slack(head, x).min() >= 0
 
@@ -198,11 +198,11 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
 @pytest.mark.parametrize("variant", library.variants())
 def test_late_members_change_nothing(variant: str) -> None:
     """More threads than cores: pieces are computed twice, and members come when a search is over."""
-    head = head_of(native.NativeKernels(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
+    head = head_of(native.NativeBackend(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
     xs = [noise(1 + i % (native_pass.SKETCH_ROWS + 8), COLUMNS, seed=i) for i in range(24)]
-    expected = [head.statistics.draw(head.logits(x), noises_of(x)) for x in xs]
+    expected = [head.statistics.draw(head.logits(x)[0], noises_of(x)) for x in xs]
     for _ in range(30):
-        assert [head.draw(x, noises_of(x)) for x in xs] == expected
+        assert [head.search(x, noises_of(x)) for x in xs] == expected
 
 
 @pytest.mark.parametrize("variant", library.variants())

@@ -3,9 +3,11 @@
 Pages are few, so that those of one answer are soon the next one's: who writes late writes into another's.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiny import write_model
@@ -33,7 +35,7 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
     }
     alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
     expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
-    page_bytes = alone.pool.storage[:, :, 0].nbytes
+    page_bytes = alone.pool.memory.storage[:, :, 0].nbytes
     for _ in range(3):  # also: a model goes while members are late
         crowded = LLM(path, threads=5, kv_bytes=16 * page_bytes, **options)
         for _ in range(5):
@@ -55,3 +57,21 @@ def test_uneven_shares_change_nothing(variant: str) -> None:
     expected = answer(alone)
     for _ in range(5):
         assert answer(crowded) == expected
+
+
+def test_calls_from_several_threads_take_turns() -> None:
+    """A tail's logits are read while a step runs: both are what they are alone."""
+    llm = LLM("smollm2-135m", backend="native", kv_bytes=64 << 20, prefix_index="off", threads=2)
+    kv = llm.prefill(list(range(100, 140)))
+    assert kv.tail is not None
+    alone = kv.tail.logits
+    expected = [token.id for token in llm.generate([list(range(200, 260))], max_tokens=12, ignore_eos=True)[0].tokens]
+    assert alone is not None
+    with ThreadPoolExecutor(3) as pool:
+        readings = [pool.submit(lambda: [kv.tail.logits for _ in range(20)]) for _ in range(3)]  # pyright: ignore
+        found = [
+            [token.id for token in llm.generate([list(range(200, 260))], max_tokens=12, ignore_eos=True)[0].tokens]
+            for _ in range(3)
+        ]
+    assert found == [expected] * 3
+    assert all(np.array_equal(logits, alone) for reading in readings for logits in reading.result())

@@ -21,8 +21,8 @@ from twostroke.checkpoints import fetch as module
 from twostroke.checkpoints import hub
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch, fetched_from, is_fetched, model_path
-from twostroke.checkpoints.home import home
 from twostroke.errors import FetchError
+from twostroke.system.home import home
 
 CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]

@@ -120,7 +120,7 @@ def test_llama_rows_of_q_and_k_are_put_back(tmp_path: Path) -> None:
     assert np.array_equal(values(checkpoint, "head"), weights["output.weight"])
     assert (checkpoint.name, checkpoint.licence) == ("a", "mit")
     assert not checkpoint.config.tied
-    assert checkpoint.config.attention_scale == HEAD_DIM**-0.5
+    assert checkpoint.config.layers[0].attention.scale == HEAD_DIM**-0.5
     assert checkpoint.config.ropes[0].base == 1e4
     assert checkpoint.config.ropes[0].factors is None
 
@@ -149,9 +149,9 @@ def test_other_architectures_are_taken_as_they_are(tmp_path: Path, arch: str) ->
     config = checkpoint.config
     assert np.array_equal(values(checkpoint, "layers.1.q"), weights["blk.1.attn_q.weight"])
     assert config.tied
-    assert config.attention_bias == (arch == "qwen2")
-    assert config.qk_norm == (arch != "qwen2")
-    assert config.post_norms == (arch == "gemma3")
+    assert config.layers[0].attention.bias == (arch == "qwen2")
+    assert config.layers[0].attention.qk_norm == (arch != "qwen2")
+    assert config.layers[0].post_norms == (arch == "gemma3")
     if arch == "qwen2":
         assert np.array_equal(values(checkpoint, "layers.0.k_bias"), weights["blk.0.attn_k.bias"])
         assert config.windows == (None, None)
@@ -160,7 +160,7 @@ def test_other_architectures_are_taken_as_they_are(tmp_path: Path, arch: str) ->
         assert np.array_equal(found, weights["blk.0.post_attention_norm.weight"])
         assert config.windows == (32, 32)
         assert [rope.base for rope in config.ropes] == [1e4, 1e4]
-        assert (config.activation, config.embedding_scale) == ("gelu_tanh", 8.0)
+        assert (config.layers[0].feed_forward.activation, config.embedding_scale) == ("gelu_tanh", 8.0)
 
 
 def test_gemma_s_sixth_layer_is_global_and_alone_scaled(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from transformers import (
 )
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.checkpoints.huggingface import open_huggingface, read_safetensors, tensor_names
+from twostroke.checkpoints.huggingface import open_huggingface, tensor_names
+from twostroke.checkpoints.safetensors import read_safetensors
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
 from twostroke.models.rope import Rope
@@ -139,24 +140,24 @@ def test_the_config_means_what_it_means_to_transformers(family: str, tmp_path: P
     ours = open_huggingface(tmp_path).config
     theirs, decoder = text_parts(MODELS[family])
     assert (ours.num_layers, ours.hidden_size, ours.vocab_size) == (3, 32, 48)
-    assert (ours.num_heads, ours.num_kv_heads, ours.intermediate_size) == (4, 2, 40)
+    assert (ours.num_heads, ours.num_kv_heads, ours.layers[0].feed_forward.intermediate_size) == (4, 2, 40)
     assert ours.max_position == 4096
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.tied == MODELS[family].config.tie_word_embeddings
     for i, layer in enumerate(decoder.layers):
         attention = layer.self_attn
         assert ours.head_dim == attention.head_dim
-        assert ours.attention_scale == attention.scaling
-        assert ours.attention_bias == (attention.q_proj.bias is not None)
-        assert ours.qk_norm == hasattr(attention, "q_norm")
+        assert ours.layers[i].attention.scale == attention.scaling
+        assert ours.layers[i].attention.bias == (attention.q_proj.bias is not None)
+        assert ours.layers[i].attention.qk_norm == hasattr(attention, "q_norm")
         window = theirs.sliding_window if family == "mistral" else getattr(attention, "sliding_window", None)
         assert ours.windows[i] == window
         kind = f"{theirs.layer_types[i]}_" if ours.architecture == "gemma3" else ""
         expected = getattr(decoder.rotary_emb, f"{kind}inv_freq").double()
         assert torch.allclose(frequencies(ours.ropes[i], ours.head_dim), expected, rtol=1e-6, atol=0)
-    assert ours.post_norms == hasattr(decoder.layers[0], "pre_feedforward_layernorm")
+    assert ours.layers[0].post_norms == hasattr(decoder.layers[0], "pre_feedforward_layernorm")
     assert ours.embedding_scale == getattr(decoder.embed_tokens, "scalar_embed_scale", 1.0)
-    assert ours.activation == ("gelu_tanh" if "gemma" in family else "silu")
+    assert ours.layers[0].feed_forward.activation == ("gelu_tanh" if "gemma" in family else "silu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -96,7 +96,7 @@ def test_errors_are_counted_by_kind(
         ((), 2, "either --rate"),
         (("--concurrency", "1", "--input-tokens", "9-3"), 2, "upwards"),
         (("--concurrency", "1", "--output-tokens", "0"), 2, "1 or more"),
-        (("--concurrency", "1", "--workload", "sharegpt", "--input-tokens", "9"), 2, "lengths of its own"),
+        (("--concurrency", "1", "--workload", "sharegpt", "--input-tokens", "9"), 2, "sets the lengths"),
         (("--concurrency", "1", "--model", "gpt-9"), 1, "no model 'gpt-9'; it has tiny"),
         (("--concurrency", "1", "--input-tokens", "4000"), 1, "has room for 2048"),
         (("--concurrency", "1", "--token-ids", "9000-9100"), 1, "does not take a list of token ids"),

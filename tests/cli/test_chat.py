@@ -15,7 +15,7 @@ import pytest
 from typer.testing import Result
 
 from twostroke.cli.chat import UNSTATED
-from twostroke.conversation.conversation import Conversation
+from twostroke.conversation import Conversation
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams

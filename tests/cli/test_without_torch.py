@@ -12,8 +12,9 @@ from twostroke.backends.native import library
 
 @pytest.fixture(autouse=True)
 def no_torch(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:  # transformers writes the tiny model, and needs it
-    for name in ("twostroke.backends.reference.operations", "twostroke.distilling", "twostroke.pruning"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    users = ("twostroke.backends.reference.", "twostroke.distilling", "twostroke.pruning")
+    for name in [name for name in sys.modules if name.startswith(users)]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
 
 

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
-from twostroke.engine.engine import _together
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.engine.timings import Pace
@@ -403,12 +401,3 @@ def test_timings(tiny_llm: TinyLLM) -> None:
     assert timings.arrival <= timings.scheduled <= timings.tokens[0] <= timings.finished
     assert len(timings.itls) == 4
     assert timings.tpot == pytest.approx(sum(timings.itls) / 4)
-
-
-def test_rows_of_a_step_are_not_copied() -> None:
-    logits = np.random.default_rng(0).standard_normal((4, 7), np.float32)
-    together = _together(list(logits[1:]))
-    assert together.ctypes.data == logits[1].ctypes.data
-    assert np.array_equal(together, logits[1:])
-    for rows in ([logits[2], logits[1]], [logits[0], logits[2]], [logits[0], logits[1].copy()], list(logits.T)):
-        assert np.array_equal(_together(rows), np.stack(rows))

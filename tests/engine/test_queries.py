@@ -12,6 +12,8 @@ import transformers
 from tests.methods.watching import PROMPT, needs_native, queried
 from tests.models.test_against_transformers import tokens
 from tests.tiny import write_model
+from twostroke.backends.interface import Output, RaggedBatch
+from twostroke.backends.memory import Memory
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
@@ -94,8 +96,13 @@ def test_of_a_value_with_gaps(tiny_llm: TinyLLM, tiny_directory: Callable[[str],
 
 def test_nothing_asked_nothing_given(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm, asked = tiny_llm(), []
-    forward = llm.decoder.forward
-    monkeypatch.setattr(llm.decoder, "forward", lambda batch, kv: (forward(batch, kv), asked.append(batch.queries))[0])
+    forward = llm.model.compiled.forward
+
+    def watched(batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+        asked.append(batch.query_rows)
+        return forward(batch, memory)
+
+    monkeypatch.setattr(llm.model.compiled, "forward", watched)
 
     def program() -> Program:
         return (yield Decode((yield Prefill(PROMPT))))

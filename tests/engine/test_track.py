@@ -11,8 +11,8 @@ from tests.tiny import write_tokenizer
 from twostroke.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token, Track
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.sampler import Sampled
 
 EOS = 1
 

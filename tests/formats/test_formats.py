@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.backends.reference.operations import ReferenceKernels
+from twostroke.backends.reference.operations import Operations
 from twostroke.errors import CheckpointError
 from twostroke.formats import tensor as formats
 from twostroke.formats.blocks import FORMATS
@@ -70,7 +70,7 @@ def test_chunks_do_not_show(name: str, chunk: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(formats, "CHUNK_ELEMENTS", chunk)
     whole = FORMATS[name].decode(tensor.data.reshape(-1, FORMATS[name].block_bytes)).reshape(7, 512)
     assert same_bits(tensor.dequantize(), whole)
-    half = ReferenceKernels("cpu", "bfloat16").pack([tensor]).matrix
+    half = Operations("cpu", "bfloat16").pack([tensor]).matrix
     assert half.dtype == torch.bfloat16
     assert torch.equal(half.nan_to_num(), torch.from_numpy(whole).to(torch.bfloat16).nan_to_num())
 

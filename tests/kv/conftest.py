@@ -2,12 +2,22 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kv.values import GEOMETRY, make_pool
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Another user's, as it were: no test makes a key among this one's models."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TWOSTROKE_HOME", str(home))
+        yield home
 
 
 @pytest.fixture
@@ -21,7 +31,7 @@ def new_pool() -> Iterator[Callable[..., PagePool]]:
     gc.disable()
     yield make
     gc.enable()
-    assert [pool.num_used for pool in pools] == [0] * len(pools)
+    assert [(pool.num_used, pool.num_held, pool.num_copies) for pool in pools] == [(0, 0, 0)] * len(pools)
 
 
 @pytest.fixture

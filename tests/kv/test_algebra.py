@@ -12,12 +12,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.kv.counts import check_counts
 from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
 from twostroke.errors import KVError, OutOfPages
+from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pool import PagePool, check_counts
+from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
 MODELS = ("student", "teacher")
@@ -27,7 +31,8 @@ indices = st.integers(0, MAX_VALUES - 1)
 bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
 token_lists = st.lists(st.integers(0, 2), max_size=9)
 tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
-tails = tails | st.builds(lambda x: Tail("m", np.array([x, -0.0], np.float32)), st.floats(width=32, allow_nan=False))
+rows = st.floats(width=32, allow_nan=False).map(lambda x: Stored(np.array([[x, -0.0]], np.float32)))
+tails = tails | st.builds(Tail, st.just("m"), rows)
 
 
 class Entry:
@@ -98,7 +103,13 @@ class Values(RuleBasedStateMachine):
     @rule(i=indices, model=st.sampled_from(MODELS))
     def open(self, i: int, model: str) -> None:
         kv, expected = self.pick(i)
-        self.writers.append((Writer(kv, model), Expected(list(expected.entries), expected.next_position)))
+        used, copies = kv.pool.num_used, kv.pool.num_copies
+        try:
+            writer = Writer(kv, model)
+        except OutOfPages:
+            assert (kv.pool.num_used, kv.pool.num_copies) == (used, copies)
+            return
+        self.writers.append((writer, Expected(list(expected.entries), expected.next_position)))
         del self.writers[:-3]  # abandoned, whatever was entered
 
     @precondition(lambda self: self.writers)
@@ -120,7 +131,7 @@ class Values(RuleBasedStateMachine):
             expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
             expected.next_position += 1
         new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
-        pool.write(places.pages, places.slots, array(new))
+        pool.memory.write(places.frames, places.slots, array(new))
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -133,7 +144,10 @@ class Values(RuleBasedStateMachine):
     @precondition(lambda self: self.values)
     @rule(i=indices, tokens=token_lists, model=st.sampled_from(MODELS), tail=tails)
     def extend(self, i: int, tokens: list[int], model: str, tail: Tail | None) -> None:
+        kv, _ = self.pick(i)
         self.open(i, model)
+        if not self.writers or self.writers[-1][0].base.tokens != kv.tokens:
+            return  # there was no room for its pages
         self.append(-1, tokens)
         self.freeze(-1, tail, close=True)
 
@@ -157,7 +171,7 @@ class Values(RuleBasedStateMachine):
         self._join(left[:at], left_expected[:at], right[at + skip :], right_expected[at + skip :])
 
     def _join(self, left: KVCache, left_expected: Expected, right: KVCache, right_expected: Expected) -> None:
-        used = left.pool.num_used
+        used, moves = left.pool.num_used, left.pool is not right.pool or left.tier != right.tier
         if not left_expected.joins(right_expected):
             with pytest.raises(KVError, match="positions must increase"):
                 _ = left + right
@@ -165,9 +179,9 @@ class Values(RuleBasedStateMachine):
             try:
                 self.keep(left + right, left_expected + right_expected)
             except OutOfPages:
-                assert left.pool is not right.pool or not left.pool.num_free
+                assert moves or not left.pool.num_free
         # Parts of two pages that meet may take one for both.
-        assert left.pool is not right.pool or left.pool.num_used <= used + 1
+        assert moves or left.pool.num_used <= used + 1
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=st.integers(0, 1))
@@ -176,7 +190,7 @@ class Values(RuleBasedStateMachine):
         try:
             self.keep(kv.copy_to(self.pools[j]), expected)
         except OutOfPages:
-            assert self.pools[j].num_free < len(kv.table)
+            assert self.pools[j].num_free < kv.num_pages
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=st.integers(0, 1))
@@ -187,7 +201,30 @@ class Values(RuleBasedStateMachine):
             try:
                 self.keep(KVCache.load(Path(directory) / "value", self.Holder(self.pools[j])), expected)
             except OutOfPages:
-                assert self.pools[j].num_free < len(kv.table)
+                assert self.pools[j].num_free < kv.num_pages
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, tier=st.sampled_from([POOL, HOST]))
+    def move(self, i: int, tier: str) -> None:
+        kv, expected = self.pick(i)
+        before = kv.pool.num_used, kv.pool.num_copies
+        try:
+            moved = kv.to(tier)
+        except OutOfPages:
+            assert tier == POOL
+            assert (kv.pool.num_used, kv.pool.num_copies) == before
+            return
+        assert moved.tier == tier
+        self.keep(moved, expected)
+
+    @rule(j=st.integers(0, 1), which=st.integers(0, 7))
+    def spill(self, j: int, which: int) -> None:
+        """Pages leave, and nobody is told."""
+        pool = self.pools[j]
+        held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
+        if held:
+            used = pool.num_used
+            assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
 
     @dataclass
     class Holder:
@@ -222,16 +259,26 @@ class Values(RuleBasedStateMachine):
     def counts_are_exact(self) -> None:
         holders = {id(kv): kv for kv, _ in self.values} | {id(w.base): w.base for w, _ in self.writers}
         for pool in self.pools:
-            tables = [kv.table[:, PAGE] for kv in holders.values() if kv.pool is pool]
+            mine = [kv for kv in holders.values() if kv.pool is pool]
+            tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in (POOL, HOST)}
             own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
-            check_counts(pool, tables + own)
+            check_counts(pool, tables[POOL] + own, tables[HOST])
+
+    @invariant()
+    def what_writers_hold_is_in_the_pool(self) -> None:
+        for writer, expected in self.writers:
+            table, pool = writer.table, writer.base.pool
+            (frames,) = pool.frames([table])
+            assert (frames[:, 1:] == table[:, 1:]).all()
+            places = spans.pages_and_slots(frames)
+            assert np.array_equal(pool.memory.read(*places), array([entry.data for entry in expected.entries]))
 
     def teardown(self) -> None:
         self.values.clear()
         self.writers.clear()
-        used = [pool.num_used for pool in self.pools]
+        used = [(pool.num_used, pool.num_held, pool.num_copies) for pool in self.pools]
         gc.enable()
-        assert used == [0, 0]
+        assert used == [(0, 0, 0)] * 2
 
 
 TestValues = Values.TestCase

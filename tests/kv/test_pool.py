@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kv.values import GEOMETRY, prefill
+from tests.kv.counts import check_counts
+from tests.kv.values import GEOMETRY, contents, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pool import PagePool, check_counts
+from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pool import PagePool
+from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]
 
@@ -22,15 +25,15 @@ NewPool = Callable[..., PagePool]
 def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
     for dtype, size in [("float32", 4), ("bfloat16", 2)]:
         pool = new_pool(num_pages=10, page_size=4, geometry=replace(GEOMETRY, kv_dtype=dtype))
-        assert pool.storage.shape == (2, 2, 10, 2, 4, 4)
-        assert not pool.storage.any()
+        assert pool.memory.storage.shape == (2, 2, 10, 2, 4, 4)
+        assert not pool.memory.storage.any()
         assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
-        assert pool.page_bytes * pool.num_pages == pool.storage.nbytes
+        assert pool.page_bytes * pool.num_pages == pool.memory.storage.nbytes
 
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
     """So no page of a head begins within a cache line, and few addresses have to be looked up."""
-    assert np.asarray(new_pool().storage).ctypes.data % HUGE_PAGE == 0
+    assert np.asarray(new_pool().memory.storage).ctypes.data % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:
@@ -97,22 +100,76 @@ def test_running_out_takes_nothing_and_asks_for_reclaim_first(new_pool: NewPool)
 
 def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=5)
+    held = np.array(pool.allocate(5))
     pages, slots = np.array([4, 0, 0, 2]), np.array([3, 0, 2, 1])
     entries = np.random.default_rng(0).standard_normal((2, 2, 4, 2, 4), np.float32)
     pool.write(pages, slots, entries)
     assert pool.read(pages, slots).dtype == entries.dtype
     assert np.array_equal(pool.read(pages, slots), entries)
-    assert np.array_equal(pool.storage[1, 0, 4, :, 3], entries[1, 0, 0])
-    assert np.count_nonzero(pool.storage) == entries.size
+    assert np.array_equal(pool.memory.storage[1, 0, 4, :, 3], entries[1, 0, 0])
+    assert np.count_nonzero(pool.memory.storage) == entries.size
+    pool.release(held)
 
 
-def test_copy_slots_copies_these_slots_of_every_layer_and_no_others(new_pool: NewPool) -> None:
-    pool = new_pool(num_pages=3)
-    np.asarray(pool.storage)[:, :, 0] = np.random.default_rng(0).standard_normal((2, 2, 2, 4, 4))
-    pool.copy_slots(0, 2, 1, 3)
-    assert np.array_equal(pool.storage[:, :, 2, :, 1:3], pool.storage[:, :, 0, :, 1:3])
-    assert not pool.storage[:, :, 2, :, [0, 3]].any()
-    assert not pool.storage[:, :, 1].any()
+def filled_pool(pool: PagePool) -> list[int]:
+    """Its first two pages, of random numbers."""
+    pages = pool.allocate(2)
+    pool.memory.storage[:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
+    for page in pages:
+        pool.claim(page, 0, 4)
+    return pages
+
+
+def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=4)
+    pages = filled_pool(pool)
+    pages += pool.allocate(1)
+    pool.copy_page(pages[0], pages[2], 3)
+    assert np.array_equal(pool.memory.storage[:, :, 2], pool.memory.storage[:, :, 0])
+    assert not pool.memory.storage[:, :, 3].any()
+    assert not pool.claim(pages[2], 0, 1)
+    assert pool.claim(pages[2], 3, 4)  # behind what its value has
+    pool.release(np.array(pages))
+
+
+@pytest.mark.parametrize("tier", [POOL, HOST])
+@pytest.mark.parametrize("elsewhere", [(), (0,), (1,), (0, 1)])
+def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: str, elsewhere: tuple[int, ...]) -> None:
+    pool = new_pool(num_pages=4)
+    left, right = pages = filled_pool(pool)
+    storage = pool.memory.storage.copy()
+    assert pool.spill(np.array([pages[i] for i in elsewhere], np.int64)) == len(elsewhere)
+    joined = pool.joined(left, right, 1, 3, tier)
+    slots = np.arange(3)
+    found = pool.read(np.full(3, joined), slots)
+    assert np.array_equal(found[:, :, 0], storage[:, :, 0, :, 0])
+    assert np.array_equal(found[:, :, 1:], storage[:, :, 1, :, 1:3].swapaxes(2, 3))
+    assert pool.num_copies == len(elsewhere) + (tier == HOST)
+    pool.release(np.array([joined]), tier)
+    pool.release(np.array(pages))
+
+
+def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
+    pool = new_pool(num_pages=2)
+    page, other = filled_pool(pool)
+    alone = np.frombuffer(pool.part(page, np.array([1, 2])), np.float32).reshape(2, 2, 2, 4, 4)
+    assert np.array_equal(alone[..., 1:3, :], pool.memory.storage[:, :, 0, :, 1:3])
+    assert not alone[..., [0, 3], :].any()
+    pool.release(np.array([page, other]))
+
+
+def test_what_a_writer_holds_is_not_spilled(pool: PagePool) -> None:
+    kv = prefill(pool, range(9))
+    writer = Writer(kv[:6], "m")
+    writer.append([1])
+    assert pool.spill(np.arange(4)) == 2  # that of entry 8, and the one that was copied
+    assert pool.frames([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]
+    assert contents(kv) == contents(prefill(pool, range(9)))
+    writer.close()
+    assert pool.spill(np.arange(4)) == 1
+    assert contents(kv) == contents(prefill(pool, range(9)))
+    with pytest.raises(AssertionError, match="left the pool"):
+        pool.frames([kv.table])
 
 
 def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.kv.counts import check_counts
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.kv.cache import KVCache
 from twostroke.kv.hashed import HashIndex
-from twostroke.kv.pool import PagePool, check_counts
+from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.kv.radix import RadixIndex
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twostroke.backends.memory import HostMemory
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.geometry import Geometry
@@ -22,8 +23,11 @@ GEOMETRY = Geometry(
 SHAPE = (2, 2, 2, 4)  # layers, K and V, heads, head_dim: 32 numbers, as many as a digest has bytes
 
 
-def make_pool(num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY) -> PagePool:
-    return PagePool(geometry, num_pages, page_size)
+def make_pool(
+    num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY, in_pairs: bool = False
+) -> PagePool:
+    shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
+    return PagePool(geometry, HostMemory(shape, geometry.dtype, "pairs" if in_pairs else "plain"), num_pages, page_size)
 
 
 def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
@@ -49,7 +53,7 @@ def enter(writer: Writer, tokens: Sequence[int]) -> None:
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
     places = writer.append(list(tokens))
-    writer.base.pool.write(places.pages, places.slots, array(context[len(context) - len(tokens) :]))
+    writer.base.pool.memory.write(places.frames, places.slots, array(context[len(context) - len(tokens) :]))
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:

@@ -18,9 +18,10 @@ from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup
+from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.sampler import Draw, distribution, sample
+from twostroke.sampling.sampler import distribution, sample
 
 Native = Callable[..., LLM]
 TEXT = (PROMPT + PROMPT[:7]) * 2

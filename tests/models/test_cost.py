@@ -10,27 +10,20 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from twostroke.llm import LLM
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work
 from twostroke.models.rope import Rope
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    num_layers=2,
-    hidden_size=8,
-    intermediate_size=12,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    vocab_size=16,
-    max_position=100,
-    norm_eps=1e-6,
-    attention_scale=0.5,
-    ropes=(Rope(1e4),) * 2,
-    windows=(None, 4),
-    attention_bias=True,
-)
-COST = Cost(CONFIG, block_bytes=1000, head_bytes=300, entry_bytes=64)
+
+def config(windows: tuple[int | None, ...], max_position: int = 100, experts: Experts | None = None) -> ModelConfig:
+    attention = Attention(2, 1, 4, 0.5, Rope(1e4), bias=True)
+    layers = [Layer(replace(attention, window=window), experts or GatedMLP(12)) for window in windows]
+    return ModelConfig("llama", 16, 8, max_position, 1e-6, tuple(layers))
+
+
+CONFIG = config((None, 4))
+BYTES = {"embed": 77, "layers.0.q": 400, "layers.1.down": 600, "head": 300}
+COST = Cost(CONFIG, BYTES, entry_bytes=64)
 STEPS = st.lists(st.builds(Rows, st.integers(1, 30), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=4)
 
 
@@ -88,12 +81,29 @@ def test_as_pytorch_counts_them(family: str, tiny_llm: Callable[..., LLM]) -> No
 def test_bytes_are_those_computed_on(tiny_llm: Callable[..., LLM]) -> None:
     wide, narrow = (tiny_llm("qwen2", dtype=dtype).model.cost for dtype in ("float32", "bfloat16"))
     assert wide.head_bytes == wide.config.vocab_size * wide.config.hidden_size * 4
-    assert wide.block_bytes == wide.row_flops // 2 * 4
-    assert (narrow.block_bytes, narrow.head_bytes) == (wide.block_bytes // 2, wide.head_bytes // 2)
+    assert wide.layer_bytes(1) == wide.dense_bytes == wide.row_flops // 2 * 4
+    assert (narrow.dense_bytes, narrow.head_bytes) == (wide.dense_bytes // 2, wide.head_bytes // 2)
+
+
+def test_experts_that_a_step_is_expected_to_read() -> None:
+    """Of one row those it chooses, of very many all; in between what drawing by chance gives."""
+    count, chosen = 16, 3
+    mixture = config((None, None), experts=Experts(count, chosen, 12))
+    sizes = {f"layers.1.experts.{e}.{part}": 10 for e in range(count) for part in ("gate", "up", "down")}
+    cost = Cost(mixture, sizes | {"layers.0.q": 7, "embed": 1, "head": 1}, 64)
+    assert cost.layer_bytes(1) == pytest.approx(7 + 30 * chosen)
+    assert cost.layer_bytes(1000) == pytest.approx(7 + 30 * count)
+    random = np.random.default_rng(0)
+    for rows in (2, 5, 12):
+        drawn = [len({e for _ in range(rows) for e in random.permutation(count)[:chosen]}) for _ in range(2000)]
+        assert cost.layer_bytes(rows) == pytest.approx(7 + 30 * np.mean(drawn), rel=0.02)
+    dense = Cost(config((None, None)), BYTES, 64)
+    router, mlp = 2 * 8 * count, 6 * 8 * 12
+    assert cost.row_flops - dense.row_flops == 2 * (router + (chosen - 1) * mlp)
 
 
 SHAPES = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 500)], [Rows(16)], [Rows(64)], [Rows(64, 500)]]
-LONG = Cost(replace(CONFIG, max_position=10_000, windows=(None, None)), 1000, 300, 64)
+LONG = Cost(config((None, None), 10_000), BYTES, 64)
 
 
 def test_prices_are_found_again() -> None:

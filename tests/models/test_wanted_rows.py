@@ -50,10 +50,10 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
         page += len(spans)
     positions, pages, slots = np.array(columns, np.int64).T.copy()
     tokens, starts = positions % VOCAB, [0, *itertools.accumulate(counts)]
-    llm.pool.storage[:] = 0.5
+    llm.pool.memory.storage[:] = 0.5
     batch = RaggedBatch(tokens, positions, pages, slots, starts, tables, np.array(list(wanted), np.int64))
-    hidden = llm.decoder.forward(batch, llm.pool.storage)
-    return np.asarray(hidden), np.asarray(llm.pool.storage)[:, :, :page].copy()
+    rows, _ = llm.model.compiled.forward(batch, llm.pool.memory)
+    return np.asarray(rows.hidden), llm.pool.memory.storage[:, :, :page].copy()
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -18,12 +18,13 @@ from transformers.generation.logits_process import (
 )
 
 from twostroke.backends.native import library
-from twostroke.backends.native.backend import NativeKernels
+from twostroke.backends.native.backend import NativeBackend
 from twostroke.sampling import sampler
 from twostroke.sampling import statistics as summary
+from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.sampler import Draw, Sampled, distribution, sample
+from twostroke.sampling.sampler import distribution, sample
 from twostroke.sampling.statistics import Statistics
 
 INF = math.inf
@@ -214,7 +215,7 @@ def test_filters_leave_what_is_drawn_without_them(size: int, options: dict[str, 
 
 
 def every_statistics() -> list[Statistics]:
-    return [summary, *([] if library.unavailable() else [NativeKernels(1)])]
+    return [summary, *([] if library.unavailable() else [NativeBackend(1).statistics])]
 
 
 @pytest.mark.parametrize("row", [[-INF, -INF], [math.nan, 1.0], [INF, 1.0], [INF, INF], [1.0, math.nan, -INF]])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars, choice, json_schema, regex
-from twostroke.server.tool_parser import Arguments, Called, Piece, Said, ToolParser
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText, ToolParser
 from twostroke.server.tools import described, grammar
 
 FUNCTIONS: list[dict[str, Any]] = [
@@ -95,12 +95,12 @@ def pieces(text: str, cuts: list[int]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in found + parser.flush():
         match joined[-1] if joined else None, piece:
-            case Said(before), Said(more):
-                joined[-1] = Said(before + more)
-            case Arguments(index, before), Arguments(_, more):
-                joined[-1] = Arguments(index, before + more)
-            case _, Called(index, _, name):
-                joined.append(Called(index, "", name))
+            case PlainText(before), PlainText(more):
+                joined[-1] = PlainText(before + more)
+            case CallArguments(index, before), CallArguments(_, more):
+                joined[-1] = CallArguments(index, before + more)
+            case _, CallStart(index, _, name):
+                joined.append(CallStart(index, "", name))
             case _:
                 joined.append(piece)
     return joined
@@ -109,19 +109,19 @@ def pieces(text: str, cuts: list[int]) -> list[Piece]:
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=30))
 def test_parser(cuts: list[int]) -> None:
     assert pieces(TEXT, cuts) == [
-        Said("Let me <look>.\n"),
-        Called(0, "", "now"),
-        Arguments(0, "{}"),
-        Called(1, "", "weather"),
-        Arguments(1, '{"unit": "}\\"{", "at": [{"x": 1}]}'),
-        Said(" Done <tool"),
+        PlainText("Let me <look>.\n"),
+        CallStart(0, "", "now"),
+        CallArguments(0, "{}"),
+        CallStart(1, "", "weather"),
+        CallArguments(1, '{"unit": "}\\"{", "at": [{"x": 1}]}'),
+        PlainText(" Done <tool"),
     ]
 
 
 @given(text=st.text(alphabet='<tool_cal>/{}"name: \n', max_size=60), cut=st.integers(0, 60))
 def test_parser_of_anything(text: str, cut: int) -> None:
     """Text that calls nothing is all there in the end."""
-    assert pieces(text, [min(cut, len(text))]) == ([Said(text)] if text else [])
+    assert pieces(text, [min(cut, len(text))]) == ([PlainText(text)] if text else [])
 
 
 def test_templates_that_know_no_tools() -> None:
@@ -135,5 +135,5 @@ def test_templates_that_know_no_tools() -> None:
     assert system["role"] == "system"
     assert '"name": "now"' in system["content"]
     assert user == messages[0]
-    assert pieces(said["content"], []) == [Called(0, "", "now"), Arguments(0, "{}")]
+    assert pieces(said["content"], []) == [CallStart(0, "", "now"), CallArguments(0, "{}")]
     assert result == {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"}

@@ -52,7 +52,7 @@ def test_too_many_or_none(threads: object, tmp_path: Path) -> None:
 def test_one_for_each_core() -> None:
     assert count_threads(None) == usable_cores()
     assert count_threads(MOST * usable_cores()) == MOST * usable_cores()
-    assert LLM("smollm2-135m", kv_bytes=1 << 26).decoder.kernels.threads == usable_cores()
+    assert LLM("smollm2-135m", kv_bytes=1 << 26).backend.threads == usable_cores()
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

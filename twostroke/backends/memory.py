@@ -1,6 +1,13 @@
-"""Where the numbers of a pool's pages lie, on a CPU; `kv.device` has the same for other devices."""
+"""Where the numbers of a pool's pages lie: what such memory offers, and that of the host.
 
-from typing import Literal
+A page holds K and V of `page_size` entries in all layers, in one piece of `page_bytes`. It moves as these bytes: to
+another page, to a file, to another memory of the same layout. Entries are read and written one by one only where a page
+is used in part, and for study.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -8,69 +15,138 @@ from twostroke.errors import OutOfPages
 
 ALL = slice(None)
 HUGE_PAGE = 2 << 20  # bytes
+Layout = Literal["plain", "pairs"]
+LAYOUTS: tuple[Layout, ...] = ("plain", "pairs")
+
+
+class Memory(Protocol):
+    """Pages of K and V on one device. A *frame* is the place of one page.
+
+    Attributes:
+        storage: what kernels see, [layers, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
+        layout: how entries lie in a page. "plain": [layers, 2, Hkv, page_size, D]. "pairs", as instructions that
+            multiply pairs take them: K is [layers, Hkv, D / 2, page_size, 2], two columns of each key side by side, and
+            V is [layers, Hkv, page_size / 2, D, 2], the values of two slots side by side.
+        page_bytes: the size of a page.
+    """
+
+    storage: Any
+    layout: Layout
+    page_bytes: int
+
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        """The bytes of pages, not to be written to. On the host they are the memory itself and change with it."""
+        ...
+
+    def filling(self, frame: int) -> AbstractContextManager[memoryview]:
+        """The bytes of a page to be written to, so that a file can be read straight into it. They count on leaving."""
+        ...
+
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        """Replace a page by `page_bytes` bytes."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one frame to another."""
+        ...
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather n entries by frame and slot: [layers, 2, n, Hkv, D], a copy, numpy's."""
+        ...
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather one layer's keys: [n, Hkv, D], a copy, numpy's."""
+        ...
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        """Scatter entries, the inverse of `read`."""
+        ...
 
 
 class HostMemory:
-    """Pages in zeroed virtual memory, which costs nothing until a page is written: so a large pool is free.
+    """A `Memory` in zeroed virtual memory, which costs nothing until a page is written: so a large pool is free."""
 
-    A backend may want what is there `in_pairs`, as instructions that multiply pairs take them: two columns of a key,
-    [D / 2, page_size, 2], and the values of two slots, [page_size / 2, D, 2].
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, layout: Layout = "plain", data: np.ndarray | None = None
+    ) -> None:
+        """Make pages, or take those whose bytes are given.
 
-    Attributes:
-        storage: [layers, 2, pages, Hkv, page_size, D].
-    """
+        Args:
+            shape: [frames, layers, 2, Hkv, page_size, D].
+            dtype: of K and V.
+            layout: see `Memory`.
+            data: uint8, the bytes of all pages one after another, which are used in place.
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, in_pairs: bool) -> None:
-        """`shape`: [pages, layers, 2, Hkv, page_size, D]. Raises OutOfPages without room for it."""
-        self.storage = _zeros(shape, dtype).transpose(1, 2, 0, 3, 4, 5)
+        Raises:
+            OutOfPages: there is no memory for them.
+        """
+        self.layout: Layout = layout
+        data = _zeros(shape, dtype) if data is None else data
+        self._pages = data.reshape(shape[0], -1)
+        self.page_bytes = self._pages.shape[1]
+        self.storage = data.view(dtype).reshape(shape).transpose(1, 2, 0, 3, 4, 5)
+        pairs = layout == "pairs"
         keys, values = self.storage[:, 0], self.storage[:, 1]
-        self._sides = _Side(keys, "columns" if in_pairs else None), _Side(values, "slots" if in_pairs else None)
+        self._sides = _Side(keys, "columns" if pairs else None), _Side(values, "slots" if pairs else None)
 
-    def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return np.stack([side.take(pages, slots) for side in self._sides], 1)
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        return [self._pages[frame].data.toreadonly() for frame in frames]
 
-    def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return self._sides[0].take(pages, slots, layer)
+    @contextmanager
+    def filling(self, frame: int) -> Generator[memoryview]:
+        yield self._pages[frame].data
 
-    def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        self._pages[frame] = np.frombuffer(data, np.uint8)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pages[target] = self._pages[source]
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return np.stack([side.take(frames, slots) for side in self._sides], 1)
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return self._sides[0].take(frames, slots, layer)
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         for side, new in zip(self._sides, np.moveaxis(entries, 1, 0), strict=True):
-            side.put(pages, slots, new)
+            side.put(frames, slots, new)
 
 
 class _Side:
-    """K or V of all pages, by page and slot: [layers, n, Hkv, D], however a page is laid out."""
+    """K or V of all pages, by frame and slot: [layers, n, Hkv, D], however a page is laid out."""
 
     def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None) -> None:
-        """`storage`: [layers, pages, Hkv, page_size, D], where a page may hold pairs of columns or of slots instead."""
+        """`storage`: [layers, frames, Hkv, page_size, D], where a page may hold pairs of columns or slots instead."""
         self.pairs, self.dtype = pairs, storage.dtype
         bits = storage.view(f"u{storage.itemsize}")  # numpy moves numbers that it does not know one by one
-        layers, pages, heads, size, dim = storage.shape
+        layers, frames, heads, size, dim = storage.shape
         if pairs == "columns":
-            self.view = bits.reshape(layers, pages, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
+            self.view = bits.reshape(layers, frames, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
         elif pairs == "slots":
-            self.view = bits.reshape(layers, pages, heads, size // 2, dim, 2).transpose(0, 1, 3, 5, 2, 4)
+            self.view = bits.reshape(layers, frames, heads, size // 2, dim, 2).transpose(0, 1, 3, 5, 2, 4)
         else:
             self.view = bits.swapaxes(2, 3)
 
-    def take(self, pages: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
+    def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
         """A copy; of one layer [n, Hkv, D]."""
-        taken = self.view[(layers, *self._places(pages, slots))]
+        taken = self.view[(layers, *self._places(frames, slots))]
         if self.pairs == "columns":
-            taken = taken.reshape(*taken.shape[:-2], -1)
+            taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
         return np.ascontiguousarray(taken).view(self.dtype)
 
-    def put(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    def put(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         bits = np.ascontiguousarray(entries, self.dtype).view(self.view.dtype)
         if self.pairs == "columns":
-            bits = bits.reshape(*bits.shape[:-1], -1, 2)
-        self.view[(ALL, *self._places(pages, slots))] = bits
+            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // 2, 2)
+        self.view[(ALL, *self._places(frames, slots))] = bits
 
-    def _places(self, pages: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
-        return [pages, slots // 2, slots % 2] if self.pairs == "slots" else [pages, slots]
+    def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
+        return [frames, slots // 2, slots % 2] if self.pairs == "slots" else [frames, slots]
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeroed storage. Zeros matter: a masked slot still meets a weight of 0, and 0 times a stray nan is nan."""
+    """Zeroed bytes. Zeros matter: a masked slot still meets a weight of 0, and 0 times a stray nan is nan."""
     try:
         size = int(np.prod(shape, dtype=object)) * dtype.itemsize
         memory = np.zeros(size + HUGE_PAGE, np.uint8)
@@ -78,4 +154,4 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
     # These are the operating system's zero pages, which take memory only when touched.
     start = -memory.ctypes.data % HUGE_PAGE
-    return memory[start : start + size].view(dtype).reshape(shape)
+    return memory[start : start + size]

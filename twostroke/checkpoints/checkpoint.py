@@ -17,7 +17,7 @@ from twostroke.checkpoints.identity import file_digest
 from twostroke.errors import CheckpointError
 from twostroke.formats.encode import Encoder
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
 from twostroke.system.mapped import MappedFile, place
 
 
@@ -72,8 +72,8 @@ class Checkpoint:
         return set(self.stored)
 
     def matrices(self) -> dict[str, RawTensor]:
-        """The tensors of two dimensions by format and shape; those that are yet to be encoded without their bytes."""
-        found = {name: tensor for name, tensor in self.stored.items() if len(tensor.shape) == 2}
+        """The weight matrices by format and shape; those that are yet to be encoded without their bytes."""
+        found = {name: tensor for name, tensor in self.stored.items() if is_weight_matrix(name, tensor.shape)}
         return found | {name: encoder.outline(found[name]) for name, encoder in self.encoders.items()}
 
     def tensor(self, name: str) -> RawTensor:

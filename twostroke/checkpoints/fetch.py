@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from twostroke.checkpoints.catalog import CatalogEntry
-from twostroke.checkpoints.home import home
 from twostroke.checkpoints.hub import hub_file
 from twostroke.checkpoints.identity import remember
 from twostroke.checkpoints.progress import Progress, one_line, watched
 from twostroke.errors import FetchError
+from twostroke.system.home import home
 
 BLOCK = 4 << 20
 

@@ -8,7 +8,7 @@ checked against the file's end, so a damaged file gives CheckpointError.
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -18,10 +18,11 @@ import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.checkpoints.generation import gguf_generation
-from twostroke.checkpoints.gguf_config import read_config, tensor_names, tensor_transforms
+from twostroke.checkpoints.gguf_config import read_config, tensor_names
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
+from twostroke.models.families import BY_NAME
 from twostroke.system.mapped import MappedFile
 
 MAGIC = b"GGUF"
@@ -241,9 +242,9 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     config = read_config(file.metadata, file.tensors, path)
     names = tensor_names(config)
     stored = {
-        ours: RawTensor(ours, found.format, found.shape, found.data, found.source)
-        for ours, theirs in names.items()
-        if (found := file.tensors.get(theirs)) is not None
+        ours: replace(found if name.expert is None else found.part(name.expert), name=ours)
+        for ours, name in names.items()
+        if (found := file.tensors.get(name.tensor)) is not None
     }
     licence = file.metadata.get("general.license")
     try:
@@ -254,11 +255,11 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
             licence=licence if isinstance(licence, str) else None,
             tokenizer_source=GgufTokenizerSource(path, file.metadata),
             stored=stored,
-            transforms=tensor_transforms(config),
+            transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
             generation=gguf_generation(file.metadata, path),
         )
     except TwostrokeError:
-        missing = [theirs for ours, theirs in names.items() if ours not in stored]
+        missing = [name.tensor for ours, name in names.items() if ours not in stored]
         if missing:  # say it with the file's own name for the tensor
             raise CheckpointError(f"{path}: the tensor {missing[0]} is missing") from None
         raise

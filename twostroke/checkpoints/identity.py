@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from twostroke.checkpoints.home import home
 from twostroke.errors import CheckpointError
+from twostroke.system.home import home
 
 if TYPE_CHECKING:  # importing numpy would make every command wait
     from twostroke.system.mapped import MappedFile

@@ -32,7 +32,7 @@ def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -
     check_weights(weights)
     if weights == "stored":
         return checkpoint
-    head = "embed" if checkpoint.config.tied else "head"
+    head = checkpoint.config.head_tensor
     few = weights in ("int4", *BITS)
     encoders: dict[str, Encoder] = {}
     for name, tensor in checkpoint.matrices().items():

@@ -13,5 +13,5 @@ def main() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks is replaced
     app()

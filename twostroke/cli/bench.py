@@ -48,13 +48,13 @@ def latency(
     seed: Annotated[int, typer.Option(min=0, help="Of the random tokens.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="This text instead of random tokens.")] = None,
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="So many first tokens are always the same, and the prefix index is on.")
+        int, typer.Option(min=0, help="How many first tokens are always the same; the prefix index is then on.")
     ] = 0,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
 ) -> None:
     """TTFT, ITL, tokens per second of both strokes, and memory. Several lengths are run in turn, round by round."""
-    # A prefix index would remember what the bench means to compute, so it is off unless it is what is measured.
+    # A prefix index would skip the prefill that is measured, so it is on only where shared prefixes are measured.
     changes = {} if shared_prefix else {"prefix_index": "off"}
     began = time.perf_counter()
     llm = model_options.open(**changes)
@@ -84,24 +84,24 @@ def run(llm: "LLM", shapes: "list[Shape]", repeats: int, warmup: int, prompts: A
 
 
 def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, Any]:
-    """Everything, for JSON: the first shape's numbers at the top, all of them under `results`."""
+    """All facts, for JSON: the first shape's at the top level, those of all shapes under `results`."""
     from twostroke.engine.timings import DEFINITIONS
     from twostroke.system.machine import describe as describe_machine
     from twostroke.system.machine import peak_rss_bytes
 
-    kernels = llm.decoder.kernels
+    backend = llm.backend
     common = {
         "model": llm.name,
-        "backend": kernels.label,
-        "device": kernels.device,
-        "dtype": kernels.dtype,
+        "backend": backend.label,
+        "device": backend.device,
+        "dtype": backend.dtype,
         "kv_dtype": llm.pool.geometry.kv_dtype,
-        "threads": kernels.threads,
+        "threads": backend.threads,
         "load_s": load_s,
         "peak_rss_bytes": peak_rss_bytes(),
     }
     all_facts = [common | result.as_dict() for result in results]
-    facts = all_facts[0] | describe_machine(kernels.device) | {"definitions": DEFINITIONS}
+    facts = all_facts[0] | describe_machine(backend.device) | {"definitions": DEFINITIONS}
     return facts | ({"results": all_facts} if len(all_facts) > 1 else {})
 
 

@@ -55,11 +55,14 @@ class LoadOptions:
     rate: Annotated[Seconds, _load(callback=above_zero, help="Requests per second, in open loop.")] = None
     burstiness: Annotated[
         float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+        _load(
+            callback=above_zero,
+            help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts.",
+        ),
     ] = 1.0
-    concurrency: Annotated[int | None, _load(min=1, help="Requests under way at any time, in closed loop.")] = None
+    concurrency: Annotated[int | None, _load(min=1, help="Requests in flight at any time, in closed loop.")] = None
     requests: Annotated[int, _load(min=1, help="How many are measured.")] = 100
-    warmup: Annotated[int, _load(min=0, help="Requests before them, all at once; in no figure.")] = 4
+    warmup: Annotated[int, _load(min=0, help="Unmeasured requests before them, sent at once.")] = 4
     timeout: Annotated[Seconds, _load(callback=above_zero, help="Seconds after which a request counts as lost.")] = 600
 
     def check(self) -> None:
@@ -75,7 +78,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What is asked."""
+    """What the requests are."""
 
     workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic"
     input_tokens: Annotated[
@@ -85,8 +88,8 @@ class WorkloadOptions:
     output_tokens: Annotated[
         Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
     ] = None
-    prefix_tokens: Annotated[int, _workload(min=0, help="So many first tokens a group of prompts shares.")] = 0
-    groups: Annotated[int, _workload(min=1, help="Groups with a prefix of their own.")] = 1
+    prefix_tokens: Annotated[int, _workload(min=0, help="How many first tokens the prompts of a group share.")] = 0
+    groups: Annotated[int, _workload(min=1, help="How many groups there are; each has its own prefix.")] = 1
     seed: Annotated[
         int | None,
         _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
@@ -101,7 +104,7 @@ class WorkloadOptions:
         if self.workload not in ("synthetic", "sharegpt"):
             raise typer.BadParameter("synthetic or sharegpt", param_hint="--workload")
         if self.workload == "sharegpt" and (self.input_tokens, self.output_tokens) != (None, None):
-            raise typer.BadParameter("sharegpt has lengths of its own: leave out --input-tokens and --output-tokens")
+            raise typer.BadParameter("sharegpt sets the lengths: leave out --input-tokens and --output-tokens")
 
     def of(self, requests: int) -> "Workload":
         from twostroke.perf.serving.workload import Workload
@@ -120,17 +123,17 @@ class WorkloadOptions:
 @spread
 def serve(
     *,
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="the first it names")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="TWOSTROKE_API_KEY", help="Sent as a bearer token.")] = None,
     load_options: LoadOptions,
     workload_options: WorkloadOptions,
-    slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="Objective for goodput.")] = None,
+    slo_ttft_ms: Annotated[Seconds, typer.Option(callback=above_zero, help="TTFT objective, for goodput.")] = None,
     slo_itl_ms: Annotated[
-        Seconds, typer.Option(callback=above_zero, help="The same, for the 99th percentile of an answer's gaps.")
+        Seconds, typer.Option(callback=above_zero, help="ITL objective: of the 99th percentile of an answer's gaps.")
     ] = None,
     as_json: JsonFlag = False,
-    output: Annotated[Path | None, typer.Option(help="Keep every request, the summary and a plot there.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A directory for every request, the summary and a plot.")] = None,
 ) -> None:
     """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
@@ -180,7 +183,7 @@ def measure(
     pattern: "OpenLoop | ClosedLoop",
     warmup: int,
 ) -> "tuple[Target, LoadTest]":
-    """Look at the server, warm up, and run, with a bar on stderr where that is a terminal. Raises InvalidRequest."""
+    """Inspect the server, warm up, and run the test, with a bar on a terminal. Raises InvalidRequest."""
     import asyncio
 
     import httpx
@@ -213,7 +216,7 @@ def measure(
 
 
 def print_report(facts: dict[str, Any]) -> None:
-    """Latencies, throughput, and what may be wrong with them."""
+    """Latencies, throughput, and what limits their validity."""
     from rich.console import Console
     from rich.table import Table
 
@@ -231,7 +234,7 @@ def print_report(facts: dict[str, Any]) -> None:
 
 
 def remarks(facts: dict[str, Any]) -> list[str]:
-    """In lines: rates, then whatever a reader has to know before believing them."""
+    """Lines of text: rates, then what limits their validity."""
     lines: list[str] = []
     if facts["duration_s"]:
         lines.append(

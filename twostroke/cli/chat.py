@@ -18,7 +18,7 @@ from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.conversation.conversation import Conversation, Reply
+    from twostroke.conversation import Conversation, Reply
 
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
@@ -41,14 +41,14 @@ def chat(
     model_options: ModelOptions,
     sampling: ChatSamplingOptions,
 ) -> None:
-    """Talk with a model, line by line; /help lists commands. Lines may be piped in, too.
+    """Talk with a model, line by line; /help lists commands. Lines may also be piped in.
 
     Replies are sampled with the model's own generation defaults where it states any (`twostroke models show`),
     else with a temperature of 0.7 and a top-p of 0.9.
     """
-    sampling.params()  # wrong ones are told before the model is loaded
+    sampling.params()  # wrong ones are reported before the model is loaded
     llm = model_options.open()
-    from twostroke.conversation.conversation import Conversation
+    from twostroke.conversation import Conversation
 
     own = llm.generation or UNSTATED
     fields = own | sampling.fields()
@@ -70,9 +70,9 @@ class Session:
     """Lines in, replies out.
 
     Attributes:
-        conversation: what is being said.
+        conversation: its messages and KV.
         out: where replies go.
-        interactive: a person types; errors are then told without ending the session.
+        interactive: a person types; errors are then reported without ending the session.
         turns: facts of each reply.
     """
 
@@ -123,10 +123,10 @@ class Session:
         }
 
     def _lines(self) -> Iterator[str]:
-        """What the user says, line by line, without empty ones."""
+        """The user's lines that are not empty."""
         if self.interactive:
             import_module("readline")  # line editing and history for input()
-        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which may be for JSON alone
+        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which --json reserves for JSON
         while True:
             try:
                 line = input(prompt) if self.interactive else sys.stdin.readline()
@@ -147,7 +147,7 @@ class Session:
     def _answer(self, text: str) -> None:
         fields = {}
         if (seed := self.conversation.sampling.get("seed")) is not None:
-            fields["seed"] = seed + len(self.turns)  # the same random numbers in every turn would be odd
+            fields["seed"] = seed + len(self.turns)  # so that no turn repeats the random numbers of another
         reply = self.conversation.say(text, **fields)
         with _ctrl_c() as pressed:
             for token in reply:

@@ -60,7 +60,7 @@ class ContenderOptions:
     method_module: MethodModule = None
 
     def contenders(self) -> "list[Contender]":
-        """Raises InvalidRequest for what is not known, BadParameter for what is not of the form."""
+        """Raises InvalidRequest for an unknown method or parameter, BadParameter for a wrong form."""
         load_method_modules(self.method_module)
         from twostroke.evals.contenders import contender
 
@@ -102,7 +102,7 @@ class EvalOptions(
 
 
 def split_methods(text: str) -> list[str]:
-    """`plain,repeat:times=3,keep=all,ptdo` into three: a part with = and no : before it goes on with its method."""
+    """`plain,repeat:times=3,keep=all,ptdo` into three. A part with = and without : belongs to the method before it."""
     specs: list[str] = []
     for part in text.split(","):
         if specs and "=" in part and ":" not in part.partition("=")[0]:
@@ -168,7 +168,7 @@ def run(evaluation: "Evaluation", directory: Path | None) -> "list[Line]":
 
 
 def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOptions) -> str:
-    """The command that does it again: every option that is not its default."""
+    """The command that repeats the evaluation: every option that differs from its default."""
     words = ["twostroke", "eval", task.name]
     for group in (task, *options):
         for field in fields(group):
@@ -181,7 +181,7 @@ def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOpt
 
 
 def print_table(summary: "Summary") -> None:
-    """A row for each metric, a column for each method; then what matters most, a row for each method."""
+    """A row for each metric, a column for each method; then the headlines, a row for each method."""
     from rich.console import Console
     from rich.table import Table
 

@@ -26,7 +26,7 @@ def generate(
     prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.", show_default="--chat"),
+        typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     n: Annotated[int, option(rules(SamplingParams)["n"], "--n", "-n")] = SamplingParams.n,
@@ -124,7 +124,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     return {
         "method": method,
         "method_facts": method_facts(request.result),
-        "backend": llm.decoder.kernels.label,
+        "backend": llm.backend.label,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,
@@ -138,7 +138,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
 
 
 def method_facts(result: Any) -> dict[str, Any] | None:
-    """What a technique says of its work, if it says anything."""
+    """The facts that a technique returned, if it returned any."""
     return asdict(result) if is_dataclass(result) and not isinstance(result, type) else None
 
 

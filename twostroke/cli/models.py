@@ -1,4 +1,4 @@
-"""`twostroke models`: what there is, fetching it, and what a model is made of."""
+"""`twostroke models`: the catalog, fetching a model, and what a model is made of."""
 
 import json
 from collections import Counter
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twostroke.checkpoints.catalog import CatalogEntry
     from twostroke.checkpoints.checkpoint import Checkpoint
     from twostroke.checkpoints.tokenizer import Tokenizer
+    from twostroke.models.config import ModelConfig
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]
@@ -105,7 +106,7 @@ def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
 
 
 def checkpoint_facts(name: str) -> dict[str, Any]:
-    """Everything about a checkpoint but its weights' values."""
+    """All facts of a checkpoint, without its weights."""
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.checkpoints.tokenizer import Tokenizer
 
@@ -135,7 +136,8 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "architecture": config.architecture,
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": config.layers[0].feed_forward.intermediate_size,
+        "experts": _experts(config),
         "heads": config.num_heads,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
@@ -146,6 +148,13 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "tied_embeddings": config.tied,
         "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
     }
+
+
+def _experts(config: "ModelConfig") -> dict[str, int] | None:
+    from twostroke.models.config import Experts
+
+    mixtures = [layer.feed_forward for layer in config.layers if isinstance(layer.feed_forward, Experts)]
+    return {"count": mixtures[0].count, "chosen": mixtures[0].chosen, "layers": len(mixtures)} if mixtures else None
 
 
 def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
@@ -159,7 +168,7 @@ def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
 
 
 def tokenizer_kind(checkpoint: "Checkpoint") -> str:
-    """As the checkpoint's own files call it."""
+    """The tokenizer's kind, as the checkpoint's files name it."""
     from twostroke.checkpoints.checkpoint import GgufTokenizerSource
 
     source = checkpoint.tokenizer_source
@@ -200,7 +209,7 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts that a person wants, in words."""
+    """The most important facts, in words."""
     catalog: dict[str, Any] = facts["catalog"] or {}
     if catalog:
         yield "catalog", f"{catalog['name']}: {catalog['description']}"

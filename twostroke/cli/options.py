@@ -80,7 +80,9 @@ class ModelOptions:
     student: Annotated[
         str | None, _model(help="For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.")
     ] = None
-    draft: Annotated[str | None, _model(help="For speculation: a model of the same tokenizer, named likewise.")] = None
+    draft: Annotated[str | None, _model(help="For speculation: a model with the same tokenizer, named as above.")] = (
+        None
+    )
     device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
     backend: Annotated[
         str, _model(help="Kernels: native (or a variant of it, as native-avx512), reference (PyTorch), or auto.")
@@ -99,7 +101,7 @@ class ModelOptions:
     page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
 
     def check_companions(self, method: "Method") -> None:
-        """Before anything is loaded: raises InvalidRequest where the technique lacks one, and says which are idle."""
+        """Before anything is loaded: raise InvalidRequest if the technique lacks a companion; note unused ones."""
         from twostroke.cli.report import note
 
         for role in ("student", "draft"):
@@ -110,7 +112,7 @@ class ModelOptions:
                 note(f"method {method.name} does not use --{role}{hint}")
 
     def open(self, **changes: Any) -> "LLM":
-        """The model, with a display of downloads and loading on stderr."""
+        """Open the model; progress of downloads and loading is shown on stderr."""
         from twostroke.cli.report import Loading
         from twostroke.llm import LLM
 
@@ -122,7 +124,7 @@ class ModelOptions:
 
 def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -> Any:
     """A command's option, described by a field's rule."""
-    upper = (rule.most or LARGE) < LARGE or rule.above is not None  # counts that begin at 0 or 1 surprise nobody
+    upper = (rule.most or LARGE) < LARGE or rule.above is not None  # that a count begins at 0 or 1 goes without saying
     text = f"{rule.help} {rule.bounds.capitalize()}." if upper and rule.bounds and rule.words is None else rule.help
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
@@ -224,7 +226,7 @@ MethodModule = Annotated[
 
 
 def load_method_modules(names: list[str] | None) -> None:
-    """Make their techniques known, and those of installed packages. Raises InvalidRequest, one line."""
+    """Register their techniques and those of installed packages. Raises InvalidRequest, one line."""
     from twostroke.methods import load_installed, load_module
 
     load_installed()
@@ -246,7 +248,7 @@ class MethodOptions:
     method_module: MethodModule = None
 
     def build(self) -> "Method":
-        """Raises BadParameter for what is not key=value, InvalidRequest for what the method does not know."""
+        """Raises BadParameter for a pair that is not key=value, InvalidRequest for an unknown method or parameter."""
         pairs = dict(parse_pair(pair) for pair in self.method_option or ())
         load_method_modules(self.method_module)
         from twostroke.methods import method

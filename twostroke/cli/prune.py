@@ -19,20 +19,20 @@ def prune(
     hidden: Annotated[float, typer.Option(help="Share of the hidden width to take away.")] = 0.25,
     intermediate: Annotated[float, typer.Option(help="Share of the intermediate width to take away.")] = 0.25,
     max_tokens: Annotated[int, typer.Option(min=32, help="Most tokens of the text to read.")] = 16384,
-    distill: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Then teach it on the text, so long.")] = 0,
-    learning_rate: Annotated[float, typer.Option(min=1e-6, max=0.1, help="Of distillation, at its highest.")] = 3e-4,
+    distill: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Then distill on the text.")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, max=0.1, help="Its highest learning rate.")] = 3e-4,
     as_json: JsonFlag = False,
 ) -> None:
     """Cut channels that a text uses least, and keep the KV geometry: a student for overfill and refresh.
 
-    With --distill it then learns from its teacher: minutes, which repair the worst of the cut.
+    With --distill it then learns from its teacher for some minutes, which repairs most of the damage.
     """
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.cli.generate import read_prompt
 
     try:
         from twostroke import distilling
-        from twostroke.pruning import prune
+        from twostroke.pruning import mlp_of, prune
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"pruning needs {error.name}: pip install 'twostroke[torch]'") from None
 
@@ -43,7 +43,7 @@ def prune(
         kept = prune(checkpoint, text, directory, hidden, intermediate, max_tokens)
     old = checkpoint.config
     facts = {"hidden_size": [old.hidden_size, kept.hidden_size]}
-    facts |= {"intermediate_size": [old.intermediate_size, kept.intermediate_size]}
+    facts |= {"intermediate_size": [mlp_of(old).intermediate_size, mlp_of(kept).intermediate_size]}
     learned = None
     if distill:
         with Steps(f"distilling {model}", distill) as steps:

@@ -58,7 +58,7 @@ def pace_text(pace: "Pace") -> str:
 class Loading:
     """While it is open: a spinner on a terminal; once called with progress of a download, a bar.
 
-    Away from a terminal it writes a line whenever a download enters another stage.
+    Without a terminal it writes a line whenever a download enters another stage.
     """
 
     def __init__(self, title: str) -> None:
@@ -96,7 +96,7 @@ class Loading:
 
 
 class Steps:
-    """While it is open: a bar of so many steps, with what each came to. Away from a terminal, a line every tenth."""
+    """While it is open: a bar over steps, with the loss of each. Without a terminal, a line every tenth of them."""
 
     def __init__(self, title: str, steps: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

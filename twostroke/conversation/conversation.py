@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from twostroke.conversation import file
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
@@ -96,23 +97,24 @@ class Conversation:
         self._forget()
 
     def save(self, path: str | Path) -> None:
-        """Write messages and KV into one file. See `session`."""
-        from twostroke.conversation.file import save
+        """Write messages and KV into one file (see `file`); what was there before stays until all is written.
 
-        save(Path(path), self.llm.name, self.messages, self._rendered, self.kv)
+        Raises KVError if it cannot be written.
+        """
+        kv = self.kv  # ends a reply, which adds its message
+        file.save(Path(path), file.Saved(self.llm.name, self.messages, self._rendered), kv)
 
     @classmethod
     def load(cls, path: str | Path, llm: LLM, **sampling: Any) -> Conversation:
         """Go on with a saved conversation.
 
         Raises:
-            CorruptFile: not such a file, truncated or altered. GeometryMismatch: saved with a model of another
-            geometry. OutOfPages: no room.
+            CorruptFile: not such a file, truncated, altered or hostile. GeometryMismatch: saved with a model of another
+            geometry. OutOfPages: no room. KVError: it cannot be read.
         """
-        from twostroke.conversation.file import load
-
         conversation = cls(llm, **sampling)
-        conversation.messages, conversation._rendered, conversation._kv = load(Path(path), llm)
+        saved, conversation._kv = file.load(Path(path), llm.pool, llm.config.vocab_size)
+        conversation.messages, conversation._rendered = saved.messages, saved.rendered
         return conversation
 
     # How it grows ----------------------------------------------------------------------------------------------

@@ -1,34 +1,70 @@
-"""A conversation in a file: its messages as JSON and its KV cache, under one checksum.
+"""A conversation in a file: what was said as JSON, and the KV cache that holds it.
 
-Layout: magic, length of the JSON (uint64, little endian), the JSON, the KV cache as `KVCache.save` writes it (nothing
-where nothing was said yet), and the blake2b digest of all bytes before it.
+Layout: magic, a section of JSON, and the value as a stream (`kv.stream`). Both have checksums, and the fields of the
+JSON are checked before they are used.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from twostroke.kv import storage
-from twostroke.kv.cache import KVCache, PoolHolder
+from twostroke.kv import stream
+from twostroke.kv.cache import KVCache
+from twostroke.kv.header import Invalid, parsed, require
+from twostroke.kv.pool import PagePool
 
-MAGIC = b"twostroke-session-1\n"
-
-
-def save(path: Path, model: str, messages: list[dict[str, str]], rendered: str, kv: KVCache) -> None:
-    """Write atomically: what was at `path` before stays until all is written. Raises KVError on failure."""
-    text = json.dumps({"model": model, "messages": messages, "rendered": rendered}).encode()
-    value = storage.encode(kv.contents()) if len(kv) else b""
-    storage.write(storage.seal(b"".join([MAGIC, len(text).to_bytes(8, "little"), text, value])), path)
+MAGIC = b"twostroke-conversation-2\n"
+EARLIER = b"twostroke-session-1\n"
 
 
-def load(path: Path, llm: PoolHolder) -> tuple[list[dict[str, str]], str, KVCache]:
-    """Messages, rendered text and KV. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if unreadable."""
-    body = storage.unseal(storage.read(path), MAGIC, path, "conversation")[len(MAGIC) :]
-    # From here on the file is what `save` wrote.
-    stop = 8 + int.from_bytes(body[:8], "little")
-    header = json.loads(bytes(body[8:stop]))
-    kv = KVCache.empty(llm.pool)
-    if len(body) > stop:
-        kv = KVCache.placed(llm.pool, storage.decode(bytes(body[stop:]), path), f"{path}: this value")
-    return header["messages"], header["rendered"], kv
+@dataclass(frozen=True)
+class Saved:
+    """What was said.
+
+    Attributes:
+        model: the name of who answered.
+        messages: [{"role": ..., "content": ...}, ...].
+        rendered: the text that the KV cache holds.
+    """
+
+    model: str
+    messages: list[dict[str, str]]
+    rendered: str
+
+
+def save(path: Path, saved: Saved, kv: KVCache) -> None:
+    """Write both; what was at `path` before stays until all is written. Raises KVError on failure."""
+    with stream.saving(path) as out:
+        out.write(MAGIC)
+        stream.section(out, json.dumps(dataclasses.asdict(saved)).encode())
+        kv.write_to(out)
+
+
+def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[Saved, KVCache]:
+    """Read both. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
+    with stream.opened(path) as source:
+        source.magic(MAGIC, EARLIER, "conversation")
+        text, _ = source.section()
+        try:
+            saved = _saved(parsed(text))
+        except Invalid as error:
+            raise source.corrupt(str(error)) from None
+        kv = KVCache.read_from(source, pool)
+        if max(int(kv.token_array.max(initial=0)), kv.pending or 0) >= vocab_size:
+            raise source.corrupt("it holds tokens that the model does not have")
+        return saved, kv
+
+
+def _saved(value: Any) -> Saved:
+    names = {field.name for field in dataclasses.fields(Saved)}
+    require(isinstance(value, dict) and set(value) == names, f"it does not have the fields {', '.join(sorted(names))}")
+    messages, texts = value["messages"], [value["model"], value["rendered"]]
+    require(isinstance(messages, list), "messages are no list")
+    for message in messages:
+        right = isinstance(message, dict) and set(message) == {"role", "content"}
+        require(right, "a message does not have the fields role and content")
+        texts += message.values()
+    require(all(isinstance(text, str) for text in texts), "a text is none")
+    return Saved(**value)

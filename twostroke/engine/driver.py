@@ -12,7 +12,7 @@ from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 
 
 class Driver:
@@ -20,6 +20,7 @@ class Driver:
 
     def __init__(self, models: Mapping[str, Model], default: str) -> None:
         self.models, self.default = models, default
+        self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
         """Begin, or begin again after a preemption."""
@@ -70,7 +71,8 @@ class Driver:
             choice.results[slot] = Decoded(stroke.kv, (), track.finish_reason)  # the request has ended before
             return
         model = self._model(stroke.model)
-        choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, choice.seed(stroke.stream), record))
+        seed = choice.seed(stroke.stream)
+        choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, seed, record, self._by_identity))
 
     def _private_track(self, choice: Choice, record: DecodeRecord) -> Track:
         """For tokens that are not the choice's yet: from where the choice stood when the stroke was first opened."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from twostroke.backends.interface import LazyLogits
 from twostroke.engine.driver import Driver
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.lane import DecodeLane
@@ -23,8 +22,7 @@ from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
-from twostroke.sampling.sampler import Draw, Sampled, sample
-from twostroke.sampling.statistics import rows_of
+from twostroke.sampling.draw import Draw, Sampled
 
 log = logging.getLogger(__name__)
 
@@ -201,26 +199,29 @@ class Engine:
         return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
     def _sample(self, ready: list[DecodeLane]) -> None:
-        """Sample once for every lane. Constraints and conditions are code from outside: each fails for itself."""
-        drawn: dict[Model, list[tuple[DecodeLane, Draw]]] = {}
-        for lane in ready:
-            requests = {lane.choice.request}
-            if isinstance(lane.answer, int):
-                self._guarded(requests, self._take, lane, Sampled(lane.answer))
-            else:
-                self._guarded(requests, lambda one: drawn.setdefault(one.model, []).append((one, one.draw())), lane)
-        for pairs in drawn.values():
-            # Without those that a sibling's failure has ended since.
-            live = [(lane, draw) for lane, draw in pairs if not lane.choice.done]
-            if live:
-                self._guarded({lane.choice.request for lane, _ in live}, self._sample_rows, live)
+        """Sample for every lane. Constraints and conditions are code from outside: each fails for itself."""
+        asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {}
 
-    def _sample_rows(self, pairs: list[tuple[DecodeLane, Draw]]) -> None:
-        rows = [lane.answer for lane, _ in pairs if isinstance(lane.answer, np.ndarray)]
-        logits = _together(rows)
-        kernels = pairs[0][0].model.decoder.kernels
-        for (lane, _), sampled in zip(pairs, sample(logits, [draw for _, draw in pairs], kernels), strict=True):
-            self._guarded({lane.choice.request}, self._take, lane, sampled)
+        def ask(lane: DecodeLane) -> None:
+            for model, row, draw in lane.asks():
+                asked.setdefault(model, []).append((lane, row, draw))
+
+        for lane in ready:
+            if not lane.drawn:
+                self._guarded({lane.choice.request}, ask, lane)
+        for model, asks in asked.items():
+            # Without those that a sibling's failure has ended since.
+            live = [ask for ask in asks if not ask[0].choice.done]
+            if live:
+                self._guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live)
+        for lane in ready:
+            if not lane.choice.done and lane.drawn:
+                self._guarded({lane.choice.request}, self._take, lane, lane.drawn.popleft())
+
+    def _draw(self, model: Model, asks: list[tuple[DecodeLane, LazyLogits, Draw]]) -> None:
+        lanes, rows, draws = zip(*asks, strict=True)
+        for lane, sampled in zip(lanes, model.compiled.sample(rows, draws).read(), strict=True):
+            lane.drawn.append(sampled)
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
         if not lane.choice.done:  # ended by a sibling's failure
@@ -260,15 +261,3 @@ class Engine:
             if request.done:
                 request.timings.finished = request.timings.finished or time.perf_counter()
                 self._requests.discard(request)
-
-
-def _together(rows: list[np.ndarray]) -> np.ndarray:
-    """[R, n] of R rows: a view if they follow one another in memory, as those of a step mostly do, for they are not
-    small; else a copy."""
-    whole = rows[0].base
-    if isinstance(whole, np.ndarray) and whole.ndim == 2:
-        found = [rows_of(whole, row[None]) for row in rows]
-        first = 0 if found[0] is None else found[0].start
-        if all(one is not None and one.start == first + i for i, one in enumerate(found)):
-            return whole[first : first + len(rows)]
-    return rows[0][None] if len(rows) == 1 else np.stack(rows)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from twostroke.backends.interface import LazyLogits
+from twostroke.backends.rows import Stored
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
@@ -17,15 +21,14 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
 from twostroke.models.dropout import Dropout
+from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
-from twostroke.sampling.sampler import Draw, Sampled
 
 if TYPE_CHECKING:
     from twostroke.engine.request import Choice, SharedPrefill
 
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
-Answer = np.ndarray | int  # a row's logits, or its token where no more is wanted
 
 
 class Lane(Generic[StrokeKind]):
@@ -38,10 +41,7 @@ class Lane(Generic[StrokeKind]):
         result: the stroke's result once it is done; kv: the value in it.
         cached_tokens: how many tokens came from the prefix index.
         dropout: what its rows are computed under.
-        wants_logits: whether the token that a row's logits and noise make is not enough.
     """
-
-    wants_logits = True
 
     def __init__(
         self,
@@ -54,12 +54,15 @@ class Lane(Generic[StrokeKind]):
         dropout: Dropout | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
+        # A value may come from a file, or from a model with more tokens.
+        if max([*todo, int(base.token_array.max(initial=0))]) >= model.vocab_size or min(todo, default=0) < 0:
+            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
         # With dropout it is another model, whose entries are canonical for itself alone.
         self.writer = Writer(base.copy_to(model.pool), model.id if dropout is None else f"{model.id}, {dropout}")
         self.dropout = dropout
         self.todo = todo
-        self.queries = LastQueries(stroke.queries or 0, model.decoder.config.windows)
+        self.queries = LastQueries(stroke.queries or 0, model.config.windows)
         self.started = False
         self.cached_tokens = 0
         self.kv: KVCache | None = None
@@ -74,10 +77,6 @@ class Lane(Generic[StrokeKind]):
         """How many of the last rows need logits when the next `count` tokens are entered."""
         raise NotImplementedError
 
-    def noises(self, count: int) -> list[Noise]:
-        """What draws the tokens that so many rows make. Only of a lane that does not want logits."""
-        raise NotImplementedError
-
     def enter(self, count: int) -> tuple[list[int], Places]:
         """Take the next `count` tokens and find them places. Raises OutOfPages with nothing changed."""
         tokens = self.todo[:count]
@@ -86,8 +85,8 @@ class Lane(Generic[StrokeKind]):
         self.started = True
         return tokens, places
 
-    def computed(self, answers: np.ndarray | list[int] | None) -> None:
-        """The tokens entered last have been computed; `answers` are the rows asked for: logits, if they are wanted."""
+    def computed(self, rows: LazyLogits) -> None:
+        """The tokens entered last have been computed; `rows` are the logits of those asked for."""
         raise NotImplementedError
 
     def waiters(self) -> list[Choice]:
@@ -112,8 +111,6 @@ class PrefillLane(Lane[Prefill]):
     ) -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
-        if any(not 0 <= token < model.vocab_size for token in todo):
-            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         has_logits = base.tail is not None and base.tail.logits is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = _reopened(base)
@@ -144,12 +141,11 @@ class PrefillLane(Lane[Prefill]):
             return count
         return int(self.stroke.logits == "last" and count == len(self.todo))
 
-    def computed(self, answers: np.ndarray | list[int] | None) -> None:
-        assert not isinstance(answers, list)
-        if self.stroke.logits == "all" and answers is not None:
-            self._scores.append(answers)
+    def computed(self, rows: LazyLogits) -> None:
+        if self.stroke.logits == "all" and len(rows):
+            self._scores.append(rows.read())
         if not self.todo:
-            self._finish(None if answers is None else Tail(self.model.id, answers[-1].copy()))
+            self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
@@ -168,35 +164,46 @@ class DecodeLane(Lane[Decode]):
     """
 
     def __init__(
-        self, choice: Choice, slot: int, model: Model, stroke: Decode, track: Track, seed: bytes, record: DecodeRecord
+        self,
+        choice: Choice,
+        slot: int,
+        model: Model,
+        stroke: Decode,
+        track: Track,
+        seed: bytes,
+        record: DecodeRecord,
+        models: Mapping[str, Model],
     ) -> None:
+        """`models` are the engine's by their identities: one of them may have computed the logits at hand."""
         base, tail = stroke.kv, stroke.kv.tail
         if not len(base):
             raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
         todo: list[int] = []
-        self.answer: Answer | None = None
+        self._rows: deque[tuple[Model, LazyLogits]] = deque()  # to sample from: whose, and one row
+        self.drawn: deque[Sampled] = deque()  # of rows that were sampled ahead, since they follow from guesses
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
-        elif tail is not None and tail.logits is not None and not stroke.recompute:
-            self.answer = tail.logits
+        elif tail is not None and tail.row is not None and not stroke.recompute:
+            if (head := models.get(tail.model)) is not None:
+                self._rows.append((head, tail.row))
+            else:
+                self._rows.append((model, Stored(tail.row.read())))
         else:
             base, todo = _reopened(base)
         self._start = base.next_position + len(todo)  # where the first token sampled will go
         self.guesses = [] if record.sampled else _possible(stroke.guesses, model, self._start)
-        self._rows: list[Answer] = []
         known = [s.id for s in record.sampled]
         if known:
-            todo, self.answer = todo + known[: -1 if record.complete else None], None
+            todo = todo + known[: -1 if record.complete else None]
+            self._rows.clear()
         elif self.guesses:
             todo = todo + self.guesses
-            self._rows, self.answer = [] if self.answer is None else [self.answer], None
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
         if self.guesses:
-            self.queries = LastQueries(stroke.queries, model.decoder.config.windows, len(self.guesses))
+            self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
-        self.wants_logits = not track.params.simple or stroke.wants_logits
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
         if record.complete and not self.todo:
@@ -209,29 +216,31 @@ class DecodeLane(Lane[Decode]):
     @property
     def ready(self) -> bool:
         """Has a row to sample from."""
-        return self.answer is not None and self.result is None
+        return bool(self._rows or self.drawn) and not self.todo and self.result is None
 
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
-
-    def noises(self, count: int) -> list[Noise]:
-        return [self._noise(len(self._rows) + i) for i in range(count)]
 
     def _noise(self, ahead: int) -> Noise:
         """Of the token that comes after the track's, or after so many more."""
         return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
 
-    def computed(self, answers: np.ndarray | list[int] | None) -> None:
-        if self.guesses and answers is not None:
-            self._rows.extend(answers)  # += would be numpy's
-        if not self.todo:
-            if self.record.complete:
-                self._finish()
-            else:
-                assert answers is not None
-                self.answer = self._rows[0] if self.guesses else answers[-1]
+    def computed(self, rows: LazyLogits) -> None:
+        self._rows.extend((self.model, rows[i : i + 1]) for i in range(len(rows)))
+        if not self.todo and self.record.complete:
+            self._finish()
 
-    def draw(self) -> Draw:
+    def asks(self) -> list[tuple[Model, LazyLogits, Draw]]:
+        """What to sample next: the head's model, one row, and how. Behind guesses, all rows whose draws are known."""
+        asked, rows = self._draw(), list(self._rows)
+        if not asked.simple:
+            if len(rows) > 1:
+                rows[-1][1].read()  # the others are sampled one by one later: the head is read once for all
+            rows = rows[:1]
+        self._rows = deque(list(self._rows)[len(rows) :])
+        return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
+
+    def _draw(self) -> Draw:
         """How to sample the next token."""
         stroke, track = self.stroke, self.track
         banned = track.ending_ids if track.params.min_tokens else ()
@@ -249,7 +258,6 @@ class DecodeLane(Lane[Decode]):
 
     def sampled(self, token: Sampled) -> None:
         """Take a sampled token, which the track holds already; it is entered in the next step, or stays pending."""
-        self.answer = None
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
         if (
@@ -260,9 +268,7 @@ class DecodeLane(Lane[Decode]):
             self._complete()
         elif not self.guesses:
             self.todo.append(token.id)
-        elif self.guesses[: len(sampled)][len(sampled) - 1 :] == [token.id]:
-            self.answer = self._rows[len(sampled)]
-        else:
+        elif self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
             self._complete()
 
     @property
@@ -279,6 +285,8 @@ class DecodeLane(Lane[Decode]):
 
     def _finish(self, wrong: int = 0) -> None:
         sampled = self.record.sampled
+        self._rows.clear()
+        self.drawn.clear()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
         self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
 

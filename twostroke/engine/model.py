@@ -1,11 +1,12 @@
-"""A model ready to run: its decoder, its tokenizer, and where its KV lives."""
+"""A model ready to run: its compiled pass, its tokenizer, and where its KV lives."""
 
 from dataclasses import dataclass
 
-from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.interface import Backend, CompiledModel
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
+from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Cost
 
 
@@ -15,7 +16,7 @@ class Model:
 
     Attributes:
         name: its checkpoint's, for messages; programs call it by its role in the engine.
-        id: names weights and numerics; entries are canonical for an id.
+        id: its identity: names everything that bits of its entries depend on. Entries are canonical for an identity.
         pool: where its KV lives; models of one geometry may share it.
         index: its prefix index, or None.
         cost: work of its steps.
@@ -23,16 +24,21 @@ class Model:
 
     name: str
     id: str
-    decoder: Decoder
+    backend: Backend
+    compiled: CompiledModel
     tokenizer: Tokenizer
     pool: PagePool
     index: PrefixIndex | None
     cost: Cost
 
     @property
+    def config(self) -> ModelConfig:
+        return self.compiled.config
+
+    @property
     def vocab_size(self) -> int:
-        return self.decoder.config.vocab_size
+        return self.config.vocab_size
 
     @property
     def max_position(self) -> int:
-        return self.decoder.config.max_position
+        return self.config.max_position

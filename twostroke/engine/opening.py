@@ -10,17 +10,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from twostroke.backends.interface import Kernels
-from twostroke.backends.native import backend as native
-from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.interface import Backend
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
-from twostroke.formats.blocks import numpy_dtype
-from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
@@ -32,17 +28,17 @@ INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": Has
 
 
 def open_model(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, kernels: Kernels, index: str, pool_for: Callable[[Geometry], PagePool]
+    checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, index: str, pool_for: Callable[[Geometry], PagePool]
 ) -> Model:
     """Load a checkpoint's weights. `index` is one of `INDEXES`; `pool_for` finds KV of its geometry a home."""
-    geometry = Geometry.of(checkpoint.config, kernels.kv_dtype, tokenizer.fingerprint)
-    pool, cost = pool_for(geometry), Cost(checkpoint.config, *weight_bytes(checkpoint, kernels), geometry.entry_bytes)
-    identity, made = _identity(checkpoint, kernels, pool.page_size), INDEXES[index]
+    geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
+    pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
+    identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
-    decoder = Decoder(checkpoint.config, kernels, checkpoint.tensor)
+    compiled = backend.compile(checkpoint.config, checkpoint.tensor)
     _trim()
     prefixes = None if made is None else made(pool, identity)
-    return Model(checkpoint.name, identity, decoder, tokenizer, pool, prefixes, cost)
+    return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost)
 
 
 def open_companion(
@@ -60,30 +56,28 @@ def open_companion(
         CheckpointError, InvalidRequest: as for any model.
     """
     checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
-    source, kernels, shared = checkpoint.tokenizer_source, main.decoder.kernels, main.pool
+    source, backend, shared = checkpoint.tokenizer_source, main.backend, main.pool
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:
         raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
-    if _identity(checkpoint, kernels, shared.page_size) == main.id:
+    if _identity(checkpoint, backend, shared.page_size) == main.id:
         return main
     if checkpoint.config.max_position < main.max_position:
         raise InvalidRequest(
             f"{checkpoint.name} cannot be the {role} of {main.name}: it has {checkpoint.config.max_position} positions "
             f"and {main.name} {main.max_position}"
         )
-    if isinstance(kernels, native.NativeKernels):
-        reason = native.unsupported(checkpoint.matrices(), checkpoint.config.head_dim, shared.page_size)
-        if reason is not None:
-            raise InvalidRequest(f"the native backend cannot run the {role}: {reason}")
+    if (reason := backend.unsupported(checkpoint.config, checkpoint.matrices(), shared.page_size)) is not None:
+        raise InvalidRequest(f"the {backend.name} backend cannot run the {role}: {reason}")
 
     def pool_for(geometry: Geometry) -> PagePool:
         if role == "student":
             shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
         if geometry == shared.geometry:
             return shared
-        return new_pool(geometry, shared.num_pages, shared.page_size, kernels)
+        return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-    return open_model(checkpoint, tokenizer, kernels, index, pool_for)
+    return open_model(checkpoint, tokenizer, backend, index, pool_for)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
@@ -97,20 +91,15 @@ def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> C
     return replace(quantize(checkpoint, weights, threads), name=called)
 
 
-def new_pool(geometry: Geometry, num_pages: int, page_size: int, kernels: Kernels) -> PagePool:
-    """A pool as a backend wants it."""
-    return PagePool(geometry, num_pages, page_size, kernels.device, in_pairs=kernels.kv_in_pairs)
+def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backend) -> PagePool:
+    """A pool over a backend's memory."""
+    sizes = geometry.num_layers, geometry.num_kv_heads, page_size, geometry.head_dim
+    return PagePool(geometry, backend.memory(num_pages, *sizes), num_pages, page_size)
 
 
-def weight_bytes(checkpoint: Checkpoint, kernels: Kernels) -> tuple[int, int]:
-    """Of the matrices of all layers, and of the head, as the backend computes on them."""
-
-    def size(tensor: RawTensor) -> int:
-        return tensor.nbytes if kernels.name == "native" else tensor.num_elements * numpy_dtype(kernels.dtype).itemsize
-
-    matrices = checkpoint.matrices()
-    layers = sum(size(tensor) for name, tensor in matrices.items() if name.startswith("layers."))
-    return layers, size(matrices["embed" if checkpoint.config.tied else "head"])
+def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:
+    """Bytes of each weight matrix by its Twostroke name, as the backend computes on it."""
+    return {name: backend.weight_bytes(tensor) for name, tensor in checkpoint.matrices().items()}
 
 
 def _trim() -> None:
@@ -119,7 +108,7 @@ def _trim() -> None:
         trim(0)
 
 
-def _identity(checkpoint: Checkpoint, kernels: Kernels, page_size: int) -> str:
+def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
-    parts = (checkpoint.weights_id, kernels.arithmetic, kernels.kv_dtype, page_size)
+    parts = (checkpoint.weights_id, backend.arithmetic, backend.kv_dtype, page_size)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to logits or tokens."""
+"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to rows of logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,61 +23,48 @@ class Chunk:
     query_rows: int = 0  # and how many queries
 
 
-def run(model: Model, entries: Sequence[Chunk]) -> None:
-    """Compute the entries of one model together and hand each lane the logits and queries it asked for."""
-    starts = [0, *accumulate(len(entry.tokens) for entry in entries)]
+def run(model: Model, chunks: Sequence[Chunk]) -> None:
+    """Compute the chunks of one model together and hand each lane the rows and queries it asked for."""
+    starts = [0, *accumulate(len(chunk.tokens) for chunk in chunks)]
 
     def last(counts: Sequence[int]) -> np.ndarray:
-        """So many of the last rows of each entry."""
+        """So many of the last rows of each chunk."""
         return np.concatenate([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
 
     columns = np.empty((4, starts[-1]), np.int64)
-    for entry, start, end in zip(entries, starts, starts[1:], strict=False):
-        columns[0, start:end], columns[1:, start:end] = entry.tokens, entry.places.rows
-    token_ids, positions, pages, slots = columns
+    for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):
+        columns[0, start:end], columns[1:, start:end] = chunk.tokens, chunk.places.rows
+    token_ids, positions, frames, slots = columns
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
-        pages=pages,
+        pages=frames,
         slots=slots,
         row_starts=starts,
-        tables=[entry.lane.writer.table for entry in entries],
-        wanted=last([entry.logit_rows for entry in entries]),
-        dropout=_dropout(model, entries),
+        tables=model.pool.frames([chunk.lane.writer.table for chunk in chunks]),
+        wanted=last([chunk.logit_rows for chunk in chunks]),
+        query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
+        dropout=_dropout(model, chunks),
     )
-    if any(entry.query_rows for entry in entries):
-        batch.query_rows = last([entry.query_rows for entry in entries])
-    hidden = model.decoder.forward(batch, model.pool.storage)
-    answers = None
-    if len(hidden):
-        # All logits for everybody if anybody wants them: what is read for one row is read for all.
-        whole = any(entry.logit_rows and entry.lane.wants_logits for entry in entries)
-        if whole:
-            answers = model.decoder.logits(hidden)
-        else:
-            noises = (entry.lane.noises(entry.logit_rows) for entry in entries if entry.logit_rows)
-            answers = model.decoder.draw(hidden, list(chain.from_iterable(noises)))
+    logits, queries = model.compiled.forward(batch, model.pool.memory)
     taken = handed_out = 0
-    for entry in entries:
-        mine = None
-        if answers is not None and entry.logit_rows:
-            mine = answers[taken : taken + entry.logit_rows]
-            taken += entry.logit_rows
-        if batch.queries is not None and entry.query_rows:
-            entry.lane.queries.add(batch.queries[:, handed_out : handed_out + entry.query_rows])
-            handed_out += entry.query_rows
-        entry.lane.computed(mine)
+    for chunk in chunks:
+        if queries is not None and chunk.query_rows:
+            chunk.lane.queries.add(queries[:, handed_out : handed_out + chunk.query_rows])
+            handed_out += chunk.query_rows
+        chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
+        taken += chunk.logit_rows
 
 
-def _dropout(model: Model, entries: Sequence[Chunk]) -> np.ndarray | None:
+def _dropout(model: Model, chunks: Sequence[Chunk]) -> np.ndarray | None:
     """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
-    if all(entry.lane.dropout is None for entry in entries):
+    if all(chunk.lane.dropout is None for chunk in chunks):
         return None
-    blocks, columns = model.decoder.config.num_layers, model.decoder.config.hidden_size
+    blocks, columns = model.config.num_layers, model.config.hidden_size
     parts = [
-        np.ones((blocks, len(entry.tokens), columns), np.float32)
-        if entry.lane.dropout is None
-        else entry.lane.dropout.factors(entry.places.positions, blocks, columns)
-        for entry in entries
+        np.ones((blocks, len(chunk.tokens), columns), np.float32)
+        if chunk.lane.dropout is None
+        else chunk.lane.dropout.factors(chunk.places.positions, blocks, columns)
+        for chunk in chunks
     ]
     return np.concatenate(parts, 1)

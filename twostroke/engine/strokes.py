@@ -15,7 +15,7 @@ import numpy as np
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.models.dropout import Dropout
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class Decode:
     keep_logits: bool = False
     queries: int = 0
     guesses: Sequence[int] = ()
-
-    @property
-    def wants_logits(self) -> bool:
-        """Whether a sampled token is not all that it asks for."""
-        return self.stats or self.until is not None or self.keep_logits
 
 
 @dataclass(frozen=True)

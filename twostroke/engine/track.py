@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from twostroke.checkpoints.textstream import StopStrings
 from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.sampler import Sampled
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from twostroke.errors import InvalidRequest
 from twostroke.methods import METHODS, Method, method
 
-# What papers call by name is a setting of a method here.
+# Techniques that papers name, and which are settings of a method here.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "teacher": ("plain", {}),  # beside methods whose student decodes
     "repeat": ("repeat", {"keep": "all"}),  # full repetition, P||P
@@ -34,9 +34,9 @@ class Contender:
 
 
 def contender(name: str, **parameters: Any) -> Contender:
-    """A setting's or a method's name, with parameters in place of its own.
+    """A contender by the name of a setting or a method; `parameters` replace its own.
 
-    `contender("ptdo", sinks=8)` is called "ptdo:sinks=8". Raises InvalidRequest naming what is not known.
+    `contender("ptdo", sinks=8)` is called "ptdo:sinks=8". Raises InvalidRequest for an unknown name.
     """
     if name not in SETTINGS and name not in METHODS:
         known = sorted(METHODS.keys() | SETTINGS.keys())

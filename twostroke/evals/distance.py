@@ -8,7 +8,7 @@ import numpy as np
 
 from twostroke.sampling.statistics import information, log_softmax, picked
 
-ROWS = 64  # of logits compared at a time: 39 MB for each temporary with 152,000 words
+ROWS = 64  # of logits compared at a time: 39 MB for each temporary at a vocabulary of 152,000
 
 
 def compare(baseline: np.ndarray, mine: np.ndarray, following: Sequence[int]) -> np.ndarray:

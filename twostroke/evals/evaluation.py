@@ -1,4 +1,4 @@
-"""Running an evaluation: batch by batch, a line of JSON for each item as it is done, and on from there next time."""
+"""Running an evaluation batch by batch. Each finished item is a line of JSON, and a later run continues there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Evaluation:
     """Methods compared on the same items.
 
     Attributes:
-        settings: everything that decides the numbers; two runs that agree in it may be continued by each other.
+        settings: everything that the numbers depend on; a run may continue another with the same settings.
         cases: the items in the model's tokens.
         measures: what is measured, in order.
     """
@@ -79,7 +79,7 @@ class Evaluation:
             options.positions,
             options.timings,
         )
-        kernels = llm.decoder.kernels
+        backend = llm.backend
         self.settings: dict[str, Any] = {
             "task": {"name": task.name, "parameters": task.parameters},
             "seed": options.seed,
@@ -90,8 +90,8 @@ class Evaluation:
                 for role, model in llm.engine.models.items()
                 if role != MAIN
             },
-            "backend": kernels.label,
-            "dtype": kernels.dtype,
+            "backend": backend.label,
+            "dtype": backend.dtype,
             "methods": [contender.facts for contender in contenders],
             "baseline": baseline,
             "measures": [measure.name for measure in self.measures],
@@ -109,7 +109,7 @@ class Evaluation:
 
         Args:
             directory: where items are written as they are done, and read from if they are there; None keeps nothing.
-            progress: hears how many are done.
+            progress: called with the number of items done.
 
         Raises:
             InvalidRequest: the directory holds a run with other settings, or cannot be written.
@@ -117,7 +117,7 @@ class Evaluation:
         known = {} if directory is None else self._resume(directory)
         todo = [case for case in self.cases if case.item.id not in known]
         progress(len(self.cases) - len(todo))
-        if todo and self.options.timings:  # the first pass also brings the weights into memory
+        if todo and self.options.timings:  # the first pass also reads the weights into memory
             self.comparison.llm.generate([todo[0].prompt], max_tokens=2)
         for start in range(0, len(todo), self.options.batch):
             lines = self._measure(todo[start : start + self.options.batch])
@@ -144,7 +144,7 @@ class Evaluation:
         return [Line(case.item.id, records) for case, records in zip(cases, known, strict=True)]
 
     def _resume(self, directory: Path) -> dict[str, Line]:
-        """What the directory has; it is made, and its settings are written, if it has none."""
+        """The lines that the directory has. Without settings, it is created and gets them."""
         settings, items = directory / SETTINGS, directory / ITEMS
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _require_equal(directory: Path, known: dict[str, Any], mine: dict[str, Any])
 
 
 def _read(path: Path) -> dict[str, Line]:
-    """The lines of a file; one that a killed run left unfinished at its end is cut off."""
+    """The lines of a file. An unfinished last line, left by a killed run, is cut off."""
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:

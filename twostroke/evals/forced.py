@@ -1,6 +1,6 @@
 """Any method over a given text: which logits would it have sampled each token from?
 
-A program's decodes are answered with the text's own tokens, entered after whatever value the program would decode
+A program's decodes are answered with the tokens of the text, entered after the value that the program would decode
 from. So a method is judged at every position of the same text, where two generated texts may only be compared up to
 the first difference. Conditions (`until`) are asked as in a real decode, so a refresh or an eviction in mid-answer
 comes where it would.
@@ -20,13 +20,13 @@ from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, 
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.contents import Tail
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax, picked
 
 
 @dataclass(frozen=True)
 class Forced:
-    """What a method made of a text.
+    """What a method computed for a text.
 
     Attributes:
         logits: [n, vocab] float32, row i before token i.
@@ -43,10 +43,10 @@ class Forced:
 
 
 def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
-    """A program that drives another one over `tokens` (at least one). For `yield from`, or as a request of its own.
+    """A program that drives another one over `tokens` (at least one). For `yield from`, or as a request's.
 
-    Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side): what it
-    answers is not one continuation of one value. Also if it ends before the text does. `name` is who, in errors.
+    Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side), since its
+    answer is not one continuation of one value; and for one that ends before the text. Errors call it `name`.
     """
     logits: list[np.ndarray] = []
     first: Decode | None = None
@@ -73,7 +73,7 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
 
 
 def watched(program: Program, note: Callable[[Stroke, float], None]) -> Program:
-    """The same program, strokes and result; `note` hears of each stroke once it is done, and of the seconds it took.
+    """The same program, with the same result. `note` is called with each stroke that is done and the seconds it took.
 
     Strokes side by side share their seconds: each is given an equal part.
     """
@@ -98,7 +98,7 @@ def _decodes(asked: Any) -> bool:
 
 
 def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[np.ndarray, Decoded]]:
-    """What the decode would see before each token, up to its own end, and its result if it had sampled them."""
+    """The logits that the decode would see before each token, up to its end, and its result if it had sampled them."""
     kv, tail, tokens = stroke.kv, stroke.kv.tail, tokens[: stroke.max_tokens]
     rows: list[np.ndarray] = []
     queries = NO_QUERIES

@@ -1,4 +1,4 @@
-"""What an evaluation measures of every method on every item: a record of plain numbers, and what they cannot show."""
+"""What an evaluation measures: for every method and item a record of numbers, and a note on what they cannot show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Metric:
 
     Attributes:
         key: its name there.
-        form: "share" for a bool, whose mean is a share of items; else the unit of a number. A "curve" is a list.
+        form: "share" for a bool, whose mean is a share of items; "curve" for a list; otherwise the unit of a number.
         meaning: its definition.
         pairs: whether methods are compared on it, item by item.
         exponent_of: it is no field of a record, but e to the mean of this one.
@@ -67,10 +67,10 @@ class Comparison:
     """Who is compared, and on which terms.
 
     Attributes:
-        baseline: the contender that the others are held against.
+        baseline: the contender that the others are compared with.
         params: how the answer to an item is sampled, by every contender alike.
         positions: tokens of the baseline's answer over which divergence is measured.
-        timings: every method computes its own prefills, so that its TTFT is its own.
+        timings: every method computes its own prefills, so that TTFT includes all of them.
     """
 
     llm: LLM
@@ -84,7 +84,7 @@ class Comparison:
     def run(
         self, make_programs: Sequence[Callable[[], Program]], params: Sequence[SamplingParams] | None = None
     ) -> list[Request]:
-        """Run programs side by side; without params, as far as each goes. Raises what the first that fails raises."""
+        """Run programs side by side; without params, to their end. Raises the error of the first that fails."""
         tokenizer, engine = self.llm.tokenizer, self.llm.engine
         params = params or [SamplingParams(max_tokens=None)] * len(make_programs)
         requests = [
@@ -94,7 +94,7 @@ class Comparison:
         return requests
 
     def forget(self) -> None:
-        """Empty the prefix indexes: what one method computed must not shorten the next one's prefill."""
+        """Empty the prefix indexes, so that one method's prefill does not shorten the next one's."""
         for model in self.llm.engine.models.values():
             if model.index is not None:
                 model.index.clear()

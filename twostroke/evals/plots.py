@@ -87,7 +87,7 @@ def curves(by_method: Mapping[str, Sequence[Estimate]], methods: Sequence[str]) 
 
 
 def _nice(value: float) -> float:
-    """The next 1, 2, 2.5 or 5 times a power of ten; 1 for what is not above 0."""
+    """The next 1, 2, 2.5 or 5 times a power of ten; 1 for numbers of at most 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

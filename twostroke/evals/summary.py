@@ -55,7 +55,7 @@ class Summary:
     metrics: dict[str, list[MetricSummary]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: nan, which it lacks, becomes null."""
+        """For JSON: nan becomes null."""
         measures = {
             name: {
                 one.metric.key: {

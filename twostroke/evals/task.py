@@ -21,7 +21,7 @@ class Item:
     """One question, the same for every method.
 
     Attributes:
-        id: tells it from the task's other items; the same item always has the same.
+        id: unique within the task, and the same in every run.
         prompt: the user's words, or token ids that are taken as they are.
         answers: texts (or token ids) whose likelihood can be measured; choices, if there are several.
         gold: which of them is right.
@@ -38,7 +38,7 @@ class Task(Checked, ABC):
     """A source of items. Subclasses are frozen dataclasses whose fields are its parameters, declared as in `fields.py`.
 
     Attributes:
-        measures: what is measured unless the caller says otherwise; names of `MEASURES`.
+        measures: names of the measures taken by default.
         max_tokens: of a generated answer.
         about: one line on where its items come from, and under which licence.
     """
@@ -80,7 +80,7 @@ def lines(name: str) -> list[str]:
 
 
 def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
-    """Through the chat template, or with "Answer:" behind it where the model is to continue a plain text."""
+    """Through the chat template, or as plain text that ends with "Answer:"."""
     if not isinstance(item.prompt, str):
         return list(item.prompt)
     if chat:
@@ -89,7 +89,7 @@ def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
 
 
 def encode_answer(tokenizer: Tokenizer, answer: str | Sequence[int], chat: bool) -> list[int]:
-    """As it would follow the prompt: at the start of a turn, or behind "Answer:" and a space."""
+    """As it would follow the prompt: at the start of a turn, or after "Answer:" and a space."""
     if not isinstance(answer, str):
         return list(answer)
     return tokenizer.encode(answer if chat else f" {answer}", add_bos=False, parse_special=False)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
 
-# Fetched, checked and kept as a model of the catalog is.
+# Fetched, verified and stored like a model of the catalog.
 SOURCE = CatalogEntry(
     name="wikipedia-sample",
     description="106 pages of English Wikipedia",
@@ -22,7 +22,7 @@ SOURCE = CatalogEntry(
 )
 TEXT = "{http://www.mediawiki.org/xml/export-0.10/}text"
 
-# Wikitext and what is left of it, in this order. What nests goes from the inside out, until there is none.
+# Patterns of wikitext and their replacements, applied in this order. Nested markup is removed from the inside out.
 MARKUP = (
     (r"(?s)<!--.*?-->|<ref[^>]*/>|<ref.*?</ref>|<math.*?</math>", ""),
     (r"\{\{[^{}]*\}\}|\{\|[^{}]*\|\}", ""),  # templates and tables
@@ -33,7 +33,7 @@ MARKUP = (
     (r"&nbsp;", " "),
     (r" ?\([\s,;]*\)", ""),  # the brackets of a template that is gone
 )
-PROSE = re.compile(r"(?m)^[A-Z][^{}\[\]|<>=*#\n]{200,}$")  # a paragraph; headings, lists and what kept markup are none
+PROSE = re.compile(r"(?m)^[A-Z][^{}\[\]|<>=*#\n]{200,}$")  # a paragraph, not a heading, a list or leftover markup
 
 
 def articles() -> Iterator[str]:

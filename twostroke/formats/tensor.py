@@ -55,6 +55,14 @@ class RawTensor:
             raise ValueError(f"{self.source}: no rows {start} to {stop} in shape {self.shape}")
         return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
 
+    def part(self, index: int) -> RawTensor:
+        """The matrix at this index of a tensor of three dimensions, as a view. Raises CheckpointError."""
+        if len(self.shape) != 3 or not 0 <= index < self.shape[0]:
+            raise CheckpointError(f"{self.source}: there is no matrix {index} in shape {self.shape}")
+        rows = self.shape[1]
+        part = self.data[index * rows : (index + 1) * rows]
+        return replace(self, shape=self.shape[1:], data=part, source=f"{self.source}[{index}]")
+
     def permute_rows(self, order: Sequence[int] | np.ndarray) -> RawTensor:
         """Row i of the result is row order[i]: a copy of the stored bytes, so nothing is rounded."""
         index = np.asarray(order)

@@ -1,10 +1,10 @@
-"""A value outside any pool: what is moved to another one, or written to a file."""
+"""What there is to a value besides its pages."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.kv.geometry import Geometry
+from twostroke.backends.interface import LazyLogits
 from twostroke.kv.provenance import Stretch
 
 
@@ -13,32 +13,41 @@ class Tail:
     """What the next stroke starts from: the logits after the last entry, or one token that is not entered yet.
 
     Attributes:
-        model: id of the weights that computed the logits or sampled the token.
-        logits: [vocab] float32, after the last entry.
+        model: identity of the model that computed the logits or sampled the token.
+        row: the logits after the last entry, one row, computed when they are read: what is held is a hidden state, some
+            KB where logits are 0.6 MB at a vocabulary of 152,000.
         pending: the token sampled last.
     """
 
     model: str
-    logits: np.ndarray | None = None
+    row: LazyLogits | None = None
     pending: int | None = None
+
+    @property
+    def logits(self) -> np.ndarray | None:
+        """[vocab] float32, computed now; None of a tail with a pending token."""
+        return None if self.row is None else self.row.read()[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        return 0 if self.row is None else self.row.nbytes
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All there is to a value.
+    """A value without its K and V: what a file says of it.
 
     Attributes:
-        spans: [P, 4] int32 as in a span table; page ids mean nothing here, but slots stay as they were, so that
-            attention walks a copy exactly as it walks the original.
-        tokens: [n] int32.
-        entries: K and V, [layers, 2, n, Hkv, D].
+        table: [P, 4] int32 spans, over the pages of a pool or of a file.
+        tokens: [n] int32, of each entry.
+        stretches: where the entries come from.
+        next_position: the position that the next entry takes.
+        tail: what the next stroke starts from.
     """
 
-    geometry: Geometry
-    page_size: int
-    spans: np.ndarray
+    table: np.ndarray
     tokens: np.ndarray
     stretches: tuple[Stretch, ...]
     next_position: int
     tail: Tail | None
-    entries: np.ndarray

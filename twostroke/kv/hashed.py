@@ -56,7 +56,7 @@ class HashIndex(PrefixIndex):
 
     def _evict(self, count: int, in_use: bool) -> int:
         def goes(block: Block) -> bool:
-            return block.num_children == 0 and (in_use or self.pool.references(block.page) == 1)
+            return block.num_children == 0 and (in_use or self.pool.frees(block.page))
 
         freed = 0
         leaves = [(block.last_used, digest) for digest, block in self._blocks.items() if goes(block)]

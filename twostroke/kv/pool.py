@@ -1,136 +1,99 @@
-"""Pages of KV entries, shared by reference count."""
+"""What is in the pages of KV entries: moved as whole pages, and read and written entry by entry."""
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory
-from twostroke.errors import OutOfPages
+from twostroke.backends.memory import HostMemory, Layout, Memory
 from twostroke.kv.geometry import Geometry
+from twostroke.kv.pages import NOWHERE, Pages
 
-FREE = -1  # how far a page on the free list is filled
 
-
-class PagePool:
+class PagePool(Pages):
     """All pages of one geometry on one device.
 
-    Storage is [layers, 2, pages, Hkv, page_size, D]: within a layer a page of one head is contiguous, and pages
-    handed out one after another lie side by side. What a page holds may be laid out otherwise (`kv.memory`).
-
     Attributes:
-        reclaim: called with a number of pages when the free list runs short; may release some (prefix eviction).
+        entry_bytes, page_bytes: of an entry, and of a page of `page_size` entries.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        num_pages: int,
-        page_size: int = 16,
-        device: str = "cpu",
-        in_pairs: bool = False,
-    ) -> None:
-        self.geometry, self.num_pages, self.page_size = geometry, num_pages, page_size
-        # A page of all layers lies in one place: memory is touched page by page, and a page moves in one piece.
-        shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
-        if device == "cpu":
-            self._memory = HostMemory(shape, geometry.dtype, in_pairs)
-        else:
-            from twostroke.backends.reference.memory import DeviceMemory  # imports PyTorch
-
-            self._memory = DeviceMemory(shape, geometry.kv_dtype, device)
-        self.storage = self._memory.storage  # as kernels see it: [layers, 2, pages, Hkv, page_size, D]
+    def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
+        """`memory` has room for so many pages of the geometry, each of `page_size` entries."""
+        super().__init__(memory, num_pages)
+        self.geometry, self.page_size = geometry, page_size
         self.entry_bytes = geometry.entry_bytes
-        self.reclaim: Callable[[int], None] | None = None
-        self._refs = np.zeros(num_pages, np.int64)
-        self._filled = np.full(num_pages, FREE, np.int64)  # slots of each page that some value has claimed
-        self._free = list(range(num_pages - 1, -1, -1))
-        # Values are released by whichever thread drops them, garbage collection included: hence reentrant.
-        self._lock = threading.RLock()
+        self.page_bytes = self.entry_bytes * page_size
 
-    @property
-    def page_bytes(self) -> int:
-        return self.entry_bytes * self.page_size
+    def _shape(self, frames: int) -> tuple[int, ...]:
+        """A page of all layers lies in one piece: memory is touched page by page, and a page moves at once."""
+        g = self.geometry
+        return frames, g.num_layers, 2, g.num_kv_heads, self.page_size, g.head_dim
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+    def _blank(self) -> HostMemory:
+        return self.loose_page(np.empty(self.page_bytes, np.uint8))
 
-    @property
-    def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+    def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
+        """Fill a fresh page: its bytes, of which slots before `stop` are claimed."""
+        memory, frame = self._place(page)
+        memory.write_page(frame, data)
+        self._filled[page] = stop
+        if copy := self._copies.get(page):
+            copy.stop = stop
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` pages with one reference each. Raises OutOfPages, having taken none."""
-        if not count:
-            return []
-        if count > len(self._free) and self.reclaim is not None:
-            self.reclaim(count - len(self._free))
-        with self._lock:
-            if count > len(self._free):
-                raise OutOfPages(
-                    f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
-                    f"values that are no longer used, or give the pool more memory (kv_bytes)"
-                )
-            pages = [self._free.pop() for _ in range(count)]
-            self._refs[pages] = 1
-            self._filled[pages] = 0
-            return pages
-
-    def retain(self, pages: np.ndarray) -> None:
-        """One more reference for every occurrence of a page."""
-        with self._lock:
-            np.add.at(self._refs, pages, 1)
-
-    def release(self, pages: np.ndarray) -> None:
-        """One reference less for every occurrence; a page without any is free."""
-        with self._lock:
-            np.subtract.at(self._refs, pages, 1)
-            # The garbage collector may drop another value right here and free some of these pages: not twice.
-            freed = np.unique(pages[(self._refs[pages] == 0) & (self._filled[pages] != FREE)])
-            self._filled[freed] = FREE
-            self._free.extend(freed[::-1].tolist())
-
-    def references(self, page: int) -> int:
-        return int(self._refs[page])
-
-    def claim(self, page: int, start: int, stop: int) -> bool:
-        """Take slots [start, stop) of a page for writing; False where another value wrote at `start` already."""
-        with self._lock:
-            if self._filled[page] != start:
-                return False
-            self._filled[page] = stop
-            return True
-
-    def unclaim(self, page: int, start: int) -> None:
-        """Give back the slots from `start` on, claimed last and in no value."""
-        with self._lock:
-            self._filled[page] = start
-
-    def copy_slots(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy slots [start, stop) of one page to the same slots of a fresh one, in every layer."""
-        slots = np.arange(start, stop)
-        self.write(np.full_like(slots, target), slots, self.read(np.full_like(slots, source), slots))
+    def copy_page(self, source: int, target: int, stop: int) -> None:
+        """Copy a page into a fresh one, of which slots before `stop` are claimed. Both are in the pool."""
+        self.memory.copy_page(self.frame(source), self.frame(target))
         self._filled[target] = stop
+
+    def joined(self, left: int, right: int, at: int, stop: int, tier: str) -> int:
+        """A fresh page with one reference: the slots of `left` before `at`, those of `right` from there to `stop`."""
+        slots = np.arange(at, stop)
+        (page,) = self.allocate(1, tier)
+        try:
+            self.put(page, self.page(left), stop)
+            self.write(np.full_like(slots, page), slots, self.read(np.full_like(slots, right), slots))
+        except BaseException:
+            self.release(np.array([page]), tier)
+            raise
+        return page
+
+    def part(self, page: int, slots: np.ndarray) -> memoryview:
+        """The bytes of a page with zeros in all but these slots."""
+        alone = self.loose_page(np.zeros(self.page_bytes, np.uint8))
+        alone.write(np.zeros_like(slots), slots, self.read(np.full_like(slots, page), slots))
+        return alone.read_pages([0])[0]
+
+    def loose_page(self, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
+        """The bytes of one page, as memory of one frame. They lie as in the pool unless a layout is given."""
+        return HostMemory(self._shape(1), self.geometry.dtype, layout or self.memory.layout, data)
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather entries: [layers, 2, n, Hkv, D], a copy."""
-        return self._memory.read(pages, slots)
+        return self._gather(pages, slots, lambda memory, *at: memory.read(*at), 2)
 
     def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Gather one layer's keys: [n, Hkv, D], a copy."""
-        return self._memory.read_keys(layer, pages, slots)
+        return self._gather(pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
+
+    def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
+        """What `read` makes of a memory, frames and slots, of pages wherever they are; entries lie along `axis`."""
+        frames = self._frames[pages]
+        here = frames != NOWHERE
+        if here.all():
+            return read(self.memory, frames, slots)
+        parts, places = [read(self.memory, frames[here], slots[here])], [np.flatnonzero(here)]
+        for page in np.unique(pages[~here]).tolist():
+            where = np.flatnonzero(pages == page)
+            parts.append(read(self._copies[page].memory, np.zeros_like(where), slots[where]))
+            places.append(where)
+        bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
+        return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         """Scatter entries, the inverse of `read`."""
-        self._memory.write(pages, slots, entries)
-
-
-def check_counts(pool: PagePool, holders: Iterable[np.ndarray]) -> None:
-    """Raise AssertionError unless the pool's reference counts are exactly those of `holders`' pages (for tests)."""
-    expected = np.zeros(pool.num_pages, np.int64)
-    for pages in holders:
-        np.add.at(expected, pages, 1)
-    held = np.array([pool.references(page) for page in range(pool.num_pages)])
-    assert (held == expected).all(), f"pages {np.flatnonzero(held != expected).tolist()} are miscounted"
-    assert pool.num_used == np.count_nonzero(expected)
+        here = self._frames[pages] != NOWHERE
+        if here.all():
+            self.memory.write(self._frames[pages], slots, entries)
+            return
+        for page in np.unique(pages).tolist():
+            mine, (memory, frame) = pages == page, self._place(page)
+            memory.write(np.full(np.count_nonzero(mine), frame), slots[mine], entries[:, :, mine])

@@ -1,8 +1,8 @@
 """Prefix reuse: what every index of canonical pages has in common.
 
-An index holds one reference to each whole page it knows, for one set of weights. Only canonical entries enter
-(`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix tree
-(`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
+An index holds one reference to each whole page it knows, wherever that is, for one set of weights. Only canonical
+entries enter (`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix
+tree (`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
 vLLM's automatic prefix caching).
 """
 
@@ -67,7 +67,7 @@ class PrefixIndex(ABC):
         alone), pages in use leave the index too, but never more than that takes: they are worth keeping.
         """
         freed = self._evict(count, in_use=False)
-        unused = sum(self.pool.references(page) == 1 for page in self._indexed) if freed < count else 0
+        unused = sum(self.pool.frees(page) for page in self._indexed) if freed < count else 0
         return freed + self._evict(min(count - freed, unused), in_use=True)
 
     def clear(self) -> None:
@@ -98,8 +98,6 @@ class PrefixIndex(ABC):
         self._indexed.update(pages)
 
     def _drop(self, page: int) -> bool:
-        """Give up a page; True if it is free now."""
-        free = self.pool.references(page) == 1
+        """Give up a page; True if that freed a frame of the pool."""
         self._indexed.remove(page)
-        self.pool.release(np.array([page]))
-        return free
+        return bool(self.pool.release(np.array([page])))

@@ -67,7 +67,7 @@ class RadixIndex(PrefixIndex):
 
     def _evict(self, count: int, in_use: bool) -> int:
         def goes(leaf: Node) -> bool:
-            return in_use or self.pool.references(leaf.pages[-1]) == 1
+            return in_use or self.pool.frees(leaf.pages[-1])
 
         freed = 0
         leaves = [(leaf.last_used, id(leaf), leaf) for leaf in self._leaves() if goes(leaf)]

@@ -8,12 +8,13 @@ from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
+from twostroke.kv.pages import POOL
 from twostroke.kv.provenance import extend
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where newly entered tokens go: `rows` are positions, pages and slots, [3, n] int64."""
+    """Where newly entered tokens go: `rows` are positions, frames of the pool's memory and slots, [3, n] int64."""
 
     rows: np.ndarray
 
@@ -22,7 +23,7 @@ class Places:
         return self.rows[0]
 
     @property
-    def pages(self) -> np.ndarray:
+    def frames(self) -> np.ndarray:
         return self.rows[1]
 
     @property
@@ -31,14 +32,23 @@ class Places:
 
 
 class Writer:
-    """Extends one value, which stays as it is.
+    """Extends one value, which stays as it is. While the writer is open, all pages that it holds stay in the pool.
 
     The value's last page is written in place where nobody wrote behind its last entry yet, and copied otherwise
     (copy on write): two continuations of one value share everything but what differs.
     """
 
     def __init__(self, base: KVCache, model: str) -> None:
-        """`model` is the id of the weights that will compute the entries."""
+        """Bring the value's pages into the pool, where one is elsewhere.
+
+        Args:
+            base: what to extend.
+            model: id of the weights that will compute the entries.
+
+        Raises:
+            OutOfPages: no room for its pages.
+        """
+        base = base.to(POOL)
         self.base, self.model = base, model
         self.next_position = base.next_position
         self._table = np.concatenate([base.table, np.zeros((8, 4), np.int32)])
@@ -46,6 +56,8 @@ class Writer:
         self._tokens: list[int] = []
         self._closed = False
         self._own: list[int] = []  # pages allocated here: one reference each, given back by close
+        base.pool.fetch(base.table[:, PAGE])
+        base.pool.writers.add(self)
 
     def __len__(self) -> int:
         return len(self.base) + len(self._tokens)
@@ -82,7 +94,7 @@ class Writer:
         self._own += pages
         if copy:
             copied, page = page, pages.pop(0)
-            pool.copy_slots(copied, page, start, stop)
+            pool.copy_page(copied, page, stop)
             pool.claim(page, stop, stop + in_place)
         if in_place:
             self._table[self._num_spans - 1] = page, start, stop + in_place, position
@@ -90,11 +102,12 @@ class Writer:
         self.next_position += count
         self._tokens += tokens
         if in_place == count == 1:  # as at every step of a decode: an array costs more than the rest of this
-            return Places(np.array([[first], [page], [stop]], np.int64))
+            return Places(np.array([[first], [pool.frame(page)], [stop]], np.int64))
         self._add_spans(pages, count - in_place, first + in_place)
         # What does not begin behind the last entry begins a page.
         order = np.arange(count) + (stop if in_place else 0)
-        where = np.array([page, *pages] if in_place else pages, np.int64)[order // size]
+        frames = [pool.frame(id) for id in ([page, *pages] if in_place else pages)]
+        where = np.array(frames, np.int64)[order // size]
         return Places(np.stack([np.arange(first, first + count), where, order % size]))
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
@@ -142,6 +155,8 @@ class Writer:
     def close(self) -> None:
         """Give back what no frozen value holds. Nothing can be entered or frozen after this."""
         self._closed = True
+        if hasattr(self, "base"):  # not when __init__ failed
+            self.base.pool.writers.discard(self)
         if getattr(self, "_own", None):
             self.base.pool.release(np.array(self._own))
             self._own = []

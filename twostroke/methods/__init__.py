@@ -1,4 +1,4 @@
-"""Techniques, one file each. A file listed here is enrolled everywhere."""
+"""Techniques, one file each. A technique imported here is known everywhere."""
 
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.drop import Drop

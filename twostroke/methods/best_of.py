@@ -11,8 +11,8 @@ from twostroke.methods.method import Method, Prompt
 class BestOf(Method, name="best-of"):
     """Decode `candidates` answers side by side; the one of highest mean log-probability is emitted.
 
-    The candidates share the prompt's pages and differ by their random streams, so a temperature of 0 makes them
-    all alike.
+    The candidates share the prompt's pages and differ by their random streams, so at a temperature of 0 they
+    are all equal.
 
     Attributes:
         candidates: how many to decode.

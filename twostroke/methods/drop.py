@@ -32,7 +32,7 @@ class Drop(Repeat, name="drop"):
         by: which ones: the last ones ("window"); those of least key norm, its mean over layers and heads, besides the
             very last ("key-norm"); or half of them the last ones, and half those that got most attention so far, its
             mean over layers and heads ("attention").
-        every: tokens between droppings, so up to so many entries more are held.
+        every: tokens between droppings; up to this many entries more are held.
         observed: by "attention", how many of the prompt's last tokens are counted besides those decoded.
     """
 
@@ -54,7 +54,7 @@ class Drop(Repeat, name="drop"):
         tokens, kept = self.copies(prompt)
         made: Prefilled = yield Prefill(tokens, queries=self.observed if counting else 0)
         kv, mass = self.cut(made.kv, kept), attention_mass(made.kv, made.queries)[kept]
-        del made  # or it would hold what was dropped
+        del made  # it would keep the pages of dropped entries
         while True:
             stays = self.staying(kv, mass)
             kv, mass = chosen(kv, stays), mass[stays]

@@ -10,20 +10,20 @@ from typing import ClassVar
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.fields import Checked
-from twostroke.methods.registry import enrol
+from twostroke.methods.registry import register
 
 
 class Prompt(list[int]):
-    """A prompt's token ids, and what a technique may ask about them."""
+    """A prompt's token ids, and facts about them that techniques use."""
 
     def __init__(self, tokens: Iterable[int], tokenizer: Tokenizer) -> None:
-        """Tokens that `encode_chat` made know where the turn lies."""
+        """Tokens from `encode_chat` know the range of the last user's text."""
         super().__init__(tokens)
         self._asked, self._tokenizer = tokens, tokenizer
 
     @property
     def turn(self) -> range | None:
-        """Where the last user's text lies; None where the prompt is no chat."""
+        """The range of the last user's text; None where the prompt is no chat."""
         return self._asked.turn if isinstance(self._asked, ChatTokens) else None
 
     def encode(self, text: str) -> list[int]:
@@ -35,7 +35,7 @@ class Prompt(list[int]):
 class Method(Checked, ABC):
     """A technique. Subclasses are frozen dataclasses whose fields are its parameters, declared as in `fields.py`.
 
-    `class Repeat(Method, name="repeat")` enrols it: the engine, the CLI, the server and the shared tests know it by
+    `class Repeat(Method, name="repeat")` registers it: the engine, the CLI, the server and the shared tests know it by
     that name. Every field needs a default. Raises InvalidRequest if another technique has the name.
     """
 
@@ -43,7 +43,7 @@ class Method(Checked, ABC):
 
     def __init_subclass__(cls, *, name: str) -> None:
         cls.name = name
-        enrol(name, cls)
+        register(name, cls)
 
     @property
     def checked_as(self) -> str:

@@ -1,4 +1,4 @@
-"""KV refresh: OverFill whose student gets the teacher's entries of its own answer from time to time.
+"""KV refresh: OverFill in which the teacher's entries of the answer replace the student's from time to time.
 
 Emara, Kim and Abdelfattah 2025, "KV-Cache Refresh Methods for Long Generation". In their sketch the token sampled last
 is in the teacher's cache and not yet in the student's when tails are spliced, so entries land one place off. Here it
@@ -18,21 +18,21 @@ from twostroke.fields import integer, number, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 from twostroke.models.dropout import Dropout
-from twostroke.sampling.sampler import Sampled
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax
 
-WARM_UP = 32  # tokens before a budget spends: a percentile of fewer says little
+WARM_UP = 32  # tokens before a budget is spent: a percentile of fewer is unreliable
 MOST_PASSES = 64
 
 
 @dataclass(frozen=True)
 class Refreshes:
-    """What a refreshed answer took.
+    """What the refreshes of an answer cost.
 
     Attributes:
         at: after how many tokens each refresh came.
         teacher_tokens: what the teacher entered for them, and for probes.
-        looks: what each probe saw: a divergence in nats, or a variance of logits.
+        looks: what each probe measured: a divergence in nats, or a variance of logits.
     """
 
     at: tuple[int, ...]
@@ -42,8 +42,8 @@ class Refreshes:
 
 @dataclass(frozen=True)
 class Refresh(Method, name="refresh"):
-    """The teacher (the engine's own model) prefills, the student decodes, and `when` it is due the teacher's entries
-    of the answer take the place of the student's.
+    """The teacher (the engine's own model) prefills and the student decodes. At times set by `when`, the teacher's
+    entries of the answer replace the student's.
 
     Attributes:
         when: "periodic", every `every` tokens (with `window` = `every` = k also called speculative refresh, in bursts
@@ -54,7 +54,7 @@ class Refresh(Method, name="refresh"):
             `every` tokens, exceeds `threshold` (no model of the catalog was trained with dropout, so the scale is its
             own: calibrate it on `Refreshes.looks`).
         every: tokens between refreshes or probes; for "entropy" and "budget", the fewest tokens between refreshes.
-        window: at most so many of the last entries are replaced; None for all since the last refresh.
+        window: how many of the last entries are replaced at most; None for all since the last refresh.
     """
 
     when: str = text("periodic", choices=("periodic", "entropy", "budget", "probe", "mc-dropout"))
@@ -119,18 +119,18 @@ def splice(student: KVCache, teacher: KVCache, start: int) -> KVCache:
 
 
 def percentile(entropies: Sequence[float], budget: float) -> float:
-    """The threshold that so many of 1,000 of these entropies exceed. For `threshold`, take it of a calibration set."""
+    """The threshold that `budget` of 1,000 of these entropies exceed. Find `threshold` with it on a calibration set."""
     return float(np.quantile(entropies, 1 - budget / 1000))
 
 
 def divergence(teacher: KVCache, student: KVCache) -> float:
     """KL(teacher || student) in nats of the token after both values."""
-    logits = [value.tail.logits for value in (teacher, student) if value.tail and value.tail.logits is not None]
+    logits = [logits for value in (teacher, student) if value.tail and (logits := value.tail.logits) is not None]
     p, q = (log_softmax(row.astype(np.float64)) for row in logits)
     return float(information(p, q))
 
 
 def variance(passes: Sequence[KVCache]) -> float:
     """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
-    logits = [value.tail.logits for value in passes if value.tail and value.tail.logits is not None]
+    logits = [logits for value in passes if value.tail and (logits := value.tail.logits) is not None]
     return float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean())

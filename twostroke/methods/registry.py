@@ -1,6 +1,6 @@
 """Which techniques there are, by name: those of this package, of installed packages, and of a researcher's own files.
 
-A class enrols itself when its file is imported. A package from elsewhere names its modules in its pyproject.toml:
+A class registers itself when its file is imported. A package from elsewhere names its modules in its pyproject.toml:
 
     [project.entry-points."twostroke.methods"]
     mine = "my_package.my_module"
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 GROUP = "twostroke.methods"  # of entry points
 METHODS: dict[str, type[Method]] = {}
-_loaded: set[str] = set()  # modules from outside, by what they are called there
+_loaded: set[str] = set()  # sources that were imported
 
 
-def enrol(name: str, technique: type[Method]) -> None:
-    """Make a technique known. Raises InvalidRequest if another one has the name."""
+def register(name: str, technique: type[Method]) -> None:
+    """Register a technique. Raises InvalidRequest if another one has the name."""
     if (known := METHODS.get(name)) is not None and _place(known) != _place(technique):
         raise InvalidRequest(f"the method name {name!r} is taken by {_place(known)}: choose another")
     METHODS[name] = technique
@@ -52,7 +52,7 @@ def method(name: str, **parameters: Any) -> Method:
 def load_installed() -> None:
     """Import the techniques of installed packages, once. Raises InvalidRequest for one that cannot be imported."""
     for point in entry_points(group=GROUP):
-        _enrolling(f"entry point {point.value}", point.load)
+        _import_from(f"entry point {point.value}", point.load)
 
 
 def load_module(name: str) -> None:
@@ -64,11 +64,11 @@ def load_module(name: str) -> None:
     path = Path(name).expanduser().resolve()
     if is_file and not path.is_file():
         raise InvalidRequest(f"there is no file {name} to take methods from")
-    _enrolling(str(path) if is_file else name, lambda: _import_file(path) if is_file else import_module(name))
+    _import_from(str(path) if is_file else name, lambda: _import_file(path) if is_file else import_module(name))
 
 
-def _enrolling(source: str, load: Callable[[], Any]) -> None:
-    """Import one source of techniques. If that fails, none of them is known."""
+def _import_from(source: str, load: Callable[[], Any]) -> None:
+    """Import one source of techniques. If that fails, none of its techniques is registered."""
     if source in _loaded:
         return
     before = dict(METHODS)
@@ -94,7 +94,7 @@ def _restore(known: dict[str, type[Method]]) -> None:
 
 
 def _import_file(path: Path) -> None:
-    # Two files may be called the same; a dataclass looks its module up by name, so it has to be there.
+    # Two files may have the same name. A dataclass looks up its module by name, so the module must be registered.
     name = f"twostroke_method_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None

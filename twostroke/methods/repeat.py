@@ -16,7 +16,7 @@ from twostroke.fields import Rule, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 
-MOST = 64  # copies, or a request over HTTP could ask for a list as long as memory
+MOST = 64  # copies: a limit for requests over HTTP, which could otherwise fill the memory
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Repeat(Method, name="repeat"):
             copy, which has seen the prompt once.
         scope: what is repeated: the "prompt", chat template and all; or the last user "turn" within one template,
             whose head is then kept with any copy.
-        offset: where decoding goes on. "right": behind the last copy, so that keys and queries turn as they would
+        offset: where decoding goes on. "right": behind the last copy, so that rotations are those of a cache
             with everything kept. "wrong" (the ablation of PTDO, section 4.4): at the number of entries kept, as if
-            the others had never been, while the keys stay turned as they are.
+            the others had never existed, while the keys keep their rotation.
     """
 
     times: int | str | tuple[str, ...] = 2
@@ -79,7 +79,7 @@ class Repeat(Method, name="repeat"):
         return tokens, np.r_[:start, stop : len(tokens)]
 
     def cut(self, kv: KVCache, kept: np.ndarray) -> KVCache:
-        """What the entries of these indices make, to decode from."""
+        """The value with the entries of these indices, to decode from."""
         value = chosen(kv, kept).with_tail(kv.tail)
         return value.resumed_at(kv.next_position if self.offset == "right" else len(kept))
 

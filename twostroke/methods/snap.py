@@ -1,7 +1,7 @@
 """SnapKV: the prompt's last tokens say which of its entries to decode with.
 
 Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation" (arXiv:2404.14469). The paper chooses for
-every head by itself; here it is per sequence, by the mean over layers and heads. Entries keep their positions, as in
+each head; here the choice is per sequence, by the mean over layers and heads. Entries keep their positions, as in
 the paper. Prefill has all of the prompt in sight, and what is decoded is never dropped.
 """
 
@@ -25,7 +25,7 @@ class Snap(Repeat, name="snap"):
         sinks: how many of the very first entries always stay.
         window: the observation window: how many of the prompt's last tokens choose, and stay.
         budget: how many entries stay in all.
-        kernel: a max-pooling over so many neighbours, so that an entry's stay with it; odd.
+        kernel: width of a max-pooling over entries, so that neighbours of a kept entry are kept too; odd.
     """
 
     times: int | str | tuple[str, ...] = 1
@@ -45,7 +45,7 @@ class Snap(Repeat, name="snap"):
         made: Prefilled = yield Prefill(tokens, queries=self.window)
         stays = self.staying(attention_mass(made.kv, made.queries)[kept])
         kv = self.cut(made.kv, kept[stays])
-        del made  # or it would hold what was dropped
+        del made  # it would keep the pages of dropped entries
         yield Decode(kv)
 
     def staying(self, mass: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv:2211.17192); Chen et al. 2023
 (arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
-guesses only change how many tokens of it a step yields. A guess stands if it is the token sampled, so at any
+guesses only change how many tokens of it a step yields. A guess is accepted if it is the token sampled, so at any
 temperature the answer is the plain request's, token by token; a draft guesses with the noise of the tokens that it
 guesses (`sampling/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
@@ -31,13 +31,14 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Speculative(Method, name="speculative"):
-    """Guess some tokens, decode with the guesses, and again.
+    """In rounds: guess some tokens, then decode with the guesses.
 
     Attributes:
-        draft: who guesses. "lookup": what followed the latest earlier occurrence of the last few tokens. "student": a
-            student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with its own KV.
+        draft: where guesses come from. "lookup": what followed the latest earlier occurrence of the last few tokens.
+            "student": a student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with
+            its own KV.
         guesses: tokens guessed in a round; the first one's if `adaptive`.
-        adaptive: two more after a round whose guesses all stood, one less after any other.
+        adaptive: two more after a round in which all were accepted, else one less.
         ngram: the most tokens that a lookup compares.
     """
 

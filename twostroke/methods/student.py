@@ -1,4 +1,4 @@
-"""The student by itself, as a baseline for what hands it the teacher's KV (`overfill`, `refresh`)."""
+"""The student by itself, as a baseline for techniques that give it the teacher's KV (`overfill`, `refresh`)."""
 
 from dataclasses import dataclass
 

@@ -1,86 +1,188 @@
 """What a decoder-only transformer is made of: one description for every family.
 
-Families differ in a handful of switches, so there is one `ModelConfig` and no subclass. Checkpoint
-loaders translate their own metadata into it; `tensor_shapes` names every tensor a model must have.
+A model is a list of layers, a layer is an attention and a feed-forward, and each of those is a small record of sizes
+and switches. A family (`models.families`) makes the description from a checkpoint's metadata. Loaders, the cost model,
+quantizing, pruning and backends read it, and know no family by name.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from twostroke.models.rope import Rope
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention with rotary positions.
+
+    Attributes:
+        scale: what query-key products are multiplied by.
+        window: a query at position p sees keys at positions > p - window; None for all.
+        bias: q, k and v have biases (Qwen2).
+        qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope
+    window: int | None = None
+    bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """down(activation(gate x) * (up x)), as in SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202)."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
+
+    The router's softmax runs over all experts in float32. The chosen are those of highest probability; of equals the
+    lower id. Their outputs are weighed by their probabilities and added up in the order of their ids.
+
+    Attributes:
+        count: experts in the layer.
+        chosen: experts that a token passes through.
+        intermediate_size: of each expert.
+        normalized: whether the weights of the chosen are divided by their sum.
+    """
+
+    count: int
+    chosen: int
+    intermediate_size: int
+    activation: Activation = "silu"
+    normalized: bool = True
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attention, then feed-forward, each after an RMSNorm and added to the residual stream.
+
+    `post_norms`: RMSNorm also on what each of the two returns, before it is added (Gemma 3).
+    """
+
+    attention: Attention
+    feed_forward: GatedMLP | Experts
+    post_norms: bool = False
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Geometry and switches of one model.
+    """One model.
 
-    `windows[i]` is layer i's sliding window (a query at position p sees keys at positions > p - window),
-    None for full attention. `ropes[i]` is layer i's rotary embedding.
+    Attributes:
+        architecture: the family's name.
+        tied: the head is the embedding.
+        embedding_scale: what embeddings are multiplied by (Gemma: the root of hidden_size).
     """
 
     architecture: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
+    hidden_size: int
     max_position: int
     norm_eps: float
-    attention_scale: float
-    ropes: tuple[Rope, ...]
-    windows: tuple[int | None, ...]
-    tied: bool = False  # the head is the embedding
-    attention_bias: bool = False  # q, k and v have biases (Qwen2)
-    qk_norm: bool = False  # RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3)
-    post_norms: bool = False  # RMSNorm on what attention and MLP return, before the residual (Gemma 3)
-    activation: str = "silu"  # "silu" or "gelu_tanh"
-    embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
+    layers: tuple[Layer, ...]
+    tied: bool = False
+    embedding_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in self.attentions}
+        if len(shapes) != 1:
+            raise ValueError(f"all layers must have heads alike, and these have {sorted(shapes)}")
 
-def stored_names(config: ModelConfig, outer: dict[str, str], layers: str, parts: dict[str, str]) -> dict[str, str]:
-    """Twostroke name -> a file format's, for every tensor of the model.
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(layer.attention for layer in self.layers)
 
-    `outer` names the tensors outside the layers; one of layer i is called `layers` (with {} for i) and its part.
-    """
-    names: dict[str, str] = {}
-    for ours in tensor_shapes(config):
-        if ours in outer:
-            names[ours] = outer[ours]
-        else:
-            _, layer, part = ours.split(".")
-            names[ours] = layers.format(layer) + parts[part]
-    return names
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].attention.head_dim
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Of each layer."""
+        return tuple(attention.rope for attention in self.attentions)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer."""
+        return tuple(attention.window for attention in self.attentions)
+
+    @property
+    def head_tensor(self) -> str:
+        """The Twostroke name of the matrix that makes logits."""
+        return "embed" if self.tied else "head"
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model by its Twostroke name, with its shape; matrices are (out_features, in_features).
 
-    Norm weights multiply as they are: a family that stores w - 1 (Gemma in Hugging Face form) is shifted on load.
+    Norm weights multiply as they are: a family that stores w - 1 (Gemma in Hugging Face form) is shifted on load. An
+    expert's matrices are tensors like any other: `layers.3.experts.7.gate`.
     """
-    hidden, head_dim = config.hidden_size, config.head_dim
-    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, hidden)}
-    for i in range(config.num_layers):
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm": (hidden,),
-            "q": (q_size, hidden),
-            "k": (kv_size, hidden),
-            "v": (kv_size, hidden),
-            "o": (hidden, q_size),
-            "mlp_norm": (hidden,),
-            "gate": (config.intermediate_size, hidden),
-            "up": (config.intermediate_size, hidden),
-            "down": (hidden, config.intermediate_size),
-        }
-        if config.attention_bias:
-            layer |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
-        if config.qk_norm:
-            layer |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
-        if config.post_norms:
-            layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["norm"] = (hidden,)
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
+    for i, layer in enumerate(config.layers):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer_shapes(layer, config.hidden_size).items()}
+    shapes["norm"] = (config.hidden_size,)
     if not config.tied:
-        shapes["head"] = (config.vocab_size, hidden)
+        shapes["head"] = (config.vocab_size, config.hidden_size)
     return shapes
+
+
+def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "q": (q_size, hidden),
+        "k": (kv_size, hidden),
+        "v": (kv_size, hidden),
+        "o": (hidden, q_size),
+        "mlp_norm": (hidden,),
+    }
+    mlp = {
+        "gate": (feed_forward.intermediate_size, hidden),
+        "up": (feed_forward.intermediate_size, hidden),
+        "down": (hidden, feed_forward.intermediate_size),
+    }
+    if isinstance(feed_forward, Experts):
+        shapes[ROUTER] = (feed_forward.count, hidden)
+        shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
+    else:
+        shapes |= mlp
+    if attention.bias:
+        shapes |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
+    if attention.qk_norm:
+        shapes |= {"q_norm": (attention.head_dim,), "k_norm": (attention.head_dim,)}
+    if layer.post_norms:
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    return shapes
+
+
+ROUTER = "router"  # small, and a wrong choice of experts costs much: kept in float32 whatever other matrices become
+
+
+def is_weight_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the tensor of this Twostroke name is multiplied in its stored format, and may be re-encoded."""
+    return len(shape) == 2 and not name.endswith(f".{ROUTER}")

@@ -2,16 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import Experts, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Rows:
 class Work(NamedTuple):
     """What a step computes and reads. A multiplication and an addition are two FLOPs."""
 
-    weight_bytes: float  # once a step, however many rows
+    weight_bytes: float  # once a step, however many rows; of experts, those that some row is expected to choose
     kv_bytes: float  # of the entries that each sequence's rows see, once for all of its rows
     linear_flops: float
     attention_flops: float
@@ -38,21 +37,57 @@ class Cost:
     """Work of one model's steps.
 
     Attributes:
-        block_bytes: the matrices of all layers, in the formats that the backend computes on.
-        head_bytes: the head's matrix, read in steps that want logits.
+        matrix_bytes: of each weight matrix by its Twostroke name, in the formats that the backend computes on.
         entry_bytes: K and V of one entry, all layers.
     """
 
     config: ModelConfig
-    block_bytes: int
-    head_bytes: int
+    matrix_bytes: Mapping[str, int]
     entry_bytes: int
 
     @cached_property
+    def dense_bytes(self) -> int:
+        """The matrices of all layers that every step reads: all but experts."""
+        return sum(size for name, size in self.matrix_bytes.items() if _part(name) == "dense")
+
+    @cached_property
+    def head_bytes(self) -> int:
+        """Read in steps that want logits."""
+        return self.matrix_bytes[self.config.head_tensor]
+
+    @cached_property
+    def _experts(self) -> list[tuple[Experts, int]]:
+        """Each layer of experts, and the bytes of all of them."""
+        sizes: Counter[int] = Counter()
+        for name, size in self.matrix_bytes.items():
+            if _part(name) == "experts":
+                sizes[int(name.split(".")[1])] += size
+        layers = enumerate(layer.feed_forward for layer in self.config.layers)
+        return [(feed_forward, sizes[i]) for i, feed_forward in layers if isinstance(feed_forward, Experts)]
+
+    def layer_bytes(self, rows: int) -> float:
+        """What a step of so many rows is expected to read of all layers' matrices.
+
+        Of E experts, of which each row chooses k, n rows choose E (1 - (1 - k / E)^n) different ones, if all are as
+        likely as each other and rows choose by themselves; those of one text are more alike, and choose fewer.
+        """
+        return self.dense_bytes + sum(
+            size * (1 - (1 - experts.chosen / experts.count) ** rows) for experts, size in self._experts
+        )
+
+    @cached_property
     def row_flops(self) -> int:
-        """All linear layers but the head, for one row."""
-        shapes = tensor_shapes(self.config).items()
-        return 2 * sum(prod(shape) for name, shape in shapes if name.startswith("layers.") and len(shape) == 2)
+        """All linear layers but the head, for one row: of experts, the chosen ones and the router."""
+        flops = 0
+        for layer in self.config.layers:
+            attention, feed_forward, hidden = layer.attention, layer.feed_forward, self.config.hidden_size
+            flops += 2 * hidden * attention.head_dim * (2 * attention.num_heads + 2 * attention.num_kv_heads)
+            passed = 1
+            if isinstance(feed_forward, Experts):
+                passed = feed_forward.chosen
+                flops += 2 * hidden * feed_forward.count
+            flops += passed * 6 * hidden * feed_forward.intermediate_size
+        return flops
 
     @cached_property
     def head_row_flops(self) -> int:
@@ -82,12 +117,17 @@ class Cost:
         if not rows:
             return Work(0, 0, 0, 0, 0)
         return Work(
-            self.block_bytes + self.head_bytes * bool(logits),
+            self.layer_bytes(rows) + self.head_bytes * bool(logits),
             self.entry_bytes * seen / self.config.num_layers,
             self.row_flops * rows,
             self.key_flops * keys,
             self.head_row_flops * logits,
         )
+
+
+def _part(name: str) -> str:
+    """Of a matrix: whether it is outside of the layers, an expert's, or read by every step."""
+    return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
 
 
 class Predictor:

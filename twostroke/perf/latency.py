@@ -1,7 +1,7 @@
-"""Latency of both strokes: prompts of a given length, answers of a given length, repeated.
+"""Latency of both strokes: prompts and answers of given lengths, measured several times.
 
-Every repeat takes fresh random tokens, so that nothing is remembered from the one before. Workloads are interleaved
-round by round, so that a machine that slows down or speeds up does so for all of them; medians are reported.
+Every measurement takes new random tokens, so no prefix is known from an earlier one. Shapes are measured in turn,
+round by round, so that a machine that slows down or speeds up does so for all of them. Medians are reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class PromptSource:
-    """What goes in: `text` if there is one, else random tokens, of which the first `shared` are always the same."""
+    """Where prompts come from: `text`, or random tokens of which the first `shared` are always the same."""
 
     seed: int = 0
     shared: int = 0
@@ -59,7 +59,7 @@ class Measurement(Pace):
 
 @dataclass(frozen=True)
 class Latency:
-    """All repeats of one shape."""
+    """All measurements of one shape."""
 
     shape: Shape
     kv_bytes: int
@@ -117,7 +117,7 @@ def measure(
 
 
 def summarize(answers: Sequence[Completion]) -> Measurement:
-    """The pace of answers that were made at once."""
+    """The pace of answers that were generated in one batch."""
     timings = [answer.timings for answer in answers]
     gaps = [gap for one in timings for gap in one.itls]
     arrival = min(one.arrival for one in timings)

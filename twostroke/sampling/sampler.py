@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from twostroke.sampling import statistics as summary
-from twostroke.sampling.noise import COLDEST, NO_NOISE, Noise, gumbel
+from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.noise import COLDEST, NO_NOISE, gumbel
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import LEAST, RowStatistics, Statistics, likeliest, picked
 from twostroke.system.reuse import Reused
@@ -17,59 +17,18 @@ FEW = (512, 4096, 32768)
 ROOM = Reused()  # for logits to be changed
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One row to sample.
+def sample(
+    logits: np.ndarray,
+    draws: Sequence[Draw],
+    statistics: Statistics = summary,
+    made: RowStatistics | None = None,
+) -> list[Sampled]:
+    """Sample a token from each row of [R, vocab] float32 logits, which stay as they are.
 
-    Attributes:
-        params: its request's.
-        noise: what draws it.
-        index: its token's, of the choice's.
-        prompt, output: int token ids so far, for penalties.
-        banned: ids that may not be sampled (ending tokens before min_tokens).
-        allowed: bool [n], the only ids that may be; None for all.
-        stats: whether log-probability, entropy and top probability are wanted.
-        keep_logits: whether the row's logits are wanted.
+    Args:
+        statistics: a backend's own way to find them.
+        made: those of these rows, where the head found them beside the logits.
     """
-
-    params: SamplingParams
-    noise: Noise
-    index: int
-    prompt: np.ndarray
-    output: Sequence[int]
-    banned: Sequence[int] = ()
-    allowed: np.ndarray | None = None
-    stats: bool = False
-    keep_logits: bool = False
-
-    @property
-    def reports(self) -> bool:
-        """Whether log-probabilities of the model's own are asked for."""
-        return self.stats or self.params.logprobs is not None
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A sampled token. Log-probabilities are the model's own, before temperature and penalties.
-
-    Attributes:
-        logprob: None unless alternatives or stats were asked for, as the likeliest token is found without it.
-        entropy: of the model's distribution, in bits; None unless asked for.
-        top_probability: of its most likely token.
-        top: the most likely ids with their log-probabilities.
-        logits: [vocab] float32, a copy.
-    """
-
-    id: int
-    logprob: float | None = None
-    entropy: float | None = None
-    top_probability: float | None = None
-    top: tuple[tuple[int, float], ...] | None = None
-    logits: np.ndarray | None = None
-
-
-def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = summary) -> list[Sampled]:
-    """Sample a token from each row of [R, vocab] float32 logits, with a backend's own statistics."""
     shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
         np.copyto(shaped := ROOM.array(*logits.shape), logits)
@@ -78,7 +37,9 @@ def sample(logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = s
                 _shape(row, draw)
     noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters want the likeliest first
     greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
-    found = statistics.summarize(logits) if greedy or any(draw.reports for draw in draws) else None
+    found = None
+    if greedy or any(draw.reports for draw in draws):
+        found = statistics.summarize(logits) if made is None else made
     ids = list(found.best) if greedy and found is not None and found.finite else statistics.draw(shaped, noises)
     if any(draw.params.filters for draw in draws):
         _draw_filtered(shaped, draws, ids, statistics)

@@ -1,7 +1,6 @@
 """What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer, entropy, the largest."""
 
 import math
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.sampling.noise import Noise, gumbel
-from twostroke.system.reuse import address
 
 LEAST = float(np.finfo(np.float32).min)
 MOST_GROUPED = 64
@@ -30,6 +28,11 @@ class RowStatistics:
     top: list[float]
     logsumexp: list[float]
     entropy: list[float]
+
+    def of(self, rows: Sequence[int]) -> "RowStatistics":
+        """Those of some rows."""
+        floats = (self.top, self.logsumexp, self.entropy)
+        return RowStatistics([self.best[row] for row in rows], *([column[row] for row in rows] for column in floats))
 
     @property
     def finite(self) -> bool:
@@ -131,32 +134,3 @@ def combine(found: np.ndarray) -> RowStatistics:
     return RowStatistics(
         found["best"].tolist(), found["top"].tolist(), (found["top"] + normalizer).tolist(), entropy.tolist()
     )
-
-
-class MadeSummaries:
-    """What a head found beside its logits, [R, vocab], which it does not keep in memory."""
-
-    def __init__(self, logits: np.ndarray, found: np.ndarray) -> None:
-        """`logits`: an array that owns its memory."""
-        self._logits = weakref.ref(logits)
-        self.found, self.taken = found, np.zeros(len(found), bool)
-
-    def take(self, some: np.ndarray) -> RowStatistics | None:
-        """Of rows of these very logits, in order, the first time: who was given them may have changed them since."""
-        whole = self._logits()
-        if whole is None or (mine := rows_of(whole, some)) is None or self.taken[mine].any():
-            return None
-        self.taken[mine] = True
-        return combine(self.found[mine])
-
-
-def rows_of(whole: np.ndarray, some: np.ndarray) -> slice | None:
-    """Which rows of an array [R, n] that owns its memory `some` [r, n] is, one after another; None if it is none."""
-    if (
-        (some is not whole and some.base is not whole)
-        or some.shape[1:] != whole.shape[1:]
-        or not some.flags.c_contiguous
-    ):
-        return None
-    first, rest = divmod(address(some) - address(whole), max(1, whole.strides[0]))
-    return None if rest else slice(first, first + len(some))

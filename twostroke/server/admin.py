@@ -13,14 +13,14 @@ router = APIRouter()
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(http: HttpRequest) -> Response:
-    """200 while requests are taken; 503 from the moment the server drains, and once the engine has failed."""
+    """200 while requests are accepted; 503 once the server drains or the engine has failed."""
     engine: AsyncEngine = http.app.state.engine
     return _health(engine, engine.alive and not engine.draining)
 
 
 @router.get("/health/live")
 async def live(http: HttpRequest) -> Response:
-    """200 while the engine lives; 503 once it has failed and only a new process helps."""
+    """200 while the engine lives; 503 once it has failed and the process must be restarted."""
     engine: AsyncEngine = http.app.state.engine
     return _health(engine, engine.alive)
 
@@ -37,14 +37,14 @@ def _health(engine: AsyncEngine, fine: bool) -> Response:
 
 @router.get("/metrics")
 async def metrics(http: HttpRequest) -> Response:
-    """For Prometheus."""
+    """All metrics, in Prometheus' text format."""
     engine: AsyncEngine = http.app.state.engine
     return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(http: HttpRequest) -> Response:
-    """Forget all known prefixes, so that the next request is a cold one. Says how many pages the index held."""
+    """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
     engine: AsyncEngine = http.app.state.engine
 
     def clear(engine: Engine) -> int:

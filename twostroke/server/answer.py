@@ -14,7 +14,7 @@ from twostroke.engine.track import Token
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
+LEAST_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
 
 
 class Answer(ABC):
@@ -54,11 +54,11 @@ class Answer(ABC):
         """Take a token of an answer that is not streamed."""
 
     def encode(self, event: dict[str, Any]) -> bytes:
-        """As a server-sent event."""
+        """An event as a server-sent event."""
         return b"data: " + to_json(event) + b"\n\n"
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """The event that tells of an error in a stream that has begun."""
+        """The event for an error in a stream that has begun."""
         return error.body()
 
     def choice_index(self, prompt: int, token: Token) -> int:
@@ -80,7 +80,7 @@ class Answer(ABC):
 
 
 def timings(request: Request) -> dict[str, float | None]:
-    """When things happened, in milliseconds; gaps are of the first choice, by the definitions of `Pace`."""
+    """When things happened, in milliseconds; of the first choice, by the definitions of `engine/timings.py`."""
     times, pace = request.timings, Pace.of(request.timings, 0)
     first = times.tokens[0] if times.tokens else None
     last = times.tokens[-1] if times.tokens else None
@@ -99,6 +99,6 @@ def _ms(start: float | None, stop: float | None) -> float | None:
 
 
 def logprob(value: float | None) -> float:
-    """As JSON can hold it; of a request that asked for it."""
+    """A log-probability as JSON can hold it. The request must have asked for it."""
     assert value is not None
     return max(value, LEAST_LOGPROB)

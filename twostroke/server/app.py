@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
-    """An application that serves one model. From its start on, the model's engine belongs to a thread of its own."""
+    """An application that serves one model. Once it has started, only its own thread may use the model's engine."""
     settings = settings or Settings()
     load_installed()
     engine = AsyncEngine(llm, settings, Metrics(llm))

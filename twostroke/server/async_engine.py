@@ -45,9 +45,9 @@ class AsyncEngine:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
         self._thread = EngineThread(llm.engine, self._publish, metrics.step)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seconds = 1.0  # that a request takes, a running mean
+        self._seconds = 1.0  # mean duration of a request, updated with each one
 
-    # Life -------------------------------------------------------------------------------------------------------
+    # Start and end ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Called on the event loop."""
@@ -79,7 +79,7 @@ class AsyncEngine:
         """Choices that wait or run."""
         return self._taken
 
-    # Work -------------------------------------------------------------------------------------------------------
+    # Work -------------------------------------------------------------------------------------------------------------
 
     def reserve(self, choices: int) -> Exchange:
         """An exchange with places in the queue, which its `close` gives back. Raises ApiError where there is none."""
@@ -111,10 +111,10 @@ class AsyncEngine:
         """Run something in the engine's thread, between two steps."""
         return await asyncio.wrap_future(self._thread.call(action))
 
-    # Within -----------------------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _publish(self, updates: list[Update]) -> None:
-        """Called by the engine's thread: one wake-up of the event loop for all that a step made."""
+        """Called by the engine's thread: one wake-up of the event loop for all updates of a step."""
         if updates and self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(self._dispatch, updates)
@@ -137,7 +137,7 @@ class AsyncEngine:
             self._seconds += 0.2 * (request.timings.finished - request.timings.arrival - self._seconds)
 
     def _retry_after(self) -> int:
-        """Seconds until a place is likely to be free: a running request's share of a request's time, at least 1."""
+        """Seconds until a place is likely to be free: a request's mean duration / those running, at least 1."""
         return min(60, max(1, math.ceil(self._seconds / max(1, self.llm.engine.num_running))))
 
     def _abort_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The one thread that owns the engine: it takes commands, steps, and publishes what came of it."""
+"""The one thread that owns the engine: it takes commands, steps, and publishes updates."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from twostroke.server.errors import EngineFailed, ShuttingDown
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 0.05  # a pause when there are requests and none could move, so that a mistake does not burn a core
+STALLED_S = 0.05  # pause after a step in which no request could advance, so that a mistake does not occupy a core
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class EngineThread:
             self._close()
 
     def _obey(self, pause: float | None) -> bool:
-        """Take all commands there are, having waited `pause` seconds for the first (None: until there is one)."""
+        """Run all commands in the queue, after waiting at most `pause` seconds for the first (None: without limit)."""
         try:
             command = self._commands.get(timeout=pause) if pause != 0 else self._commands.get_nowait()
             while command is not None:
@@ -165,7 +165,7 @@ class EngineThread:
         return Update(request, self._owners[request], tokens, done, request.error)
 
     def _close(self) -> None:
-        """Refuse everything from now on, and end what there is."""
+        """Refuse every command from now on, and end all requests."""
         with self._gate:
             self._closed = True
         reason = self.failure or ShuttingDown()

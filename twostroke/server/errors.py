@@ -10,7 +10,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error as a client sees it.
 
     Attributes:
         status: the HTTP status.
@@ -34,7 +34,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The object that is the response's body, or the event's that ends a stream."""
+        """OpenAI's error object: the body of a response, or the last event of a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -49,17 +49,19 @@ class Overloaded(ApiError):
 
 
 class ShuttingDown(ApiError):
-    """No new work, and what ran longer than the grace time has been cancelled."""
+    """The server accepts no new work; requests that outlast the grace time are cancelled."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
 
 
 class DeadlineExceeded(ApiError):
-    """The request took longer than it was given."""
+    """The request did not end before its deadline."""
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(504, f"the request was not done within its {timeout_s:g} s", param="timeout", code="timeout")
+        super().__init__(
+            504, f"the request did not end within its timeout of {timeout_s:g} s", param="timeout", code="timeout"
+        )
 
 
 class EngineFailed(ApiError):
@@ -70,24 +72,24 @@ class EngineFailed(ApiError):
 
 
 def from_engine(error: Exception) -> ApiError:
-    """What a client is told of an error that ended its request. Only errors raised on purpose show their message."""
+    """The error to send for an error that ended a request. Only errors raised on purpose show their message."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequest):
         return invalid(error)
     if isinstance(error, OutOfPages):
         return ApiError(400, f"the request does not fit into the KV cache: {error}", code="context_length_exceeded")
-    return ApiError(500, "this request failed inside the server; the others go on", code="internal_error")
+    return ApiError(500, "this request failed inside the server; other requests continue", code="internal_error")
 
 
 def invalid(error: InvalidRequest, param: str | None = None) -> ApiError:
-    """A refusal by the library. Its messages begin with the field's name where one is at fault."""
+    """The error to send for InvalidRequest. Its message begins with the field's name where one is wrong."""
     named = re.match(r"([a-z_]+) must be ", str(error))
     return ApiError(400, str(error), param=param or (named[1] if named else None))
 
 
 def from_validation(errors: Sequence[Any]) -> ApiError:
-    """What pydantic found, by the first field that is wrong."""
+    """The error to send for what pydantic found, about the first field that is wrong."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")

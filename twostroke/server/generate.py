@@ -20,7 +20,7 @@ async def generate(
     prepare: Callable[[], list[Request]],
     answer_for: Callable[[Exchange], Answer],
 ) -> Response:
-    """Generate and answer. Everything is cancelled the moment the client goes.
+    """Generate and answer. If the client disconnects, everything is cancelled at once.
 
     Args:
         http: the call.
@@ -28,7 +28,7 @@ async def generate(
         prepare: makes the engine's requests. It runs off the event loop.
         answer_for: makes the answer that their tokens go into.
 
-    A stream begins with the first token, so an error before it is an answer with a status of its own.
+    A stream begins with the first token, so an error before it is answered with an HTTP status.
     """
     engine: AsyncEngine = http.app.state.engine
     arrival = time.perf_counter()

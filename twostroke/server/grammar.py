@@ -14,7 +14,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
 
 REMEMBERED = 64  # compiled grammars
-# As json.dumps writes: models know it well, and free whitespace would let a weak one write nothing else.
+# The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -53,7 +53,7 @@ class Grammars:
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
 
     def compile(self, grammar: str) -> ConstraintFactory:
-        """Raises InvalidRequest for what is no grammar, or too large a one."""
+        """Raises InvalidRequest for a grammar that is wrong or too large."""
         with self._lock:
             matcher = self._compiled.get(grammar)
             if matcher is None:
@@ -77,7 +77,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance wants to see it."""
+    """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: int) -> None:
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
@@ -90,12 +90,12 @@ class _Vocabulary:
 
 
 def json_schema(schema: Mapping[str, Any], strict: bool = True) -> str:
-    """The grammar of a schema's instances. What llguidance does not know of a schema is refused if `strict`."""
+    """The grammar of a schema's instances. Keywords that llguidance does not know are refused if `strict`."""
     return llguidance.LLMatcher.grammar_from_json_schema(with_options(schema, strict))
 
 
 def with_options(schema: Mapping[str, Any], strict: bool = True) -> dict[str, Any]:
-    """A schema that says how its JSON is written."""
+    """A schema with the layout of its JSON fixed."""
     return {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": not strict}}
 
 

@@ -44,4 +44,4 @@ def configure(style: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn.access").disabled = True  # the server writes a line of its own for each request
+    logging.getLogger("uvicorn.access").disabled = True  # the middleware logs a line for each request

@@ -17,7 +17,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class EngineCollector(Collector):
-    """Reads the engine when it is scraped: plain numbers, so from any thread."""
+    """Reads the engine when it is scraped. It reads single numbers, so any thread may do it."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -50,7 +50,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 
 class Metrics:
-    """Every metric of one server, in a registry of its own."""
+    """Every metric of one server, in its own registry."""
 
     def __init__(self, llm: LLM) -> None:
         self.registry = registry = CollectorRegistry()
@@ -75,7 +75,7 @@ class Metrics:
         )
         self._batch = histogram("step_tokens", "Tokens that a step computes", TOKENS, "kind")
         self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
-        self._requests = counter("finished_requests", "Prompts that came to their end", "outcome")
+        self._requests = counter("finished_requests", "Prompts that are done, cancelled or failed", "outcome")
         self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
         self._rejected = counter("rejected_requests", "Requests refused because the queue is full", "reason")
         self._errors = counter("errors", "Prompts that failed", "error")
@@ -98,7 +98,7 @@ class Metrics:
         self._rejected.labels(reason).inc()
 
     def finished(self, request: Request, error: Exception | None) -> None:
-        """A prompt has come to its end, whatever kind of end."""
+        """Count a prompt that is done, cancelled or failed."""
         timings = request.timings
         self._tokens.labels("prompt").inc(request.prompt_tokens)
         self._tokens.labels("computed").inc(max(0, request.prefilled_tokens - request.cached_tokens))

@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: its id, the key, the size of its body, and a line in the log."""
+"""Around every call: its id, the API key, the size of its body, and a line in the log."""
 
 import hmac
 import logging
@@ -30,7 +30,7 @@ class Middleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a WebSocket: there is nothing that it could ask for
+        if scope["type"] != "http":  # a WebSocket, which no route serves
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
@@ -58,26 +58,26 @@ class Middleware:
             request_id.reset(token)
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        """What can be said before the body is read."""
+        """The error for a call that is refused before its body is read."""
         key = self._settings.api_key
         if key is not None and path not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
-            # Compared in constant time, or the key could be guessed one character at a time.
+            # A comparison in constant time: otherwise the key could be guessed one character at a time.
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
                 message = "the API key is missing or wrong: send it as a bearer token"
                 return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._settings.max_body_bytes:
-            # The body is not read, so nothing else can come over this connection.
+            # The body is not read, so the connection cannot be used again.
             return ApiError(413, self._too_long, code="body_too_large", headers={"connection": "close"})
         return None
 
     @property
     def _too_long(self) -> str:
-        return f"the body is longer than the {self._settings.max_body_bytes} bytes that are taken"
+        return f"the body is longer than {self._settings.max_body_bytes} bytes"
 
     def _limited(self, receive: Receive) -> Receive:
-        """For bodies that do not say how long they are."""
+        """`receive` with a limit, for bodies without a content-length."""
         seen = 0
 
         async def receive_some() -> Message:

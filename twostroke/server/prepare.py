@@ -14,7 +14,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
 from twostroke.server.errors import ApiError, invalid
 
-TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt"}  # what the server itself gives to a chat template
+TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt"}  # set by the server
 
 
 def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:

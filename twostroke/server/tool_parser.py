@@ -1,4 +1,4 @@
-"""Reads tool calls out of a text that comes in pieces, handing on names and arguments as they become certain."""
+"""Reads tool calls out of a text that comes in pieces; names and arguments are passed on once they are certain."""
 
 import re
 import secrets
@@ -11,14 +11,14 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:argument
 
 
 @dataclass(frozen=True)
-class Said:
+class PlainText:
     """Text outside of calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Called:
+class CallStart:
     """A call begins. `index` counts the answer's calls."""
 
     index: int
@@ -27,18 +27,18 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """More of a call's arguments, which joined are a JSON text."""
+class CallArguments:
+    """More of a call's arguments; joined, they are a JSON text."""
 
     index: int
     text: str
 
 
-Piece = Said | Called | Arguments
+Piece = PlainText | CallStart | CallArguments
 
 
 class ToolParser:
-    """A machine that is outside of calls, in a call's head, in its arguments, or behind them.
+    """A state machine: outside of calls, in a call's head, in its arguments, or after them.
 
     Attributes:
         calls: how many calls have begun.
@@ -52,45 +52,45 @@ class ToolParser:
         self._json = _JsonEnd()
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain with this text."""
+        """The pieces that are certain after this text."""
         pieces: list[Piece] = []
         self._rest += text
         while self._state(pieces):
             pass
-        return [piece for piece in pieces if not (isinstance(piece, Said | Arguments) and not piece.text)]
+        return [piece for piece in pieces if not (isinstance(piece, PlainText | CallArguments) and not piece.text)]
 
     def flush(self) -> list[Piece]:
-        """What was held back, now that the text has ended. A head that stayed incomplete is text after all."""
+        """The pieces held back, once the text has ended. An incomplete head of a call is plain text."""
         rest = self._outside.flush() if self._state == self._say else ""
         if self._state == self._read_head:
             rest, self._rest = OPEN + self._rest, ""
-        return [Said(rest)] if rest else []
+        return [PlainText(rest)] if rest else []
 
     def _say(self, pieces: list[Piece]) -> bool:
         whole, self._rest = self._rest, ""
         text, opened = "", None
-        # The opening tag is looked for character by character, since what follows it is not to be swallowed.
+        # The opening tag is searched for character by character, so that the text after it is kept.
         for place, char in enumerate(whole, 1):
             said, opened = self._outside.push(char)
             text += said
             if opened:
                 self._outside, self._state, self._rest = StopStrings([OPEN]), self._read_head, whole[place:]
                 break
-        pieces.append(Said(text))
+        pieces.append(PlainText(text))
         return opened is not None
 
     def _read_head(self, pieces: list[Piece]) -> bool:
         head = _HEAD.match(self._rest)
         if head is None or head.end() == len(self._rest):
             return False
-        pieces.append(Called(self.calls, f"call_{secrets.token_hex(12)}", head[1]))
+        pieces.append(CallStart(self.calls, f"call_{secrets.token_hex(12)}", head[1]))
         self.calls += 1
         self._rest, self._json, self._state = self._rest[head.end() :], _JsonEnd(), self._read_arguments
         return True
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
         end = self._json.find(self._rest)
-        pieces.append(Arguments(self.calls - 1, self._rest[:end]))
+        pieces.append(CallArguments(self.calls - 1, self._rest[:end]))
         self._rest = self._rest[end:]
         if self._json.open:
             return False
@@ -105,7 +105,7 @@ class ToolParser:
         return True
 
     def _part(self, pieces: list[Piece]) -> bool:
-        """Line breaks that only part one call from the next are no text."""
+        """Skip line breaks between calls: they are not part of the text."""
         self._rest = self._rest.lstrip("\n")
         if self._rest:
             self._state = self._say

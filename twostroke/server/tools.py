@@ -1,7 +1,7 @@
-"""Tool calls: how a model is told of tools, and the grammar that its calls follow.
+"""Tool calls: how tools are described to a model, and the grammar that its calls follow.
 
 Calls are written as Qwen and Hermes models learned it: `<tool_call>`, a JSON object with "name" and "arguments",
-`</tool_call>`. A template that knows tools describes them itself; for any other a system message does.
+`</tool_call>`. A template that knows tools describes them itself; for any other template, a system message does.
 """
 
 import json
@@ -27,7 +27,7 @@ def knows_tools(template: str | None) -> bool:
 
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template that knows no tools: described in a system message, calls and results as text."""
+    """The messages for a template without tools: a system message describes them, calls and results become text."""
     plain = [_as_text(message) for message in messages]
     if not tools:
         return plain

@@ -1,6 +1,6 @@
 """OpenTelemetry spans: one for each prompt, with its queue, prefill and decode inside.
 
-Made only where the extra `otel` is installed; where they go is OpenTelemetry's own configuration
+Made only where the extra `otel` is installed. OpenTelemetry's configuration decides where they go
 (`opentelemetry-instrument twostroke serve ...`, OTEL_EXPORTER_OTLP_ENDPOINT). Without it this costs nothing.
 """
 
@@ -21,11 +21,11 @@ class Tracer:
             self._api = None
 
     def record(self, request: Request, model: str, error: Exception | None) -> None:
-        """One prompt that has come to its end."""
+        """Record the spans of a prompt that is done."""
         if self._api is None:
             return
         tracer, timings = self._api.get_tracer("twostroke"), request.timings
-        # Timings are of perf_counter, spans of the wall clock, in nanoseconds.
+        # Timings use perf_counter; spans use the wall clock, in nanoseconds.
         offset = time.time() - time.perf_counter()
         end = timings.finished or time.perf_counter()
 

@@ -29,7 +29,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The work's result. If the client goes first, the work is cancelled and ClientGone raised."""
+    """The work's result. If the client disconnects first, the work is cancelled and ClientGone raised."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +60,7 @@ class EventStream(Response):
         exchange: Exchange,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        # A stream's length is not known, though the base class has counted its empty body.
+        # The base class has set the length of its empty body; a stream's length is not known.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
 

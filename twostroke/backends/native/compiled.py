@@ -1,88 +1,123 @@
-"""A decoder's whole forward pass as one call of the native backend, and its head."""
+"""A model on the native backend: a whole forward pass in one call, and its head."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twostroke.backends.interface import RaggedBatch
-from twostroke.backends.native.library import Batch, Config
+from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
+from twostroke.backends.memory import Memory
+from twostroke.backends.native.library import Batch, Config, Team
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
-from twostroke.backends.native.weights import PANEL, Table, floats
+from twostroke.backends.native.weights import PANEL, Matrix, Table, floats, vector
+from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
+from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope, frequencies
+from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
-from twostroke.sampling.statistics import MadeSummaries, new_summaries
+from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
 from twostroke.system.reuse import Reused, address
-
-if TYPE_CHECKING:
-    from twostroke.backends.reference.decoder import Decoder
 
 SKETCH_ROWS = 8  # that a sketch of the head can be multiplied with at once
 
 
-class NativePass:
-    """A decoder's forward pass and head. Not to be called from two threads at once."""
+class NativeModel:
+    """Fills `CompiledModel`, and `backends.rows.Head`. Hidden states are float32 arrays, [R, hidden]."""
 
-    def __init__(self, statistics: NativeStatistics, decoder: Decoder) -> None:
-        config = decoder.config
-        self.statistics, self.decoder = statistics, decoder
-        self.team, self.library = statistics.team, statistics.library
+    def __init__(self, team: Team, statistics: NativeStatistics, config: ModelConfig, weights: Weights) -> None:
+        self.config, self.team, self.library = config, team, team.library
+        self.statistics = statistics
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = np.empty((0, 0)), np.empty((0, 0))
-        self.head = decoder.head.matrices[0]
-        self.table = decoder.embed if isinstance(decoder.embed, Table) else None  # else rows are the head's
-        fields = Config(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.activation == "gelu_tanh",
-            len(self.ropes),
-            self.head.shape[0],
-            self.table.format if self.table else 0,
-            config.norm_eps,
-            config.attention_scale,
-            config.embedding_scale,
-        )
-        norm = decoder.norm.vector
-        embed = None if self.table else self.head.handle
-        self.handle = self.library.twostroke_model(
-            self.team.handle, ctypes.byref(fields), embed, self.head.handle, address(norm)
-        )
-        # What a pass reads has to outlive it, and members of the team may be late.
-        self.lent: list[np.ndarray] = [norm]
-        self.kv: list[np.ndarray] = []
         self.room = Reused()
-        self.team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
-        for layer in decoder.layers:
-            post = layer.post_norms or (None, None)
-            qk = layer.qk_norms or (None, None, 0.0)
-            norms = [layer.attn_norm, layer.mlp_norm, *qk[:2], *post]
-            vectors = [norm.vector for norm in norms if norm is not None] + [layer.qkv.bias]
-            self.lent += [vector for vector in vectors if vector is not None]
-            matrices = [*layer.qkv.matrices, *layer.o.matrices, *layer.gate_up.matrices, *layer.down.matrices]
-            self.library.twostroke_add_block(
-                self.handle,
-                (ctypes.c_void_p * 6)(*(None if norm is None else address(norm.vector) for norm in norms)),
-                (ctypes.c_void_p * 7)(*(matrix.handle for matrix in matrices)),
-                None if layer.qkv.bias is None else address(layer.qkv.bias),
-                self.ropes.index(layer.rope),
-                layer.window or 0,
-            )
-
-        # Of no use where the head has no more bits itself, or weights that are not finite.
+        # What a pass reads has to outlive it, and members of the team may be late.
+        self.lent: list[np.ndarray] = []
+        self.kv: list[np.ndarray] = []
+        self.matrices: list[Matrix] = []
+        # An embedding that is not the head too is looked up, and never multiplied.
+        self.table = None if config.tied else Table(team, weights("embed"))
+        self.head = self._matrix(weights, config.head_tensor)
+        mlps = [layer.feed_forward for layer in config.layers]
+        fields = Config(
+            hidden=config.hidden_size,
+            intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
+            ropes=len(self.ropes),
+            vocab=self.head.shape[0],
+            embedding_format=0 if self.table is None else self.table.format,
+            eps=config.norm_eps,
+            attention_scale=config.layers[0].attention.scale if config.layers else 1.0,
+            embedding_scale=config.embedding_scale,
+        )
+        self.handle = self.library.twostroke_model(
+            team.handle,
+            ctypes.byref(fields),
+            None if self.table else self.head.handle,
+            self.head.handle,
+            self._vector(weights, "norm"),
+        )
+        team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
+        for i, layer in enumerate(config.layers):
+            self._add(layer, f"layers.{i}.", weights)
+        # A sketch is of no use where the head has no more bits itself, or weights that are not finite.
         self.sketch_bytes = self.library.twostroke_sketch(self.handle)
         if self.sketch_bytes < 0:
             raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
 
-    def forward(self, batch: RaggedBatch[np.ndarray], kv: np.ndarray) -> np.ndarray:
-        """[W, hidden] before the last norm; K and V are written to `kv`."""
-        config = self.decoder.config
+    def _add(self, layer: Layer, prefix: str, weights: Weights) -> None:
+        attention = layer.attention
+        norms = ["attn_norm", "mlp_norm"]
+        norms += ["q_norm", "k_norm"] if attention.qk_norm else ["", ""]
+        norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
+        bias = [vector(weights(prefix + name)) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
+        pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
+        turned = self._lend(np.concatenate(bias)) if bias else None, self.ropes.index(attention.rope)
+        window, matrices = attention.window or 0, self._handles(weights, prefix, "q", "k", "v", "o")
+        mlp = layer.feed_forward
+        if isinstance(mlp, GatedMLP):
+            matrices += self._handles(weights, prefix, "gate", "up", "down")
+            self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *turned, window)
+            return
+        experts: list[int] = []
+        for e in range(mlp.count):
+            experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
+        self.library.twostroke_add_experts_block(
+            self.handle,
+            pointers,
+            _pointers(matrices),
+            *turned,
+            window,
+            self._vector(weights, f"{prefix}{ROUTER}"),
+            mlp.count,
+            mlp.chosen,
+            mlp.normalized,
+            _pointers(experts),
+        )
+
+    def _handles(self, weights: Weights, prefix: str, *names: str) -> list[int]:
+        return [self._matrix(weights, prefix + name).handle for name in names]
+
+    def _matrix(self, weights: Weights, name: str) -> Matrix:
+        self.matrices.append(Matrix(self.team, weights(name)))
+        return self.matrices[-1]
+
+    def _vector(self, weights: Weights, name: str) -> int:
+        return self._lend(vector(weights(name)))
+
+    def _lend(self, array: np.ndarray) -> int:
+        self.lent.append(array)
+        return address(array)
+
+    # A step ----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+        config, kv, token_ids = self.config, memory.storage, resolved(batch)
         hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
         turns = self._turns(int(batch.positions.max()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
@@ -91,50 +126,62 @@ class NativePass:
         fields = Batch(
             batch.num_rows,
             len(batch.tables),
-            *(address(array) for array in (batch.token_ids, batch.pages, batch.slots, batch.positions)),
+            *(address(array) for array in (token_ids, batch.pages, batch.slots, batch.positions)),
             *(address(array) for array in (row_starts, span_starts, spans, *turns)),
             turns[0].shape[1],
             num_wanted=len(batch.wanted),
             wanted=address(batch.wanted),
         )
         if self.table is not None:
-            embeddings = np.frombuffer(self.table.read(batch.token_ids.tolist()), np.uint8)
+            embeddings = np.frombuffer(self.table.read(token_ids.tolist()), np.uint8)
             fields.embeddings = address(embeddings)
         if batch.dropout is not None:
             fields.dropout = address(batch.dropout)
-        if batch.query_rows is not None and batch.queries is not None:
+        queries = None
+        if batch.query_rows is not None:
+            shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
+            queries = np.empty(shape, np.float32)
             fields.num_queries = len(batch.query_rows)
-            fields.query_rows, fields.queries = address(batch.query_rows), address(batch.queries)
+            fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
         if not (self.kv and self.kv[0] is kv):
             self.team.settle()
             self.kv[:] = [kv]
         strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
         self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
-        return hidden
+        return Output(Rows.of(self, hidden), queries)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of at least so many positions: [ropes, positions, head_dim / 2] each."""
         if self.turns[0].shape[1] < count:
             positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
-            angles = np.stack([positions * frequencies(rope, self.decoder.config.head_dim) for rope in self.ropes])
+            angles = np.stack([positions * frequencies(rope, self.config.head_dim) for rope in self.ropes])
             turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
             self.turns = turns[0].astype(np.float32), turns[1].astype(np.float32)
         return self.turns
 
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """[W, hidden] -> [W, vocab]."""
+    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
+        return sample_rows(self, rows, draws)
+
+    # Its head --------------------------------------------------------------------------------------------------
+
+    def logits(self, hidden: np.ndarray) -> tuple[np.ndarray, RowStatistics]:
         hidden, count = floats(hidden), len(hidden)
         out, summaries = self.room.array(count, self.head.padded), new_summaries(count)
         self.library.twostroke_logits(self.handle, address(hidden), count, address(out), address(summaries))
         if self.head.padded > (vocab := self.head.shape[0]):
             out = out[:, :vocab].copy()
-        self.statistics.latest = MadeSummaries(out, summaries)
-        return out
+        return out, combine(summaries)
 
-    def draw(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-        """[W, hidden] -> W ids."""
+    def search(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
+        """By way of the head's sketch where that is quicker, and of all logits where some are not finite."""
         ids = self._search(hidden, noises, None)
-        return ids if min(ids) >= 0 else self.statistics.draw(self.logits(hidden), noises)
+        return ids if min(ids) >= 0 else self.statistics.draw(self.logits(hidden)[0], noises)
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def copy(self, hidden: np.ndarray) -> np.ndarray:
+        return hidden.copy()
 
     def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
         """[W, hidden] -> W ids, -1 where logits are not finite, and [W, vocab / PANEL]: what nothing in a panel is
@@ -147,3 +194,7 @@ class NativePass:
         places = (address(ids), None if highest is None else address(highest))
         self.library.twostroke_search(self.handle, address(hidden), len(ids), packed_noises(noises), *places)
         return ids.tolist()
+
+
+def _pointers(handles: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(handles))(*handles)

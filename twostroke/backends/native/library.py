@@ -40,6 +40,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "add_experts_block": (
+        None,
+        (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _POINTER),
+    ),
     "forward": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (None, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "sketch": (ctypes.c_int64, (_POINTER,)),

@@ -10,24 +10,19 @@ import numpy as np
 from twostroke.backends.native.library import Team
 from twostroke.backends.native.weights import floats
 from twostroke.sampling.noise import Noise
-from twostroke.sampling.statistics import MadeSummaries, RowStatistics, combine, new_summaries
+from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
 from twostroke.system.reuse import Reused, address
 
 _NOISE = struct.Struct("=fIQ")
 
 
 class NativeStatistics:
-    """`latest` is what a head has found beside the logits that it made last."""
+    """Fills `sampling.statistics.Statistics`. Calls on one team take turns."""
 
     def __init__(self, team: Team) -> None:
-        self.team, self.library = team, team.library
-        self.latest = MadeSummaries(np.empty((0, 1), np.float32), new_summaries(0))
-        self.room = Reused()
+        self.team, self.library, self.room = team, team.library, Reused()
 
     def summarize(self, logits: np.ndarray) -> RowStatistics:
-        made = self.latest.take(logits)
-        if made is not None:
-            return made
         logits = floats(logits)
         rows, count = logits.shape
         out = new_summaries(rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,22 +14,6 @@ from twostroke.system.reuse import address
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL = 16
 PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
-
-
-@dataclass(frozen=True)
-class NativeWeight:
-    """Packed matrices whose outputs follow one another, or a float32 vector; biases joined."""
-
-    matrices: tuple[Matrix, ...]
-    vector: np.ndarray | None
-    bias: np.ndarray | None
-
-    @classmethod
-    def of(cls, team: Team, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> NativeWeight:
-        joined = np.concatenate([_vector(b) for b in bias]) if bias else None
-        if len(parts[0].shape) == 1:
-            return cls((), _vector(parts[0]), joined)
-        return cls(tuple(Matrix(team, part) for part in parts), None, joined)
 
 
 class Matrix:
@@ -90,7 +73,8 @@ def floats(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _vector(raw: RawTensor) -> np.ndarray:
+def vector(raw: RawTensor) -> np.ndarray:
+    """A norm or a bias, float32."""
     values = raw.dequantize()
     raw.release()
     return values

@@ -1,110 +1,104 @@
-"""The decoder-only transformer, every family in one description of its blocks."""
+"""The decoder-only transformer in PyTorch: the layers of a description, one operation after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
 
-import numpy as np
+import torch
 
-from twostroke.backends.interface import Kernels, Operations, RaggedBatch
-from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import ModelConfig
-from twostroke.sampling.noise import Noise
-
-if TYPE_CHECKING:
-    import torch
+from twostroke.backends.interface import Weights
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
+from twostroke.models import config as models
 
 
 class Layer:
-    """One block: attention and gated MLP, each after a norm and added to the residual stream."""
+    """Attention and feed-forward, each after a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, kernels: Kernels, tensor: Callable[[str], RawTensor]) -> None:
-        def pack(*names: str, bias: tuple[str, ...] = ()) -> Any:
+    def __init__(self, config: models.ModelConfig, index: int, operations: Operations, weights: Weights) -> None:
+        def pack(*names: str, bias: Sequence[str] = ()) -> DenseWeight:
             prefix = f"layers.{index}."
-            return kernels.pack([tensor(prefix + n) for n in names], [tensor(prefix + n) for n in bias])
+            return operations.pack([weights(prefix + n) for n in names], [weights(prefix + n) for n in bias])
 
-        self.config, self.kernels, self.index = config, cast(Operations, kernels), index
-        self.rope, self.window = config.ropes[index], config.windows[index]
+        layer = config.layers[index]
+        self.operations, self.index, self.eps = operations, index, config.norm_eps
+        self.attention, self.feed_forward = layer.attention, layer.feed_forward
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
-        self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if config.attention_bias else ())
-        self.o, self.gate_up, self.down = pack("o"), pack("gate", "up"), pack("down")
-        self.qk_norms = (pack("q_norm"), pack("k_norm"), config.norm_eps) if config.qk_norm else None
-        self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if config.post_norms else None
+        self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if layer.attention.bias else ())
+        self.o = pack("o")
+        self.qk_norms = (pack("q_norm"), pack("k_norm"), self.eps) if layer.attention.qk_norm else None
+        self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else None
+        if isinstance(layer.feed_forward, models.Experts):
+            self.router = pack("router")
+            self.experts = [
+                (pack(f"experts.{e}.gate", f"experts.{e}.up"), pack(f"experts.{e}.down"))
+                for e in range(layer.feed_forward.count)
+            ]
+        else:
+            self.gate_up, self.down = pack("gate", "up"), pack("down")
 
     def __call__(
-        self, x: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch[torch.Tensor], queries: np.ndarray | None
+        self, x: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, queries: list[torch.Tensor]
     ) -> torch.Tensor:
-        k, config = self.kernels, self.config
-        h = k.norm(x, self.attn_norm, config.norm_eps)
-        q = k.rope_store(k.linear(h, self.qkv), kv, batch, self.rope, self.qk_norms)
-        if queries is not None:
-            queries[:] = k.leave(q[batch.query_rows].float() * config.attention_scale)
-        attended = k.attention(q, kv, batch, config.attention_scale, self.window)
+        """[N, hidden] -> the same. `kv` is the layer's, [2, pages, Hkv, page_size, D]; `queries` gets its own."""
+        ops, attention = self.operations, self.attention
+        h = ops.norm(x, self.attn_norm, self.eps)
+        q = ops.rope_store(ops.linear(h, self.qkv), kv, batch, attention.rope, self.qk_norms)
+        if batch.query_rows is not None:
+            queries.append(q[batch.query_rows].float() * attention.scale)
+        attended = ops.attention(q, kv, batch, attention.scale, attention.window)
         if self.post_norms is None:
-            x = k.linear(attended, self.o, residual=x)
+            x = ops.linear(attended, self.o, residual=x)
         else:
-            x = x + k.norm(k.linear(attended, self.o), self.post_norms[0], config.norm_eps)
-        h = k.norm(x, self.mlp_norm, config.norm_eps)
+            x = x + ops.norm(ops.linear(attended, self.o), self.post_norms[0], self.eps)
+        h = ops.norm(x, self.mlp_norm, self.eps)
         if batch.dropout is not None:
             h = h * batch.dropout[self.index].to(h.dtype)
-        h = k.gated_linear(h, self.gate_up, config.activation)
+        if isinstance(self.feed_forward, models.Experts):
+            return x + self._mixture(h, self.feed_forward)
+        h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
         if self.post_norms is None:
-            return k.linear(h, self.down, residual=x)
-        return x + k.norm(k.linear(h, self.down), self.post_norms[1], config.norm_eps)
+            return ops.linear(h, self.down, residual=x)
+        return x + ops.norm(ops.linear(h, self.down), self.post_norms[1], self.eps)
+
+    def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
+        """Each row through its experts, added up in the order of their ids. Those that no row chose are not touched."""
+        ops = self.operations
+        ids, weights = ops.route(h, self.router, experts)
+        total = torch.zeros_like(h)
+        for e in ids.unique().tolist():
+            rows, slots = (ids == e).nonzero(as_tuple=True)
+            gate_up, down = self.experts[e]
+            made = ops.linear(ops.gated_linear(h[rows], gate_up, experts.activation), down)
+            total[rows] += weights[rows, slots, None].to(h.dtype) * made
+        return total
 
 
 class Decoder:
-    """A model's weights and its forward pass over a ragged batch."""
+    """A model's weights, and its pass over a ragged batch of tensors."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, tensor: Callable[[str], RawTensor]) -> None:
-        """`tensor` gives a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)."""
-        self.config, self.kernels = config, kernels
-        self.embed = kernels.pack([tensor("embed")]) if config.tied else kernels.table(tensor("embed"))
-        self.layers = [Layer(config, i, kernels, tensor) for i in range(config.num_layers)]
-        self.norm = kernels.pack([tensor("norm")])
-        self.head = self.embed if config.tied else kernels.pack([tensor("head")])
-        self._pass = kernels.whole_pass(self)
+    def __init__(self, config: models.ModelConfig, operations: Operations, weights: Weights) -> None:
+        self.config, self.operations = config, operations
+        self.embed = operations.pack([weights("embed")])
+        self.layers = [Layer(config, i, operations, weights) for i in range(config.num_layers)]
+        self.norm = operations.pack([weights("norm")])
+        self.head = self.embed if config.tied else operations.pack([weights("head")])
 
-    def forward(self, batch: RaggedBatch[np.ndarray], kv: Any) -> Any:
+    def forward(self, batch: TensorBatch, kv: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the rows through every layer, writing their K and V.
 
         Args:
-            batch: N rows; its `queries` are filled if it asks for any.
-            kv: the pool's storage, [layers, 2, pages, Hkv, page_size, D].
+            kv: [layers, 2, pages, Hkv, page_size, D].
 
         Returns:
-            [W, hidden], of the rows that are wanted, before the last norm; only the backend reads it.
+            [W, hidden], of the rows that are wanted, before the last norm; and, if asked for, each layer's queries,
+            [R, Hq, D].
         """
-        config = self.config
-        if batch.query_rows is not None:
-            shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
-            batch.queries = np.empty(shape, np.float32)
-        if self._pass is not None:
-            return self._pass.forward(batch, kv)
-        operations = cast(Operations, self.kernels)
-        with operations.running():
-            there, kv = operations.enter(batch, kv)
-            x = operations.embed(self.embed, there.token_ids, config.embedding_scale)
-            for i, layer in enumerate(self.layers):
-                x = layer(x, kv[i], there, None if batch.queries is None else batch.queries[i])
-            return x[there.wanted]
+        queries: list[torch.Tensor] = []
+        x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)
+        for layer, own in zip(self.layers, kv, strict=True):
+            x = layer(x, own, batch, queries)
+        return x[batch.wanted], queries
 
-    def logits(self, hidden: Any) -> np.ndarray:
-        """[W, hidden] -> [W, vocab] float32."""
-        if self._pass is not None:
-            return self._pass.logits(hidden)
-        operations = cast(Operations, self.kernels)
-        with operations.running():
-            return operations.leave(self.head_of(hidden))
-
-    def head_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The same by a backend of operations, which stays where it is."""
-        operations = cast(Operations, self.kernels)
-        return operations.head(operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
-
-    def draw(self, hidden: Any, noises: Sequence[Noise]) -> list[int]:
-        """[W, hidden] -> the id of each row's largest logit, with noise, often sooner than by way of all logits."""
-        if self._pass is not None:
-            return self._pass.draw(hidden, noises)
-        return self.kernels.draw(self.logits(hidden), noises)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab] float32."""
+        return self.operations.head(self.operations.norm(hidden, self.norm, self.config.norm_eps), self.head)

@@ -1,27 +1,53 @@
-"""Where the numbers of a pool's pages lie, on a device of PyTorch's."""
+"""The memory of a pool's pages on a device of PyTorch's."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
+from twostroke.backends.memory import Layout
 from twostroke.backends.reference.operations import as_array, as_tensor
 
 
 class DeviceMemory:
-    """As `kv.memory.HostMemory`, with `storage` a tensor; what is read and written is numpy's."""
+    """A `backends.memory.Memory` whose `storage` is a tensor; what is read and written is numpy's, or bytes."""
+
+    layout: Layout = "plain"
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: str) -> None:
-        """`shape`: [pages, layers, 2, Hkv, page_size, D]."""
-        self.storage = torch.zeros(shape, dtype=getattr(torch, dtype), device=device).permute(1, 2, 0, 3, 4, 5)
-        self._entries = self.storage.transpose(3, 4)  # [layers, 2, pages, page_size, Hkv, D]
+        """`shape`: [frames, layers, 2, Hkv, page_size, D]."""
+        pages = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        self._pages = pages.view(torch.uint8).reshape(shape[0], -1)
+        self.page_bytes = self._pages.shape[1]
+        self.storage = pages.permute(1, 2, 0, 3, 4, 5)
+        self._entries = self.storage.transpose(3, 4)  # [layers, 2, frames, page_size, Hkv, D]
 
-    def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return as_array(self._entries[:, :, self._index(pages), self._index(slots)])
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        taken = self._pages[self._index(np.array(frames, np.int64))].cpu().numpy()
+        return [page.data.toreadonly() for page in taken]
 
-    def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return as_array(self._entries[layer, 0, self._index(pages), self._index(slots)])
+    @contextmanager
+    def filling(self, frame: int) -> Generator[memoryview]:
+        data = np.empty(self.page_bytes, np.uint8)
+        yield data.data
+        self._pages[frame] = torch.from_numpy(data).to(self._pages.device)
 
-    def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        self._entries[:, :, self._index(pages), self._index(slots)] = as_tensor(entries.copy()).to(self.storage)
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        with self.filling(frame) as page:
+            page[:] = data
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pages[target] = self._pages[source]
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return as_array(self._entries[:, :, self._index(frames), self._index(slots)])
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return as_array(self._entries[layer, 0, self._index(frames), self._index(slots)])
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        self._entries[:, :, self._index(frames), self._index(slots)] = as_tensor(entries.copy()).to(self.storage)
 
     def _index(self, places: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(places.astype(np.int64)).to(self.storage.device)

@@ -4,7 +4,7 @@ Weights are dequantized on load to the compute dtype. Attention walks each seque
 size with an online softmax (FlashAttention, Dao et al. 2022): a tile of K and V is gathered, used and dropped,
 so the KV cache is never copied whole, and all decode rows of a batch go through one tile together. Matrix
 products are PyTorch's, whose rounding depends on the number of rows: equal schedules give equal bits, different
-schedules agree within tolerance only (`exact` is False).
+schedules agree within tolerance only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import Experts
 from twostroke.models.rope import Rope, frequencies
-from twostroke.sampling import statistics as summary
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
@@ -56,22 +56,21 @@ class Tile:
     mask: torch.Tensor | None  # [count, T, P * page_size], None where every row sees every key
 
 
-class ReferenceKernels:
-    name = label = "reference"
-    exact = False
-    kv_in_pairs = False
+class Operations:
+    """The operations that a pass is made of, on PyTorch's tensors."""
 
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
         """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
         on_cpu = torch.empty(1, device=device).device.type == "cpu"
         if threads is not None and on_cpu:
             torch.set_num_threads(threads)
-        self.device, self.dtype, self.kv_dtype = "cpu" if on_cpu else device, dtype, dtype
+        self.device, self.dtype = "cpu" if on_cpu else device, dtype
         self.threads = torch.get_num_threads()
         where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else torch.device(device).type
         self.arithmetic = f"reference {torch.__version__} {where} {dtype}"
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
+        """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
         return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)
 
     def _joined(self, parts: Sequence[RawTensor]) -> torch.Tensor:
@@ -85,42 +84,36 @@ class ReferenceKernels:
             first += part.num_elements
         return joined
 
-    def table(self, rows: RawTensor) -> DenseWeight:
-        return self.pack([rows])
-
-    def whole_pass(self, decoder: Any) -> None:
-        """The reference is called operation by operation."""
-
-    def enter(self, batch: RaggedBatch[np.ndarray], kv: Any) -> tuple[TensorBatch, torch.Tensor]:
+    def enter(self, batch: RaggedBatch[np.ndarray]) -> TensorBatch:
+        """A batch whose arrays are tensors, where the operations compute."""
         there: dict[str, Any] = {}
         for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "dropout"):
             if (array := getattr(batch, name)) is not None:
                 there[name] = torch.from_numpy(array).to(self.device)
-        return cast(TensorBatch, replace(batch, **there)), kv if isinstance(kv, torch.Tensor) else as_tensor(kv)
+        return cast(TensorBatch, replace(batch, **there))
 
     def running(self) -> AbstractContextManager[Any]:
+        """Within which they are called."""
         return torch.inference_mode()
 
-    def leave(self, x: torch.Tensor) -> np.ndarray:
-        return as_array(x)
-
-    summarize, draw = staticmethod(summary.summarize), staticmethod(summary.draw)
-    weigh, likeliest = staticmethod(summary.weigh), staticmethod(summary.likeliest)
-
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        """[N] ids -> [N, hidden], times `scale`."""
         rows = F.embedding(token_ids, weight.matrix)
         return rows if scale == 1.0 else rows * scale
 
     def norm(self, x: torch.Tensor, weight: DenseWeight, eps: float) -> torch.Tensor:
+        """RMSNorm over the last dimension, computed in float32."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return (wide * weight.matrix).to(x.dtype)
 
     def linear(self, x: torch.Tensor, weight: DenseWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, in] -> [N, out], plus bias if packed with one, plus `residual`."""
         y = F.linear(x, weight.matrix, weight.bias)
         return y if residual is None else y + residual
 
     def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+        """`weight` packs (gate, up): [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
         gate, up = self.linear(x, weight).chunk(2, dim=-1)
         gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return gate * up
@@ -133,6 +126,10 @@ class ReferenceKernels:
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> torch.Tensor:
+        """Split [N, (Hq + 2 Hkv) * D], norm q and k if asked, turn them, write K and V to their pages.
+
+        `kv` is one layer of the pool, [2, pages, Hkv, page_size, D]. Returns q, [N, Hq, D].
+        """
         q, k, v = self.turned(qkv, kv.shape[2], kv.shape[4], batch, rope, norms)
         kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
         kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
@@ -166,6 +163,7 @@ class ReferenceKernels:
     def attention(
         self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
     ) -> torch.Tensor:
+        """Each row over its sequence's entries up to its own (at positions > own - window): [N, Hq * D]."""
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
@@ -207,7 +205,18 @@ class ReferenceKernels:
         out = (out / total).view(count, num_kv_heads, rows, repeat, head_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
 
+    def route(self, x: torch.Tensor, router: DenseWeight, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts of each row, [N, chosen] ids, and their weights, float32; the most probable first, ties by id.
+
+        Softmax over all experts, then the largest (transformers' Qwen3MoeTopKRouter).
+        """
+        chances = F.linear(x.float(), router.matrix.float()).softmax(-1)
+        ids = torch.sort(chances, dim=-1, descending=True, stable=True).indices[:, : experts.chosen]
+        weights = chances.gather(-1, ids)
+        return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
+
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
+        """[R, hidden], normed, -> logits [R, vocab], float32."""
         return F.linear(x, weight.matrix).float()
 
 

@@ -40,14 +40,14 @@ class Answers(Measure):
     )
     headlines = ("correct", "output_tokens", "refreshes", "teacher_tokens", "ttft_s", "itl_ratio", "decode_rate")
     blind = (
-        "An answer of one token is decided by the prefill: the first token's logits come from the whole cache, "
-        "whatever is kept of it. TTFT and ITL are those of a batch that runs together, not of a request alone: "
+        "The prefill alone decides an answer of one token: the first token's logits come from the whole cache, "
+        "however little is kept. TTFT and ITL are those of a batch that runs together, not of a request alone: "
         "for the latter, measure with one item at a time."
     )
 
     def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
         records: list[dict[str, Record]] = [{} for _ in cases]
-        # In another order for every batch, lest one method always comes after the same other.
+        # A different order for every batch, so that no method always follows the same other one.
         order = random_stream(0, cases[0].item.id).sample(comparison.contenders, len(comparison.contenders))
         for contender in order:
             if comparison.timings:
@@ -105,13 +105,13 @@ class Answers(Measure):
 
 
 class Watch:
-    """Notes what a program asked for. A preempted one starts over, and so does its watch.
+    """Records what a program asked for. When a preempted program starts again, so does its record.
 
     Attributes:
         kept_bytes: K and V of the value that the first decode starts from.
         late_prefills: prefills after it.
         teacher_tokens: those that the engine's own model entered in them.
-        late_s: seconds they took.
+        late_s: seconds that they took.
     """
 
     def over(self, program: Program) -> Program:

@@ -17,7 +17,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.sampling.statistics import log_softmax, picked
 
 TAIL = 50
-PIECE = 128  # tokens of an answer whose logits are there at once: 78 MB of them with 152,000 words
+PIECE = 128  # tokens of an answer whose logits are held at once: 78 MB at a vocabulary of 152,000
 
 
 class Judge(Measure):
@@ -47,7 +47,7 @@ class Judge(Measure):
     )
     headlines = ("judge_perplexity", "judge_tail", "repetition3")
     blind = (
-        "A dull text surprises nobody: low surprise is no proof of a good answer, and a loop has the lowest. "
+        "Low surprise does not prove a good answer: a dull text has little of it, and a loop has the least. "
         "Read it together with repetition@3 and the length."
     )
 

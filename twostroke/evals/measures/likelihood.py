@@ -1,4 +1,4 @@
-"""Likelihood of given answers after what a method keeps: what it knows, however it would put it in words."""
+"""Likelihood of given answers after what a method keeps: what it knows, however it would word it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class _Arc(Task):
         return [self._item(*question) for question in questions[:limit]]
 
     def _questions(self) -> Iterator[tuple[str, str, list[str], int]]:
-        """Id, question, choices, and which is right; the file has a line for every choice, and twice."""
+        """Id, question, choices, and which is right; the file has two lines for every choice."""
         seen: set[str] = set()
         with gzip.open(fetch(self.source), "rt", encoding="utf-8") as stream:
             for line in stream:
@@ -73,7 +73,7 @@ class _Arc(Task):
             )
             return found is not None and found[1] == answers[item.gold]
         said = [answer for answer in answers if plain(answer) in plain(text)]
-        # A choice may be part of another: the longest one said is meant.
+        # A choice may be part of another: the longest choice in the text counts.
         return bool(said) and max(said, key=len) == answers[item.gold]
 
 

@@ -1,6 +1,6 @@
 """Finding a name in a list, after Leviathan et al. 2025, "Prompt Repetition Improves Non-Reasoning LLMs".
 
-The question comes after the list, so a model that reads once has read every name without knowing what for.
+The question comes after the list, so a model that reads once has read every name before it knows the question.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MiddleMatch(_ListTask):
 
     def _item(self, rng: random.Random, index: int) -> Item:
         pool = draw_names(rng, self.different)
-        while True:  # many names of few may leave no pair that occurs once
+        while True:  # a long list of few different names may have no pair that occurs once
             names = [rng.choice(pool) for _ in range(self.names)]
             around = [(names[i - 1], names[i + 1]) for i in range(1, self.names - 1)]
             once = [i for i, pair in enumerate(around, 1) if around.count(pair) == 1 and names[i] not in pair]
@@ -85,7 +85,7 @@ class MiddleMatch(_ListTask):
 
 
 def draw_names(rng: random.Random, count: int) -> list[str]:
-    """So many different full names."""
+    """`count` different full names."""
     first, last = lines("first_names.txt"), lines("last_names.txt")
     chosen = rng.sample(range(len(first) * len(last)), count)
     return [f"{first[i // len(last)]} {last[i % len(last)]}" for i in chosen]

@@ -1,4 +1,4 @@
-"""Perplexity of real text: how surprising an article goes on, after its beginning was prefilled by a method."""
+"""Perplexity of real text: of an article's continuation, after a method has prefilled its beginning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Perplexity(Task):
     length: int = integer(128, least=1, help="Tokens that follow and are scored.")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
-        """In the order of the file, whatever the seed: there are few."""
+        """In the order of the file. The seed changes nothing, since there are few articles."""
         size = self.context + self.length
         starts = ((i, tokenizer.encode(text[: 16 * size])[:size]) for i, text in enumerate(articles()))
         whole = ((i, tuple(ids)) for i, ids in starts if len(ids) == size)

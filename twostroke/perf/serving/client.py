@@ -18,14 +18,14 @@ INTERRUPTED = "interrupted"
 
 @dataclass
 class Outcome:
-    """What became of a request. Times are in seconds from the start of the run.
+    """How a request ended. Times are in seconds from the start of the test.
 
     Attributes:
         due: when it was to be sent, which counts as its arrival.
         sent: when it was sent.
         tokens: when each of its tokens came.
         end: when its answer ended, or it failed.
-        finish: the server's reason why the answer ended; None if it did not come to that.
+        finish: the server's reason for the end of the answer; None if it did not end.
         error: the kind of failure.
         cached: prompt tokens that the server had in its prefix cache, if it says.
         queue_s: how long it waited before it was computed on, if the server says.
@@ -44,13 +44,13 @@ class Outcome:
 
     @property
     def timings(self) -> Timings:
-        """As seen by the client."""
+        """When the tokens came to the client."""
         return Timings(arrival=self.due, tokens=self.tokens)
 
 
 class Client:
-    """Sends requests to one model. Reading an event takes it about a tenth of a millisecond, most of it in httpx:
-    `figures.client_cpu` says what a run came to."""
+    """Sends requests to one model. Reading an event takes about 0.1 ms, most of it in httpx; the figure `client_cpu`
+    says how busy the client was."""
 
     def __init__(self, http: httpx.AsyncClient, model: str, timeout_s: float) -> None:
         self._http, self._model, self._timeout_s = http, model, timeout_s
@@ -61,7 +61,7 @@ class Client:
         return time.perf_counter() - self.began
 
     async def send(self, ask: Ask, outcome: Outcome) -> None:
-        """Fill in the outcome. Never raises what a server can cause; cancelled, it says so and ends."""
+        """Fill in the outcome. Errors of the server are noted there, not raised. Raises CancelledError."""
         body = {
             "model": self._model,
             "prompt": ask.prompt,
@@ -69,7 +69,7 @@ class Client:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
-            # Usage in every event says how many tokens it brings: a server may send several at once.
+            # Usage in every event gives its number of tokens: a server may send several at once.
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         outcome.sent = self.now()

@@ -1,4 +1,4 @@
-"""All requests of a run: in open loop, at times of their own, or in closed loop, each after another's end."""
+"""All requests of a load test: in open loop, at times drawn beforehand, or in closed loop, each after another's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.perf.serving.workload import Ask
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """So many requests a second, whatever the server does; `burstiness` as in `arrivals`."""
+    """`rate` requests per second, however slow the server is; `burstiness` as in `arrivals`."""
 
     rate: float
     burstiness: float = 1.0
@@ -22,14 +22,14 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Always so many requests under way."""
+    """`concurrency` requests in flight at any time."""
 
     concurrency: int
 
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Every request that was sent. `cpu_s` is processor time of this process meanwhile."""
+    """Every request that was sent. `cpu_s` is the processor time of this process during the test."""
 
     outcomes: list[Outcome]
     interrupted: bool
@@ -43,7 +43,7 @@ async def drive(
     seed: int,
     progress: Callable[[], None] = lambda: None,
 ) -> LoadTest:
-    """Send all. Cancelled (Ctrl-C), it returns what there is so far, and those under way as interrupted."""
+    """Send all. If cancelled (Ctrl-C), it returns the outcomes so far; requests in flight count as interrupted."""
     outcomes = [Outcome(len(ask.prompt), ask.output_tokens) for ask in asks]
 
     async def one(ask: Ask, outcome: Outcome) -> None:

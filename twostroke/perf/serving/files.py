@@ -1,4 +1,4 @@
-"""What is kept of a run: a line for each request, the summary, and a plot."""
+"""What is kept of a load test: a line for each request, the summary, and a plot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def save(directory: Path, facts: dict[str, Any], outcomes: Sequence[Outcome], ob
 
 
 def draw(path: Path, title: str, done: Sequence[Outcome], objectives: Objectives) -> None:
-    """The share of requests that had their first token, and of gaps that were over, after so many milliseconds."""
+    """Two cumulative distributions: TTFT over requests, and ITL over gaps."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")

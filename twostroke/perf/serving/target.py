@@ -1,4 +1,4 @@
-"""The server under load, looked at before anything is measured."""
+"""The server under load, inspected before anything is measured."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PROBE = 8  # tokens
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked, and of whom.
+    """A server and a model of it.
 
     Attributes:
         model: the name that requests carry.
-        owner: who serves it, in the server's own word.
+        owner: the server's name for itself (`owned_by`).
         context: the most tokens of a sequence, if the server says.
         ordinary: ids of ordinary text, to draw prompts from.
     """
@@ -46,7 +46,7 @@ async def inspect(http: httpx.AsyncClient, model: str | None, ids: Range | None)
     `model` None is the first it names; `ids` None are those of a text that it tokenizes.
 
     Raises:
-        InvalidRequest: nobody answers, the key or the model is wrong, or prompts of exact length cannot be had.
+        InvalidRequest: no server answers, the key or the model is wrong, or prompts of exact length are not possible.
     """
     served = await _json(http, "GET", "/v1/models", "it lists no models at /v1/models: is it OpenAI-compatible?")
     models = {str(one["id"]): one for one in _listed(served, "data") if isinstance(one, dict) and "id" in one}
@@ -71,7 +71,7 @@ async def _tokenized(http: httpx.AsyncClient, model: str) -> list[int]:
 
 
 async def _probe(http: httpx.AsyncClient, model: str, ordinary: list[int]) -> None:
-    """A server that reads ids as something else, or puts a token before them, would be given other lengths."""
+    """Raise InvalidRequest if the server changes the length of a prompt of token ids."""
     prompt = (ordinary * PROBE)[:PROBE]
     hint = "it does not take a list of token ids as the prompt of /v1/completions"
     answer = await _json(http, "POST", "/v1/completions", hint, {"model": model, "prompt": prompt, "max_tokens": 1})

@@ -1,5 +1,4 @@
-"""What is asked: seeded prompts of token ids, so that lengths are exact and no two prompts have a beginning in common
-unless they are meant to."""
+"""Seeded prompts of token ids. Their lengths are exact, and they share no prefix unless that is asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from twostroke.perf.serving.lengths import Range, sharegpt, synthetic
 
-MEASURED, WARMUP = 1, 2  # streams of random numbers: warming up makes no measured prompt a known one
+MEASURED, WARMUP = 1, 2  # streams of random numbers: prompts of the warm-up are not measured again
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Workload:
     Attributes:
         requests: how many.
         inputs, outputs: tokens of prompts (after their prefix) and answers; None for lengths as in ShareGPT.
-        prefix_tokens: so many first tokens each prompt shares with all of its group.
+        prefix_tokens: how many first tokens all prompts of a group share.
         groups: how many prefixes there are; each prompt takes one at random.
         seed: of everything. The same seed gives the same prompts, which a server's prefix cache may remember.
     """

@@ -8,11 +8,11 @@ from twostroke.engine.track import Token
 from twostroke.server.answer import Answer, logprob, timings
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.tool_parser import Arguments, Called, Piece, Said, ToolParser
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText, ToolParser
 
 
 class ChatAnswer(Answer):
-    """One message for each n."""
+    """`n` messages."""
 
     def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
         super().__init__("chatcmpl-", model, exchange, body.n)
@@ -64,7 +64,7 @@ class ChatAnswer(Answer):
     def _read(self, token: Token) -> list[Piece]:
         parser = self._parsers[token.choice]
         if parser is None:
-            return [Said(token.text)] if token.text else []
+            return [PlainText(token.text)] if token.text else []
         pieces = parser.push(token.text)
         return pieces + parser.flush() if token.finish_reason is not None else pieces
 
@@ -100,24 +100,24 @@ class ChatAnswer(Answer):
 
 
 def _delta(piece: Piece) -> dict[str, Any]:
-    """As a stream says it."""
+    """A piece as a stream's delta."""
     match piece:
-        case Said(text):
+        case PlainText(text):
             return {"content": text}
-        case Called(index, id, name):
+        case CallStart(index, id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
-        case Arguments(index, text):
+        case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def _add(message: dict[str, Any], piece: Piece) -> None:
-    """To a message that is told as a whole."""
+    """Add a piece to a message that is sent as a whole."""
     match piece:
-        case Said(text):
+        case PlainText(text):
             message["content"] = (message["content"] or "") + text
-        case Called(_, id, name):
+        case CallStart(_, id, name):
             call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
             message.setdefault("tool_calls", []).append(call)
-        case Arguments(index, text):
+        case CallArguments(index, text):
             message["tool_calls"][index]["function"]["arguments"] += text

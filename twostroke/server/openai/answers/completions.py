@@ -22,9 +22,9 @@ class CompletionAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        # A token without text of its own, part of a character, is told where every token is accounted for.
-        told = self._logprobs is not None or self._options.continuous_usage_stats
-        if not token.text and token.finish_reason is None and not told:
+        # A token without text is part of a character. It is sent only where clients count tokens.
+        every_token = self._logprobs is not None or self._options.continuous_usage_stats
+        if not token.text and token.finish_reason is None and not every_token:
             return
         chunk = self._object([self._choice(prompt, [token])])
         if self._options.include_usage or self._options.continuous_usage_stats:

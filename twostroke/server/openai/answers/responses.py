@@ -1,4 +1,4 @@
-"""OpenAI's responses: one message of text, told as a whole or by typed events."""
+"""OpenAI's responses: one message of text, as a whole or as typed events."""
 
 import secrets
 from collections.abc import Iterator

@@ -88,8 +88,8 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             refuse(*((field, getattr(body, field) is not None) for field in ("response_format", "regex", "choice")))
             grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict))
         first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-        said = [Message(role=message.role, content=message.content) for message in body.input]
-        prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *said)])
+        turns = [Message(role=message.role, content=message.content) for message in body.input]
+        prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *turns)])
         params = body.sampling(body.max_output_tokens, None, grammar)
         return engine_requests(engine.llm, [prompt], params, technique)
 

@@ -29,7 +29,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 
 class CalledFunction(Lenient):
-    """What an assistant called, in an earlier turn."""
+    """A function that an assistant called in an earlier turn."""
 
     name: str
     arguments: str = "{}"
@@ -91,7 +91,7 @@ class Function(Lenient):
 
 
 class Tool(Lenient):
-    """OpenAI's wrapping of a function."""
+    """OpenAI's wrapper around a function."""
 
     type: Literal["function"]
     function: Function
@@ -128,7 +128,7 @@ class ChatBody(GenerateBody):
 
     @property
     def callable_functions(self) -> list[Function]:
-        """Those that the tool choice leaves; none where it forbids calls."""
+        """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":
             return []
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None

@@ -15,7 +15,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Lenient(BaseModel):
-    """Takes null for a field that is left out, as OpenAI's clients send it."""
+    """Reads null as a field that is left out, as OpenAI's clients send it."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -33,7 +33,7 @@ class StreamOptions(Lenient):
 
 
 class JsonSchema(Lenient):
-    """A named schema. `strict` refuses what the grammar library does not know of it."""
+    """A named schema. `strict` refuses keywords that the grammar library does not know."""
 
     name: str = "schema"
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
@@ -41,7 +41,7 @@ class JsonSchema(Lenient):
 
 
 class ResponseFormat(Lenient):
-    """The form that the answer must have."""
+    """The format that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -53,7 +53,7 @@ class ResponseFormat(Lenient):
         return self
 
 
-# Each endpoint has these in a form of its own.
+# Each endpoint declares these by itself.
 _OWN = {"max_tokens", "logprobs", "constraint"}
 _SAMPLING = {name: declared(name) for name in rules(SamplingParams) if name not in _OWN}
 _SamplingFields: Any = create_model("SamplingFields", __base__=Lenient, **_SAMPLING)  # pyright: ignore

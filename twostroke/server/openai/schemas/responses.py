@@ -18,7 +18,7 @@ class InputMessage(Lenient):
 
 
 class TextFormat(Lenient):
-    """The form that the text must have."""
+    """The format that the text must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "schema"
@@ -43,7 +43,7 @@ def _messages(value: Any) -> Any:
 
 
 class ResponsesBody(GenerateBody):
-    """Answer an input. Nothing is stored, so an answer cannot be continued by its id."""
+    """Answer an input. Answers are not stored, so one cannot be continued by its id."""
 
     input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
     instructions: str | None = None

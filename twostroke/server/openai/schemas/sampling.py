@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
 
-# Where OpenAI's API, or a server's care, differs: another default, a narrower range, other JSON.
+# Where the API differs: another default, as OpenAI has it, or a narrower range.
 PENALTY: dict[str, Any] = {"ge": -2, "le": 2}
 CHANGES: dict[str, dict[str, Any]] = {
     "temperature": {"default": 1.0},

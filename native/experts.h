@@ -1,0 +1,170 @@
+// The MLPs of a block with experts: a router chooses a few for each row, and the rows of an expert are multiplied together,
+// so that its weights are read once. Experts that no row chose are not read.
+//
+// A row's result is the sum of what its experts make, in the order of their numbers. So its bits do not depend on which
+// other rows an expert has.
+//
+// How many pieces a phase has depends on what was chosen. A member that is late, when the other members have finished the
+// phase or the block, must find the same number. So choices stay in place until the pass is over.
+#pragma once
+#include "layers.h"
+#include "pass.h"
+
+constexpr int ROUTER_TILE = TILE_SUMS < 16 ? 2 : 4;  // rows, and experts, whose products registers hold
+
+// Logits of some rows, `cols` numbers each, for some experts: each a sum of its own.
+template <int ROWS, int EXPERTS>
+inline void route_tile(const float* x, const float* weights, int cols, const float* scales, float* out, int stride) {
+  F sums[ROWS][EXPERTS];
+  for (int r = 0; r < ROWS; r++)
+    for (int e = 0; e < EXPERTS; e++) sums[r][e] = zero();
+  for (int i = 0; i < cols; i += 16) {
+    F row[ROWS];
+    for (int r = 0; r < ROWS; r++) row[r] = load(x + size_t(r) * cols + i);
+    for (int e = 0; e < EXPERTS; e++) {
+      if (ROWS < ROUTER_TILE) fetch(weights + size_t(EXPERTS + e) * cols + i);  // of the next tile
+      const F weight = load(weights + size_t(e) * cols + i);
+      for (int r = 0; r < ROWS; r++) sums[r][e] = fma(row[r], weight, sums[r][e]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int e = 0; e < EXPERTS; e++) out[r * stride + e] = sum(sums[r][e]) * scales[r];
+}
+
+// Logits of the router: of `x`, normed as `from` says.
+void route(Model& m, Model::Private& own, const Router& router, const Normed& from, const float* scales, const float* x,
+           float* logits) {
+  const int cols = from.rows.cols, count = from.rows.count, tiles = ceil_div(count, ROUTER_TILE);
+  m.team->share(tiles * ceil_div(router.experts, PANEL), own.member, [&](int piece) {
+    const int row = piece % tiles * ROUTER_TILE, expert = piece / tiles * PANEL;
+    const int rows = std::min(ROUTER_TILE, count - row), experts = std::min(PANEL, router.experts - expert);
+    float* normed = own.row.get<float>(size_t(ROUTER_TILE) * cols);
+    for (int r = 0; r < rows; r++)
+      for (int i = 0; i < cols; i += 16) {
+        const size_t at = size_t(row + r) * cols + i;
+        const F value = mul(load(x + at), load(from.weights + i));
+        store(normed + size_t(r) * cols + i, from.factors ? mul(value, load(from.factors + at)) : value);
+      }
+    const float* weights = router.weights + size_t(expert) * cols;
+    float* out = logits + size_t(row) * router.stride() + expert;
+    in_tiles<ROUTER_TILE>(rows, 0, [&]<int R>(int r) {
+      in_tiles<ROUTER_TILE>(experts, 0, [&]<int E>(int e) {
+        route_tile<R, E>(normed + size_t(r) * cols, weights + size_t(e) * cols, cols, scales + row + r,
+                         out + r * router.stride() + e, router.stride());
+      });
+    });
+  });
+}
+
+// An expert's rows, copied for this member, and what their products are multiplied with.
+struct Gathered {
+  Rows rows;
+  const float* scales;
+};
+Gathered gather_expert(Model::Private& own, const Normed& from, const float* scales, const Routes::Group& group) {
+  const int cols = from.rows.cols;
+  const Rows rows = Rows::in(own.gathered.get<uint8_t>(Rows::bytes(group.count, cols)), group.count, cols);
+  float* their_scales = own.gathered_scales.get<float>(group.count);
+  const Routes::Row* chosen = own.routes.rows(group);
+  for (int i = 0; i < group.count; i++) {
+    copy_row(from.kinds, from.rows, chosen[i].row, rows, i);
+    their_scales[i] = scales[chosen[i].row];
+  }
+  return {rows, their_scales};
+}
+
+// The jobs of some units, after which a member goes on with those at `then`.
+inline const Job* jobs_before(Model::Private& own, const Linear& layer, int unit, int n, const Job* then) {
+  const int first = unit * layer.unit, last = std::min(first + n * layer.unit, int(layer.jobs.size()));
+  own.jobs.assign(layer.jobs.begin() + first, layer.jobs.begin() + last);
+  Job* end = own.jobs.data() + own.jobs.size();
+  end[-1].next = end[-2].after_next = then[0].begin(), end[-1].after_next = then[1].begin();
+  return own.jobs.data();
+}
+
+// Gate and up of every expert that has rows, unit by unit, expert by expert.
+void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const float* scales, uint8_t* gated) {
+  const auto& groups = own.routes.groups();
+  const int units = b.mlps[0].gate_up.units(), count = int(groups.size());
+  int present = -1;  // the group that is gathered
+  Gathered inputs;
+  const int most = units_at_once(b.mlps[0].gate_up, from.rows.count);
+  m.team->share_parts(count * units, most, own.member, [&](int first, int n) {
+    for (int some; n > 0; first += some, n -= some) {
+      const int index = first / units, unit = first % units;
+      const Routes::Group& group = groups[index];
+      const Mlp& mlp = b.mlps[group.expert];
+      some = std::min(n, units - unit);
+      if (present != index) inputs = gather_expert(own, from, scales, group), present = index;
+      const Job* jobs = &mlp.gate_up.jobs[unit * mlp.gate_up.unit];
+      if (unit + some == units && index + 1 < count)
+        jobs = jobs_before(own, mlp.gate_up, unit, some, b.mlps[groups[index + 1].expert].gate_up.jobs.data());
+      const Rows out = Room::gated_of(gated, group, b.intermediate());
+      multiply_all(own, jobs, some * mlp.gate_up.unit, mlp.gate_up, inputs.rows, group.count,
+                   gating(m, mlp.gate_up, inputs.scales, out, mlp.down));
+    }
+  }, [&] { fetch_start(m, own, b.mlps[groups[0].expert].down, from.rows.count); });
+}
+
+// Units of outputs for which a member goes through all experts: as many as leave each member some pieces, for what is read
+// of an expert at a time had better be long.
+inline int mixed_at_once(const Linear& down, int members) {
+  constexpr int PIECES = 8, MOST = 4;
+  return even_part(down.units(), std::clamp(down.units() / (PIECES * members), 1, MOST));
+}
+
+// Down of every expert, weighted and added up for some outputs of all rows at a time, then to what was there `before`.
+template <class Finish>
+void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8_t* gated, const float* before, float* out,
+                 const Normed* to, const Finish& finish) {
+  const auto& groups = own.routes.groups();
+  const Linear& first_down = b.mlps[groups[0].expert].down;
+  const auto emit = adding(first_down, before, out, to);
+  const int units = first_down.units(), some = mixed_at_once(first_down, m.team->size());
+  m.team->share(ceil_div(units, some), own.member, [&](int piece) {
+    const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
+    F* sums = own.added.get<F>(size_t(round_up(count, ROW_BLOCK)) * panels);  // [blocks of rows, panels, ROW_BLOCK]
+    auto block_of = [&](int row) { return sums + size_t(row / ROW_BLOCK) * panels * ROW_BLOCK; };
+    for (int row = 0; row < count; row += ROW_BLOCK)
+      for (int p = 0; p < panels; p++)
+        std::fill_n(block_of(row) + p * ROW_BLOCK, std::min(ROW_BLOCK, count - row), zero());
+    for (size_t g = 0; g < groups.size(); g++) {
+      const Routes::Row* rows = own.routes.rows(groups[g]);
+      const Linear& down = b.mlps[groups[g].expert].down;
+      const bool last = g + 1 == groups.size();
+      const Linear& after = last ? first_down : b.mlps[groups[g + 1].expert].down;
+      const Job* then = &after.jobs[std::min(unit + n * last, units - 1) * after.unit];
+      const Rows inputs = Room::gated_of(gated, groups[g], b.intermediate());
+      auto add_weighted = [&](const Job*, int panels, int first, int block, const F* products) {
+        for (int r = 0; r < block; r++) {
+          const auto [row, weight] = rows[first + r];
+          F* to = block_of(row) + row % ROW_BLOCK;
+          for (int p = 0; p < panels; p++) to[p * ROW_BLOCK] = fma(products[p * ROW_BLOCK + r], set1(weight), to[p * ROW_BLOCK]);
+        }
+      };
+      multiply_all(own, jobs_before(own, down, unit, n, then), panels, down, inputs, groups[g].count, add_weighted);
+    }
+    const Job* jobs = &first_down.jobs[unit * first_down.unit];
+    for (int row = 0; row < count; row += ROW_BLOCK) emit(jobs, panels, row, std::min(ROW_BLOCK, count - row), block_of(row));
+  }, finish);
+}
+
+// From rows that `from` hands on, which are those at `at.after` normed.
+template <class Finish>
+void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const Room::Places& at, float* out,
+                 const Normed* to, const Finish& finish) {
+  const int count = from.rows.count;
+  const float* scales = scales_of(m, own, from);
+  route(m, own, b.router, from, scales, at.after, at.logits);
+  m.team->share(count, own.member, [&](int row) {
+    const size_t stride = b.router.stride();
+    float* logits = own.row.get<float>(stride);  // another member may be at this row: it gets to see nothing unfinished
+    std::copy_n(at.logits + row * stride, stride, logits);
+    own.choices.resize(b.router.chosen);
+    choose(b.router, logits, own.choices.data());
+    std::copy(own.choices.begin(), own.choices.end(), at.choices + size_t(row) * b.router.chosen);
+  });
+  own.routes.sort(b.router, at.choices, count);
+  gate_experts(m, own, b, from, scales, at.gated);
+  add_experts(m, own, b, count, at.gated, at.after, out, to, finish);
+}

@@ -1,0 +1,77 @@
+// Which experts a row passes through, and which rows an expert has.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "groups.h"
+#include "memory.h"
+#include "simd.h"
+
+struct Router {
+  const float* weights = nullptr;  // [experts, hidden], lent
+  int experts = 1, chosen = 1;     // in all, and of each row
+  bool normalized = false;         // whether the weights of a row's experts are divided by their sum
+  // Logits of a row, those that fill up the last 16 included.
+  int stride() const { return int(round_up(experts, PANEL)); }
+};
+
+struct Choice {
+  int32_t expert;
+  float weight;
+};
+
+// The softmax over all experts of a row, and its largest probabilities, in order; of equal ones the lower expert first.
+// Logits may be anything: experts are always distinct. `logits` has router.stride() places and is changed.
+inline void choose(const Router& router, float* logits, Choice* out) {
+  int count = 0;
+  for (int expert = 0; expert < router.experts; expert++) {
+    auto larger = [&](int place) { return logits[expert] > logits[out[place].expert]; };
+    if (count == router.chosen && !larger(count - 1)) continue;
+    int place = count < router.chosen ? count++ : count - 1;
+    for (; place > 0 && larger(place - 1); place--) out[place] = out[place - 1];
+    out[place].expert = expert;
+  }
+  const F top = set1(logits[out[0].expert]);
+  F powers = zero();
+  std::fill(logits + router.experts, logits + router.stride(), -1e30f);  // of power 0
+  for (int i = 0; i < router.stride(); i += PANEL) {
+    const F power = power16(mul(sub(load(logits + i), top), set1(LOG2_E)));
+    powers = add(powers, power), store(logits + i, power);
+  }
+  float total = 0;
+  for (int i = 0; i < count; i++) total += out[i].weight = logits[out[i].expert];
+  if (!router.normalized) total = sum(powers);
+  for (int i = 0; i < count; i++) out[i].weight /= total;
+}
+
+// The rows of each expert that any row chose.
+class Routes {
+ public:
+  struct Group {
+    int expert, first, count;  // `first` among the rows of all groups
+  };
+  struct Row {
+    int row;
+    float weight;
+  };
+
+  // Of [rows, chosen] choices.
+  void sort(const Router& router, const Choice* choices, int count) {
+    const int all = count * router.chosen;
+    ends_.assign(router.experts, 0), groups_.clear(), rows_.resize(all);
+    for (int i = 0; i < all; i++) ends_[choices[i].expert]++;
+    for (int expert = 0, first = 0; expert < router.experts; expert++) {
+      const int some = ends_[expert];
+      if (some) groups_.push_back({expert, first, some});
+      ends_[expert] = first, first += some;
+    }
+    for (int i = 0; i < all; i++) rows_[ends_[choices[i].expert]++] = {i / router.chosen, choices[i].weight};
+  }
+  const std::vector<Group>& groups() const { return groups_; }  // by expert
+  const Row* rows(const Group& group) const { return &rows_[group.first]; }  // rising
+
+ private:
+  std::vector<Group> groups_;
+  std::vector<Row> rows_;
+  std::vector<int> ends_;  // [experts]
+};

@@ -1,0 +1,69 @@
+"""The user's key: made once, by whoever comes first, and for this user's eyes alone."""
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from twostroke.system.key import KEY_BYTES, user_key
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "key"
+
+
+def test_it_is_made_on_first_use_and_stays(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert user_key(make=False) is None
+    assert not path.parent.exists()
+    before = os.umask(0)
+    try:
+        key = user_key(make=True)
+    finally:
+        os.umask(before)
+    assert key == path.read_bytes() == user_key(make=True) == user_key(make=False)
+    assert len(path.read_bytes()) == KEY_BYTES
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == ["key"]
+    path.unlink()
+    assert user_key(make=True) != key
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o660])
+def test_one_that_others_can_read_is_not_used(path: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    user_key(make=True)
+    path.chmod(mode)
+    assert user_key(make=True) is user_key(make=False) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "chmod 600" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * (KEY_BYTES - 1), b"x" * (KEY_BYTES + 1)])
+def test_one_of_another_size_is_not_used(path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    assert user_key(make=True) is None
+    assert "this is no key" in caplog.text
+
+
+def _make(path: str) -> bytes | None:
+    os.environ["TWOSTROKE_HOME"] = path
+    return user_key(make=True)
+
+
+def test_processes_that_make_it_at_once_have_the_same(path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        keys = pool.map(_make, [str(path.parent)] * 8, chunksize=1)
+    assert set(keys) == {path.read_bytes()}
+    assert os.listdir(path.parent) == ["key"]
+
+
+def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("TWOSTROKE_HOME", "~nobody-has-this-name/twostroke")
+    assert user_key(make=True) is None
+    assert "the key cannot be used" in caplog.text

@@ -1,0 +1,91 @@
+"""The reference backend: PyTorch, readable, on any of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
+from twostroke.backends.memory import HostMemory, Memory
+from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.reference.memory import DeviceMemory
+from twostroke.backends.reference.operations import Operations, as_array, as_tensor
+from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
+from twostroke.formats.blocks import numpy_dtype
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import ModelConfig
+from twostroke.sampling import statistics
+from twostroke.sampling.draw import Draw
+from twostroke.sampling.noise import Noise
+from twostroke.sampling.statistics import Statistics
+
+
+class ReferenceBackend:
+    """Fills `Backend`: what every other backend is tested against.
+
+    It agrees across schedules within rounding and not bit for bit: PyTorch's products depend on the number of rows.
+    """
+
+    name = label = "reference"
+    exact = False
+
+    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
+        """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
+        self.operations = Operations(device, dtype, threads)
+        self.device, self.threads = self.operations.device, self.operations.threads
+        self.dtype = self.kv_dtype = dtype
+
+    @property
+    def arithmetic(self) -> str:
+        return f"reference-{torch.__version__}-{self.device.partition(':')[0]}-{self.dtype}"
+
+    def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> None:
+        """It runs every model."""
+
+    def weight_bytes(self, tensor: RawTensor) -> int:
+        return tensor.num_elements * numpy_dtype(self.dtype).itemsize
+
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+        if self.device == "cpu":
+            return HostMemory(shape, numpy_dtype(self.kv_dtype))
+        return DeviceMemory(shape, self.kv_dtype, self.device)
+
+    def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
+        return ReferenceModel(Decoder(config, self.operations, weights))
+
+
+class ReferenceModel:
+    """Fills `CompiledModel`, and `backends.rows.Head`. Hidden states are tensors, [R, hidden]."""
+
+    statistics: Statistics = statistics
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.config, self.operations = decoder, decoder.config, decoder.operations
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+        kv = memory.storage if isinstance(memory.storage, torch.Tensor) else as_tensor(memory.storage)
+        there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
+        with self.operations.running():
+            hidden, queries = self.decoder.forward(there, kv)
+            asked = None if there.query_rows is None else as_array(torch.stack(queries))
+        return Output(Rows.of(self, hidden), asked)
+
+    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
+        return sample_rows(self, rows, draws)
+
+    def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
+        with self.operations.running():
+            return as_array(self.decoder.logits(hidden)), None
+
+    def search(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
+        return statistics.draw(self.logits(hidden)[0], noises)
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+    def copy(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()

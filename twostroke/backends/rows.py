@@ -1,0 +1,171 @@
+"""Rows whose hidden states are at hand, and sampling from them: what both CPU backends return from a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from twostroke.backends.interface import LazyLogits, RaggedBatch
+from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.noise import Noise
+from twostroke.sampling.sampler import sample
+from twostroke.sampling.statistics import RowStatistics, Statistics
+
+
+class Head(Protocol):
+    """The end of a model: from hidden states [R, hidden], in a backend's own form, to logits and tokens."""
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+    def logits(self, hidden: Any) -> tuple[np.ndarray, RowStatistics | None]:
+        """[R, vocab] float32, and what was found beside them."""
+        ...
+
+    def search(self, hidden: Any, noises: Sequence[Noise]) -> list[int]:
+        """Of each row the id with the largest logit, noise added."""
+        ...
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Hidden states one after another."""
+        ...
+
+    def copy(self, hidden: Any) -> Any: ...
+
+
+class Computed:
+    """Hidden states of rows that were computed together, and their logits once anybody has read them.
+
+    A step keeps logits, since the rows that read them next are of the same step. A KV value does not: it may live long.
+    """
+
+    def __init__(self, head: Head, hidden: Any, keeps: bool) -> None:
+        self.head, self.hidden, self._keeps = head, hidden, keeps
+        self.found: tuple[np.ndarray, RowStatistics | None] | None = None
+
+    def logits(self) -> tuple[np.ndarray, RowStatistics | None]:
+        """Of all rows: the head is read once for them."""
+        found = self.head.logits(self.hidden) if self.found is None else self.found
+        if self._keeps:
+            self.found = found
+        return found
+
+
+class Rows:
+    """Some rows of a `Computed`; fills `LazyLogits`."""
+
+    def __init__(self, computed: Computed, rows: range) -> None:
+        self.computed, self.rows = computed, rows
+
+    @classmethod
+    def of(cls, head: Head, hidden: Any) -> Rows:
+        """All rows of hidden states."""
+        return cls(Computed(head, hidden, keeps=True), range(len(hidden)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        return Rows(self.computed, self.rows[rows])
+
+    @property
+    def hidden(self) -> Any:
+        return self.computed.hidden[self.rows.start : self.rows.stop]
+
+    def kept(self) -> Rows:
+        head = self.computed.head
+        return Rows(Computed(head, head.copy(self.hidden), keeps=False), range(len(self)))
+
+    def read(self) -> np.ndarray:
+        return self.computed.logits()[0][self.rows.start : self.rows.stop]
+
+    @property
+    def nbytes(self) -> int:
+        found = self.computed.found
+        return self.computed.hidden.nbytes + (0 if found is None else found[0].nbytes)
+
+
+class Stored:
+    """Logits that came as an array, from a file or another process."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        """[rows, vocab] float32."""
+        self.logits = logits
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __getitem__(self, rows: slice) -> Stored:
+        return Stored(self.logits[rows])
+
+    def kept(self) -> Stored:
+        return self
+
+    def read(self) -> np.ndarray:
+        return self.logits
+
+    @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes
+
+
+class Ready(list[Sampled]):
+    """Tokens that are there already; fills `Drawn`."""
+
+    def read(self) -> list[Sampled]:
+        return self
+
+
+def resolved(batch: RaggedBatch[np.ndarray]) -> np.ndarray:
+    """A batch's token ids, placeholders replaced by the tokens that were drawn."""
+    if batch.drawn is None:
+        return batch.token_ids
+    drawn = np.array([sampled.id for sampled in batch.drawn.read()], np.int64)
+    token_ids, unknown = batch.token_ids.copy(), batch.token_ids < 0
+    token_ids[unknown] = drawn[-1 - token_ids[unknown]]
+    return token_ids
+
+
+def sample_rows(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
+    """`CompiledModel.sample` for a backend whose `head` this is.
+
+    Rows whose logits nobody has read yet go through the head together: by a search where a token is all that is asked
+    of each, else by way of all their logits. Rows whose logits are there are sampled from these.
+    """
+    made: dict[int, Sampled] = {}
+    fresh: list[int] = []
+    known: dict[int, list[int]] = {}  # by whose logits they are
+    for i, row in enumerate(rows):
+        if isinstance(row, Rows) and row.computed.found is None:
+            fresh.append(i)
+        else:
+            known.setdefault(id(row.computed) if isinstance(row, Rows) else id(row), []).append(i)
+    if fresh:
+        made |= zip(fresh, _from_hidden(head, [rows[i] for i in fresh], [draws[i] for i in fresh]), strict=True)
+    for some in known.values():
+        made |= zip(some, _from_logits(head, [rows[i] for i in some], [draws[i] for i in some]), strict=True)
+    return Ready(made[i] for i in range(len(rows)))
+
+
+def _from_hidden(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> list[Sampled]:
+    mine = [row for row in rows if isinstance(row, Rows)]
+    if all(draw.simple for draw in draws):
+        return [Sampled(id) for id in head.search(head.join([row.hidden for row in mine]), [d.noise for d in draws])]
+    # Candidates that continue one value ask for one row: its logits are computed once.
+    places = {(id(row.computed), row.rows.start): row for row in mine}
+    logits, found = head.logits(head.join([row.hidden for row in places.values()]))
+    if len(places) < len(mine):
+        order = {place: i for i, place in enumerate(places)}
+        numbers = [order[id(row.computed), row.rows.start] for row in mine]
+        logits, found = logits[numbers], None if found is None else found.of(numbers)
+    return sample(logits, draws, head.statistics, found)
+
+
+def _from_logits(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> list[Sampled]:
+    if isinstance(first := rows[0], Rows):
+        logits, found = first.computed.logits()
+        numbers = [row.rows.start for row in rows if isinstance(row, Rows)]
+        return sample(logits[numbers], draws, head.statistics, None if found is None else found.of(numbers))
+    return sample(np.concatenate([row.read() for row in rows]), draws, head.statistics)

@@ -1,0 +1,185 @@
+"""What a saved value says of itself, as JSON; and, since anybody may have written it, whether that can be.
+
+Nothing of a header is used before `decode` has looked at all of it. What passes describes a value that this program
+could have made, of a geometry that the caller still has to compare.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE, START, STOP
+from twostroke.backends.memory import LAYOUTS, Layout
+from twostroke.kv import spans
+from twostroke.kv.contents import Contents, Tail
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.models.rope import Rope
+
+LARGEST = 2**31 - 1  # of any number in a header
+DTYPES = ("float32", "bfloat16", "float16")
+LONGEST_NAME = 1000
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is said of the pages that follow, and of the value in them.
+
+    Attributes:
+        contents: the value; its table numbers the file's pages, and its tail lacks the logits.
+        num_pages: pages that follow.
+        num_logits: of the tail.
+    """
+
+    geometry: Geometry
+    page_size: int
+    layout: Layout
+    num_pages: int
+    contents: Contents
+    num_logits: int
+
+
+class Invalid(ValueError):
+    """A header that no value has; says which field."""
+
+
+def encode(header: Header) -> bytes:
+    """As JSON."""
+    contents, tail = header.contents, header.contents.tail
+    fields = {
+        "geometry": dataclasses.asdict(header.geometry),
+        "page_size": header.page_size,
+        "layout": header.layout,
+        "num_pages": header.num_pages,
+        "spans": contents.table.tolist(),
+        "tokens": contents.tokens.tolist(),
+        "stretches": [[s.count, s.model, s.before.tolist()] for s in contents.stretches],
+        "next_position": contents.next_position,
+        "tail": tail and {"model": tail.model, "pending": tail.pending, "num_logits": header.num_logits},
+    }
+    return json.dumps(fields).encode()
+
+
+def decode(text: bytes) -> Header:
+    """What `encode` made. Raises Invalid for anything else."""
+    names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
+    fields = _object(parsed(text), "the header", *names)
+    geometry = _geometry(fields["geometry"])
+    page_size = _integer(fields["page_size"], "page_size", 1)
+    num_pages = _integer(fields["num_pages"], "num_pages")
+    layout = fields["layout"]
+    require(layout in LAYOUTS, f"layout is none of {', '.join(LAYOUTS)}")
+    tokens = _integers(fields["tokens"], "tokens")
+    table = _table(fields["spans"], num_pages, page_size)
+    require(spans.counts(table).sum() == len(tokens), "spans hold another number of entries than there are tokens")
+    stretches = _stretches(fields["stretches"], spans.positions(table))
+    next_position = _integer(fields["next_position"], "next_position")
+    tail, num_logits = _tail(fields["tail"])
+    contents = Contents(table, tokens, stretches, next_position, tail)
+    return Header(geometry, page_size, layout, num_pages, contents, num_logits)
+
+
+def parsed(text: bytes) -> Any:
+    """JSON from outside. Raises Invalid."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Invalid("it is not JSON") from None
+
+
+def require(right: bool | np.bool_, what: str) -> None:
+    """Raise Invalid unless it is right."""
+    if not right:
+        raise Invalid(what)
+
+
+def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
+    require(isinstance(value, dict) and set(value) == set(names), f"{what} does not have the fields {', '.join(names)}")
+    return value
+
+
+def _integer(value: Any, what: str, least: int = 0) -> int:
+    require(type(value) is int and least <= value <= LARGEST, f"{what} is no integer of {least} to {LARGEST}")
+    return value
+
+
+def _integers(value: Any, what: str) -> np.ndarray:
+    """int32, from 0 on."""
+    right = isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
+    require(right, f"{what} are not integers of 0 to {LARGEST}")
+    return np.array(value, np.int32)
+
+
+def _name(value: Any, what: str) -> str:
+    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is no name")
+    return value
+
+
+def _geometry(value: Any) -> Geometry:
+    fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
+    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is none of {', '.join(DTYPES)}")
+    require(isinstance(fields["ropes"], list), "ropes are no list")
+    return Geometry(
+        num_layers=_integer(fields["num_layers"], "num_layers", 1),
+        num_kv_heads=_integer(fields["num_kv_heads"], "num_kv_heads", 1),
+        head_dim=_integer(fields["head_dim"], "head_dim", 1),
+        ropes=tuple(map(_rope, fields["ropes"])),
+        kv_dtype=fields["kv_dtype"],
+        tokenizer=_name(fields["tokenizer"], "geometry's tokenizer"),
+    )
+
+
+def _rope(value: Any) -> Rope:
+    fields = _object(value, "a rope", "base", "factors")
+    factors = fields["factors"]
+    numbers = [fields["base"], *(factors if isinstance(factors, list) else [])]
+    right = all(type(one) in (int, float) and abs(one) <= 1e30 and math.isfinite(one) for one in numbers)
+    require(right and (factors is None or isinstance(factors, list)), "a rope is not made of numbers")
+    return Rope(fields["base"], None if factors is None else tuple(factors))
+
+
+def _table(value: Any, num_pages: int, page_size: int) -> np.ndarray:
+    right = isinstance(value, list) and all(isinstance(span, list) and len(span) == 4 for span in value)
+    require(right, "spans are not lists of four")
+    table = _integers([number for span in value for number in span], "spans").reshape(-1, 4)
+    starts, stops = table[:, START], table[:, STOP]
+    require((starts < stops).all() and (stops <= page_size).all(), "a span is not within its page")
+    require(num_pages <= len(table), "there are more pages than spans")
+    require(np.array_equal(np.unique(table[:, PAGE]), np.arange(num_pages)), "spans do not use the pages that follow")
+    last = table[:, 3].astype(np.int64) + stops - starts
+    require((last <= LARGEST).all(), "positions are too large")
+    return table
+
+
+def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:
+    """Canonical entries stand at the positions that follow the tokens they were computed over."""
+    right = isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value)
+    require(right, "stretches are not lists of three")
+    stretches, start = [], 0
+    for count, model, before in value:
+        stop = start + _integer(count, "a stretch's count", 1)
+        require(stop <= len(positions), "stretches hold more entries than there are tokens")
+        if model is None:
+            require(before == [], "a stretch that is not canonical has tokens before it")
+            stretches.append(Stretch(count, None, NOTHING))
+        else:
+            known = _integers(before, "a stretch's tokens before")
+            expected = np.arange(len(known), len(known) + count)
+            require(np.array_equal(positions[start:stop], expected), "a canonical stretch is not where it begins")
+            stretches.append(Stretch(count, _name(model, "a stretch's model"), known))
+        start = stop
+    require(start == len(positions), "stretches hold fewer entries than there are tokens")
+    return tuple(stretches)
+
+
+def _tail(value: Any) -> tuple[Tail | None, int]:
+    if value is None:
+        return None, 0
+    fields = _object(value, "the tail", "model", "pending", "num_logits")
+    pending = None if fields["pending"] is None else _integer(fields["pending"], "the pending token")
+    tail = Tail(_name(fields["model"], "the tail's model"), pending=pending)
+    return tail, _integer(fields["num_logits"], "num_logits")

@@ -1,0 +1,67 @@
+"""Span tables: which slots of which pages hold a value's entries, [P, 4] int32, and cutting them."""
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE, POSITION, START, STOP
+
+
+def counts(table: np.ndarray) -> np.ndarray:
+    """How many entries each span holds."""
+    return table[:, STOP] - table[:, START]
+
+
+def end(table: np.ndarray) -> int:
+    """The position after the last entry."""
+    _, start, stop, position = table[-1].tolist()
+    return position + stop - start
+
+
+def positions(table: np.ndarray) -> np.ndarray:
+    """The position of each entry: a span is a contiguous run."""
+    sizes = counts(table)
+    starts = np.cumsum(sizes) - sizes
+    return np.repeat(table[:, POSITION] - starts, sizes) + np.arange(sizes.sum())
+
+
+def pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The page and the slot of each entry."""
+    sizes = counts(table)
+    starts = np.cumsum(sizes) - sizes
+    slots = np.repeat(table[:, START] - starts, sizes) + np.arange(sizes.sum())
+    return np.repeat(table[:, PAGE], sizes), slots
+
+
+def distinct_pages(table: np.ndarray) -> np.ndarray:
+    """Each page once, in the order in which entries first use them."""
+    pages, first = np.unique(table[:, PAGE], return_index=True)
+    return pages[np.argsort(first)]
+
+
+def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The table with each page of `old`, which are distinct and all there are, replaced by that of `new`."""
+    order = np.argsort(old)
+    moved = table.copy()
+    moved[:, PAGE] = new[order[np.searchsorted(old, table[:, PAGE], sorter=order)]]
+    return moved
+
+
+def filled(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
+    """How far each of the distinct `pages` is filled: the last slot used in it, and one."""
+    where = np.argsort(pages)
+    stops = np.zeros(len(pages), np.int64)
+    np.maximum.at(stops, where[np.searchsorted(pages, table[:, PAGE], sorter=where)], table[:, STOP])
+    return stops
+
+
+def cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The spans of entries [start, stop): whole pages shared, the first and the last perhaps in part."""
+    ends = np.cumsum(counts(table))
+    if start >= stop:
+        return table[:0]
+    first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+    part = table[first : last + 1].copy()
+    part[-1, STOP] -= ends[last] - stop
+    dropped = start - (ends[first] - counts(table)[first])
+    part[0, START] += dropped
+    part[0, POSITION] += dropped
+    return part

@@ -1,0 +1,241 @@
+"""A value as a stream of bytes: a header, its pages as they lie in memory, what the next stroke starts from, a seal.
+
+    magic            16 bytes
+    header           a section of JSON (`header`)
+    pages            for each: its bytes, and their sha256. Slots that are not the value's are zeros
+    tail             a section: logits, float32, or nothing
+    seal             a section: blake2b of all checksums before it under this user's key (`system.key`), or nothing
+
+A *section* is its length (uint64, little endian), its bytes, and their sha256. Pages are written from the pool's memory
+and read into it, so no entry is copied on the way, where the file's layout is that of the pool.
+
+Nothing in a stream is taken for granted. All fields and sizes are checked before the pool is touched, and an error
+later gives the pages back. Only the seal tells whether entries are what they are said to be. Without it they are
+canonical for no model, and the logits are left out: the next stroke computes them again.
+"""
+
+import hashlib
+import hmac
+import logging
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
+from twostroke.errors import CorruptFile, KVError
+from twostroke.kv import header as headers
+from twostroke.kv import spans
+from twostroke.kv.contents import Contents
+from twostroke.kv.header import Header, Invalid
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.system.key import user_key
+from twostroke.system.save import replacing
+
+log = logging.getLogger(__name__)
+MAGIC = b"twostroke-kv-2\n\0"
+EARLIER = b"twostroke-kv-1\n\0"
+DIGEST_BYTES = 32
+EXPONENTS = {"float32": np.uint32(0x7F800000), "bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
+
+
+class Source:
+    """A file that is read from front to back, which may hold anything.
+
+    Attributes:
+        path: for messages; remaining: bytes that are left.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        self._file, self.path, self.remaining = file, path, size
+
+    def fill(self, view: memoryview) -> None:
+        """Read as many bytes as fit. Raises CorruptFile where there are fewer."""
+        if len(view) > self.remaining:
+            raise self.corrupt("it was truncated")
+        while len(view):
+            count = self._file.readinto(view)  # pyright: ignore[reportAttributeAccessIssue]
+            if not count:
+                raise self.corrupt("it was truncated")
+            self.remaining -= count
+            view = view[count:]
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        if count > self.remaining:  # before there is memory for them
+            raise self.corrupt("it was truncated")
+        data = bytearray(count)
+        self.fill(memoryview(data))
+        return bytes(data)
+
+    def check(self, data: bytes | memoryview) -> bytes:
+        """Compare bytes with the checksum that comes next, and return that."""
+        digest = self.take(DIGEST_BYTES)
+        if hashlib.sha256(data).digest() != digest:
+            raise self.corrupt("a checksum is wrong")
+        return digest
+
+    def section(self) -> tuple[bytes, bytes]:
+        """The bytes of a section and their checksum."""
+        data = self.take(int.from_bytes(self.take(8), "little"))
+        return data, self.check(data)
+
+    def magic(self, own: bytes, earlier: bytes, what: str) -> None:
+        """Read the first bytes, by which a kind of file is known."""
+        found = self.take(min(len(own), self.remaining))
+        if found.startswith(earlier):
+            raise CorruptFile(
+                f"{self.path}: this {what} was saved by an earlier version of Twostroke: make it again with this one"
+            )
+        if found != own:
+            raise CorruptFile(f"{self.path}: this is no {what} saved by Twostroke")
+
+    def corrupt(self, why: str) -> CorruptFile:
+        return CorruptFile(f"{self.path}: the file is damaged, delete it: {why}")
+
+
+@contextmanager
+def opened(path: Path) -> Generator[Source]:
+    """A file to read. Raises KVError if it cannot be read."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
+            raise KVError(f"{path}: it cannot be read: it is no regular file")
+        with path.open("rb", buffering=0) as file:
+            yield Source(file, path, status.st_size)  # pyright: ignore[reportArgumentType]
+    except OSError as error:
+        raise KVError(f"{path}: it cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def saving(path: Path) -> Generator[BinaryIO]:
+    """A file to write (`system.save`). Raises KVError if it cannot be written."""
+    try:
+        with replacing(path) as out:
+            yield out
+    except OSError as error:
+        raise KVError(f"{path}: it cannot be saved: {error.strerror}") from None
+
+
+def section(out: BinaryIO, data: bytes | memoryview) -> bytes:
+    """Write a section and return its checksum."""
+    digest = hashlib.sha256(data).digest()
+    out.write(len(data).to_bytes(8, "little"))
+    out.write(data)
+    out.write(digest)
+    return digest
+
+
+def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
+    """Write a value whose pages are the pool's, wherever they are."""
+    table, tail = contents.table, contents.tail
+    pages = spans.distinct_pages(table)
+    logits = None if tail is None else tail.logits
+    logits = np.asarray([] if logits is None else logits, np.float32)
+    said = replace(contents, table=spans.with_pages(table, pages, np.arange(len(pages))))
+    header = Header(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
+    out.write(MAGIC)
+    digests = [section(out, headers.encode(header))]
+    _, all_slots = spans.pages_and_slots(table)
+    owners = np.repeat(table[:, PAGE], spans.counts(table))
+    for page in pages.tolist():
+        slots = np.unique(all_slots[owners == page])
+        data = pool.page(page) if len(slots) == pool.page_size else pool.part(page, slots)
+        digests.append(hashlib.sha256(data).digest())
+        out.write(data)
+        out.write(digests[-1])
+    digests.append(section(out, logits.tobytes()))
+    key = user_key(make=True)
+    section(out, b"" if key is None else _seal(digests, key))
+
+
+def read(source: Source, pool: PagePool) -> Contents:
+    """Read a value into fresh pages of a pool, each with one reference that is the caller's to release.
+
+    Raises:
+        CorruptFile: not such a stream, truncated, altered or hostile. GeometryMismatch: of another geometry.
+        OutOfPages: no room. KVError: pages of another size. Nothing is changed then.
+    """
+    source.magic(MAGIC, EARLIER, "KV cache")
+    text, digest = source.section()
+    try:
+        header = headers.decode(text)
+    except Invalid as error:
+        raise source.corrupt(str(error)) from None
+    pool.geometry.require(header.geometry, f"{source.path}: this value cannot be placed here")
+    if header.page_size != pool.page_size:
+        raise KVError(
+            f"{source.path}: this value has pages of {header.page_size} entries, and the pool has {pool.page_size}"
+        )
+    rest = 4 * header.num_logits + 2 * (8 + DIGEST_BYTES)
+    without_seal = header.num_pages * (pool.page_bytes + DIGEST_BYTES) + rest
+    if source.remaining not in (without_seal, without_seal + DIGEST_BYTES):
+        raise source.corrupt("its size is not what its header says")
+    pages = np.array(pool.allocate(header.num_pages), np.int64)
+    try:
+        contents = _read_pages(source, pool, header, pages, [digest])
+        table = spans.with_pages(contents.table, np.arange(len(pages)), pages).astype(np.int32)
+        for page, stop in zip(pages.tolist(), spans.filled(table, pages).tolist(), strict=True):
+            pool.claim(page, 0, stop)
+        return replace(contents, table=table)
+    except BaseException:
+        for page in pages.tolist():  # whatever came may be no numbers, and the next to have the page is not to find it
+            pool.put(page, bytes(pool.page_bytes), 0)
+        pool.release(pages)
+        raise
+
+
+def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarray, digests: list[bytes]) -> Contents:
+    contents = header.contents
+    _, all_slots = spans.pages_and_slots(contents.table)
+    owners = np.repeat(contents.table[:, PAGE], spans.counts(contents.table))
+    for i, page in enumerate(pages.tolist()):
+        if header.layout == pool.memory.layout:
+            with pool.memory.filling(pool.frame(page)) as view:
+                source.fill(view)
+                digests.append(source.check(view))
+        else:
+            data = np.empty(pool.page_bytes, np.uint8)
+            source.fill(data.data)
+            digests.append(source.check(data.data))
+            slots = np.unique(all_slots[owners == i])
+            entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
+            pool.write(np.full_like(slots, page), slots, entries)
+    logits, digest = source.section()
+    seal, _ = source.section()
+    if len(logits) != 4 * header.num_logits or source.remaining:
+        raise source.corrupt("its size is not what its header says")
+    key = user_key(make=False)
+    if key is None or not hmac.compare_digest(seal, _seal([*digests, digest], key)):
+        return _not_believed(source, pool, contents, pages)
+    if contents.tail is None or not header.num_logits:
+        return contents
+    row = Stored(np.frombuffer(logits, np.float32)[None])
+    return replace(contents, tail=replace(contents.tail, row=row))
+
+
+def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.ndarray) -> Contents:
+    """The same without claims. K and V must be finite: pages are used again, and 0 times a stray nan is nan."""
+    log.warning("%s: this user did not seal it: its entries are used, and are canonical for no model", source.path)
+    for page in pages.tolist():
+        if not _finite(pool.page(page), pool.geometry.kv_dtype):
+            raise source.corrupt("keys or values are not finite")
+    tail = contents.tail if contents.tail is None or contents.tail.pending is not None else None
+    count = len(contents.tokens)
+    return replace(contents, stretches=(Stretch(count, None, NOTHING),) if count else (), tail=tail)
+
+
+def _finite(data: memoryview, dtype: str) -> bool:
+    """Whether no number has an exponent of all ones."""
+    exponent = EXPONENTS[dtype]
+    return not ((np.frombuffer(data, exponent.dtype) & exponent) == exponent).any()
+
+
+def _seal(digests: list[bytes], key: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(digests), key=key, digest_size=DIGEST_BYTES, person=b"twostroke-kv").digest()

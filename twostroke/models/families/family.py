@@ -1,0 +1,213 @@
+"""What a file of a family says, and what it may ask a checkpoint's metadata.
+
+A family is described once for both formats. It asks a `Source` by the names that config.json uses; where a GGUF file
+has another key for the same thing, `gguf_keys` says which.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import Activation, Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.rope import Rope
+
+LIMIT = 1 << 31  # no count in a real checkpoint comes near; a damaged one must not make us allocate by it
+Transform = Callable[[RawTensor], RawTensor]
+
+
+class Source(Protocol):
+    """A checkpoint's metadata. A bad value is a CheckpointError that names the file and the key."""
+
+    @property
+    def format(self) -> Literal["gguf", "huggingface"]: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def tied(self) -> bool: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def get(self, key: str) -> Any:
+        """The value as it is, or the family's default; None where there is neither."""
+        ...
+
+    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
+        """A positive integer below `limit`."""
+        ...
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        ...
+
+    def rope(self, head_dim: int, kind: str | None = None) -> Rope:
+        """The rotary embedding of layers of a kind ("full_attention", "sliding_attention"), or of all."""
+        ...
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """An error that says what a key must be, and what it is."""
+        ...
+
+    def unsupported(self, what: str) -> UnsupportedArchitecture:
+        """An error that says that the architecture with this is not supported."""
+        ...
+
+
+# What every family asks for: config.json's key -> GGUF's (llama.cpp's llama-arch.cpp), after the architecture's name.
+GGUF_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+}
+
+GGUF_OUTER = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+GGUF_PARTS = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+HUGGINGFACE_PARTS = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+
+# What configuration classes of most families assume for an absent key.
+DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+MAX_HEAD_DIM = 1 << 14
+
+
+class Family(ABC):
+    """A family of decoders: its keys and their defaults, the names of its tensors, and its layers.
+
+    Attributes:
+        name: what it is called here, and in messages.
+        gguf: its `general.architecture`; None where GGUF files of it carry another family's name.
+        model_types: its `model_type` in config.json.
+        transformers: its class, for config.json files that are written.
+        defaults: of config.json's keys, as in transformers' configuration class.
+        gguf_keys: config.json's key -> GGUF's, beyond `GGUF_KEYS`.
+        gguf_defaults: of config.json's keys, where a GGUF file has none.
+        gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's. A `{}` stands for the
+            expert; a part of experts without one is a tensor of three dimensions, expert by expert.
+    """
+
+    name: ClassVar[str]
+    gguf: ClassVar[str | None]
+    model_types: ClassVar[tuple[str, ...]]
+    transformers: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]]
+    gguf_keys: ClassVar[Mapping[str, str]] = {}
+    gguf_defaults: ClassVar[Mapping[str, Any]] = {}
+    gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
+    huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
+
+    @abstractmethod
+    def describe(self, source: Source) -> ModelConfig:
+        """The model. Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError."""
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """By Twostroke names, what a loader does to tensors of a format to bring them into `ModelConfig`'s form."""
+        return {}
+
+
+def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0) -> ModelConfig:
+    """The model of these layers."""
+    return ModelConfig(
+        architecture=family.name,
+        vocab_size=source.vocab_size,
+        hidden_size=source.integer("hidden_size"),
+        max_position=source.integer("max_position_embeddings"),
+        norm_eps=source.number("rms_norm_eps"),
+        layers=tuple(layers),
+        tied=source.tied,
+        embedding_scale=embedding_scale,
+    )
+
+
+def attention_of(source: Source, kind: str | None = None, **switches: Any) -> Attention:
+    """Attention with the usual scale and the RoPE of a kind of layers; `switches` are further fields of it."""
+    heads = source.integer("num_attention_heads")
+    kv_heads = source.integer("num_key_value_heads", default=heads)
+    head_dim = source.integer("head_dim", default=source.integer("hidden_size") // heads or None, limit=MAX_HEAD_DIM)
+    if heads % kv_heads or head_dim % 2:
+        raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads cannot be")
+    return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
+
+
+def mlp_of(source: Source) -> GatedMLP:
+    """The gated MLP with SiLU that most families have."""
+    return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"))
+
+
+def activation_of(source: Source, key: str, expected: Activation) -> Activation:
+    """The activation of a family, which config.json must agree with; GGUF files do not name it."""
+    if source.format == "huggingface" and ACTIVATIONS.get(found := str(source.get(key))) != expected:
+        raise source.unsupported(f"activation {found!r}")
+    return expected
+
+
+def windows_by_type(source: Source, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Each layer's window, by config.json's `layer_types`; without these, a layer slides if `otherwise` says so."""
+    layers, types = source.num_layers, source.get("layer_types")
+    if types is None:
+        sliding = [otherwise(i) for i in range(layers)]
+    else:
+        if not isinstance(types, list) or len(types) != layers:
+            raise source.wrong("layer_types", f"a list of {layers}")
+        if not all(kind in ("sliding_attention", "full_attention") for kind in types):
+            raise source.unsupported("layer_types other than full_attention and sliding_attention")
+        sliding = [kind == "sliding_attention" for kind in types]
+    window = source.integer("sliding_window") if any(sliding) else None
+    return tuple(window if slides else None for slides in sliding)

@@ -1,0 +1,105 @@
+"""Gemma 3, text: sliding and global layers with a RoPE each, four norms a layer (Gemma Team 2025, arXiv:2503.19786)."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import GatedMLP, Layer, ModelConfig
+from twostroke.models.families.family import (
+    GGUF_PARTS,
+    HUGGINGFACE_PARTS,
+    Family,
+    Source,
+    Transform,
+    activation_of,
+    attention_of,
+    model_of,
+    windows_by_type,
+)
+
+PATTERN = 6  # five sliding layers, then a global one
+LAYERS_OF_27B = 62  # the one size whose attention scale is not head_dim ** -0.5; its GGUF file does not say so
+
+
+class Gemma3(Family):
+    name = gguf = "gemma3"
+    model_types = ("gemma3_text", "gemma3")  # the second with vision: the text model's config is inside
+    transformers = "Gemma3ForCausalLM"
+    defaults: ClassVar = {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": PATTERN,
+        "tie_word_embeddings": True,
+    }
+    gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
+    gguf_parts = GGUF_PARTS | {
+        "attn_post_norm": "post_attention_norm.weight",
+        "mlp_post_norm": "post_ffw_norm.weight",
+    }
+    # It has a norm after attention too, so what precedes the MLP goes by another name.
+    huggingface_parts = HUGGINGFACE_PARTS | {
+        "attn_post_norm": "post_attention_layernorm.weight",
+        "mlp_norm": "pre_feedforward_layernorm.weight",
+        "mlp_post_norm": "post_feedforward_layernorm.weight",
+    }
+
+    def describe(self, source: Source) -> ModelConfig:
+        hidden = source.integer("hidden_size")
+        sliding = attention_of(source, "sliding_attention", qk_norm=True)
+        whole = attention_of(source, "full_attention", qk_norm=True)
+        scale = whole.scale
+        if source.format == "huggingface":
+            scale = source.number("query_pre_attn_scalar") ** -0.5
+        elif source.num_layers == LAYERS_OF_27B:
+            scale = (hidden / whole.num_heads) ** -0.5
+        mlp = GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_activation", "gelu_tanh"))
+        layers = [
+            Layer(replace(whole if window is None else sliding, scale=scale, window=window), mlp, post_norms=True)
+            for window in windows(source)
+        ]
+        return model_of(source, self, layers, embedding_scale=hidden**0.5)
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """Hugging Face stores norms as w - 1."""
+        if format != "huggingface":
+            return {}
+        norms = ["norm"] + [
+            f"layers.{i}.{part}"
+            for i in range(config.num_layers)
+            for part in ("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "q_norm", "k_norm")
+        ]
+        return dict.fromkeys(norms, _plus_one)
+
+
+def windows(source: Source) -> tuple[int | None, ...]:
+    """By the pattern: a number of layers of which the last is global, or (in GGUF) whether each layer slides."""
+    pattern = source.get("sliding_window_pattern")
+    if isinstance(pattern, list):
+        window = source.integer("sliding_window")
+        if len(pattern) != source.num_layers:
+            raise source.wrong("sliding_window_pattern", f"{source.num_layers} long")
+        return tuple(window if slides else None for slides in pattern)
+    if source.get("layer_types") is not None:
+        return windows_by_type(source, lambda i: True)
+    period = source.integer("sliding_window_pattern")
+    return windows_by_type(source, lambda i: (i + 1) % period != 0)
+
+
+def _plus_one(tensor: RawTensor) -> RawTensor:
+    """The model multiplies by 1 + w in float32; the shifted norms are kept in float32 for the same reason."""
+    shifted = tensor.dequantize() + np.float32(1)
+    return replace(tensor, format="F32", data=shifted.view(np.uint8).reshape(1, -1))

@@ -1,0 +1,32 @@
+"""Llama, with Llama 3's scaled RoPE. In GGUF files, Mistral too (Touvron et al. 2023; Jiang et al. 2023)."""
+
+import numpy as np
+
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.family import DEFAULTS, Family, Source, Transform, attention_of, mlp_of, model_of
+
+
+class Llama(Family):
+    name = gguf = "llama"
+    model_types = ("llama",)
+    transformers = "LlamaForCausalLM"
+    defaults = DEFAULTS | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+
+    def describe(self, source: Source) -> ModelConfig:
+        # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama knows none.
+        slides = source.format == "gguf" and source.get("sliding_window")
+        window = source.integer("sliding_window") if slides else None
+        layer = Layer(attention_of(source, window=window), mlp_of(source))
+        return model_of(source, self, [layer] * source.num_layers)
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """GGUF files interleave the two halves of each head of Q and K, (i, i + half) side by side: undo that."""
+        if format != "gguf":
+            return {}
+
+        def split_halves(tensor: RawTensor) -> RawTensor:
+            rows = np.arange(tensor.shape[0]).reshape(-1, config.head_dim // 2, 2)
+            return tensor.permute_rows(rows.swapaxes(1, 2).reshape(-1))
+
+        return {f"layers.{i}.{part}": split_halves for i in range(config.num_layers) for part in ("q", "k")}

@@ -1,0 +1,23 @@
+"""Mistral in Hugging Face form (Jiang et al. 2023, arXiv:2310.06825); GGUF files of it say `llama`."""
+
+from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.family import DEFAULTS, Family, Source, attention_of, mlp_of, model_of
+
+
+class Mistral(Family):
+    name, gguf = "mistral", None
+    model_types = ("mistral",)
+    transformers = "MistralForCausalLM"
+    defaults = DEFAULTS | {
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    }
+
+    def describe(self, source: Source) -> ModelConfig:
+        if source.get("layer_types") is not None:
+            raise source.unsupported("layer_types")
+        window = None if source.get("sliding_window") is None else source.integer("sliding_window")
+        layer = Layer(attention_of(source, window=window), mlp_of(source))
+        return model_of(source, self, [layer] * source.num_layers)

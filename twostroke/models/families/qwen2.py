@@ -1,0 +1,52 @@
+"""Qwen2 and Qwen2.5: Q, K and V have biases (Yang et al. 2024, arXiv:2407.10671)."""
+
+from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.families.family import (
+    DEFAULTS,
+    Family,
+    Source,
+    attention_of,
+    mlp_of,
+    model_of,
+    windows_by_type,
+)
+
+QWEN_DEFAULTS = DEFAULTS | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+}
+
+
+class Qwen2(Family):
+    name = gguf = "qwen2"
+    model_types = ("qwen2",)
+    transformers = "Qwen2ForCausalLM"
+    defaults = QWEN_DEFAULTS
+    bias, qk_norm = True, False
+
+    def describe(self, source: Source) -> ModelConfig:
+        layers = [
+            Layer(
+                attention_of(source, window=window, bias=self.bias, qk_norm=self.qk_norm),
+                self.feed_forward(source, i),
+            )
+            for i, window in enumerate(windows(source))
+        ]
+        return model_of(source, self, layers)
+
+    def feed_forward(self, source: Source, layer: int) -> GatedMLP | Experts:
+        return mlp_of(source)
+
+
+def windows(source: Source) -> tuple[int | None, ...]:
+    """None unless config.json switches them on; then of the layers from `max_window_layers` on, or by type."""
+    if source.format == "gguf" or not (source.get("use_sliding_window") and source.get("sliding_window")):
+        return (None,) * source.num_layers
+    full_layers = source.get("max_window_layers")  # 0 is sensible here, so it is not `integer`
+    if source.get("layer_types") is None and type(full_layers) is not int:
+        raise source.wrong("max_window_layers", "an integer")
+    return windows_by_type(source, lambda i: i >= full_layers)

@@ -1,0 +1,11 @@
+"""Qwen3: each head of Q and K is normed, and there are no biases (Yang et al. 2025, arXiv:2505.09388)."""
+
+from twostroke.models.families.qwen2 import QWEN_DEFAULTS, Qwen2
+
+
+class Qwen3(Qwen2):
+    name = gguf = "qwen3"
+    model_types = ("qwen3",)
+    transformers = "Qwen3ForCausalLM"
+    defaults = QWEN_DEFAULTS | {"head_dim": 128}
+    bias, qk_norm = False, True

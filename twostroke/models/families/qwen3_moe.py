@@ -1,0 +1,58 @@
+"""Qwen3 with a mixture of experts in place of the MLP (Yang et al. 2025, arXiv:2505.09388)."""
+
+from typing import ClassVar
+
+from twostroke.models.config import Experts, GatedMLP
+from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, Source, activation_of, mlp_of
+from twostroke.models.families.qwen2 import QWEN_DEFAULTS
+from twostroke.models.families.qwen3 import Qwen3
+
+
+class Qwen3MoE(Qwen3):
+    name = gguf = "qwen3moe"
+    model_types = ("qwen3_moe",)
+    transformers = "Qwen3MoeForCausalLM"
+    defaults = QWEN_DEFAULTS | {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    }
+    gguf_keys: ClassVar = {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+    gguf_defaults: ClassVar = {"norm_topk_prob": True, "decoder_sparse_step": 1}
+    gguf_parts = GGUF_PARTS | {
+        "router": "ffn_gate_inp.weight",
+        "experts.gate": "ffn_gate_exps.weight",
+        "experts.up": "ffn_up_exps.weight",
+        "experts.down": "ffn_down_exps.weight",
+    }
+    huggingface_parts = HUGGINGFACE_PARTS | {
+        "router": "mlp.gate.weight",
+        "experts.gate": "mlp.experts.{}.gate_proj.weight",
+        "experts.up": "mlp.experts.{}.up_proj.weight",
+        "experts.down": "mlp.experts.{}.down_proj.weight",
+    }
+
+    def feed_forward(self, source: Source, layer: int) -> GatedMLP | Experts:
+        """Experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
+        dense = source.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(number) is int for number in dense):
+            raise source.wrong("mlp_only_layers", "a list of layers")
+        if layer in dense or (layer + 1) % source.integer("decoder_sparse_step"):
+            return mlp_of(source)
+        # transformers 5 writes the number of experts by another name.
+        count = source.integer("num_local_experts" if source.get("num_local_experts") else "num_experts", limit=1 << 16)
+        chosen = source.integer("num_experts_per_tok", limit=count + 1)
+        activation = activation_of(source, "hidden_act", "silu")
+        size = source.integer("moe_intermediate_size")
+        return Experts(count, chosen, size, activation, normalized=bool(source.get("norm_topk_prob")))

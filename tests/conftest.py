@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kv.counts import check_counts
 from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
 from twostroke.checkpoints import resolve
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
-from twostroke.kv.pool import check_counts
 from twostroke.llm import LLM
 
 PASSED = pytest.StashKey[bool]()

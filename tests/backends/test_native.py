@@ -4,6 +4,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes

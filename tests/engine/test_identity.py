@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twostroke.backends.native import library
-from twostroke.backends.native.backend import NativeKernels
+from twostroke.backends.native.backend import NativeBackend
 from twostroke.engine.opening import _identity
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
@@ -47,10 +47,10 @@ def test_a_value_of_another_variant_is_usable_and_not_canonical(variant: str, tm
 
 
 def test_variants_and_builds_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {NativeKernels(1, variant).arithmetic for variant in VARIANTS}
+    made = {NativeBackend(1, variant).arithmetic for variant in VARIANTS}
     assert len(made) == len(VARIANTS)
     monkeypatch.setattr(library, "digest", lambda variant: "another build")
-    assert made.isdisjoint(NativeKernels(1, variant).arithmetic for variant in VARIANTS)
+    assert made.isdisjoint(NativeBackend(1, variant).arithmetic for variant in VARIANTS)
 
 
 def test_everything_that_bits_depend_on_counts(tiny_llm: Callable[..., LLM]) -> None:

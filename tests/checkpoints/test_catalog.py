@@ -106,9 +106,9 @@ def test_paths_to_files_and_folders(tmp_path: Path) -> None:
         (
             "org/name",
             FetchError,
-            "org/name: neither a local path, nor cached, nor to be had: the hub cannot be reached",
+            "org/name: not a local path, not cached, and not available: the hub cannot be reached",
         ),
-        ("org/name:x.gguf", FetchError, "org/name:x.gguf: neither a local path, nor cached"),
+        ("org/name:x.gguf", FetchError, "org/name:x.gguf: not a local path, not cached"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(

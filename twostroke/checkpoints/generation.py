@@ -1,7 +1,7 @@
-"""A model's own generation defaults: how its publisher samples its answers.
+"""A model's generation defaults: the sampling parameters that its publisher recommends.
 
-They stand in a Hugging Face directory's generation_config.json, or in GGUF under `general.sampling.`. As in vLLM, the
-values count whatever `do_sample` says, and are what `chat` and the server take where a client gives none.
+A Hugging Face directory states them in generation_config.json, a GGUF file under `general.sampling.`. As in vLLM, they
+apply regardless of `do_sample`: `chat` and the server use them for parameters that a client leaves out.
 """
 
 import json
@@ -18,25 +18,25 @@ GGUF_KEYS = {"temp": "temperature", "penalty_repeat": "repetition_penalty", **{n
 
 
 def generation_defaults(found: Mapping[str, Any], source: Path) -> dict[str, float]:
-    """Those of `FIELDS` that are there and not null. Raises CheckpointError naming one that is out of range."""
+    """Those of `FIELDS` that are present and not null. Raises CheckpointError naming one that is out of range."""
     defaults = {name: found[name] for name in FIELDS if found.get(name) is not None}
-    if defaults.get("top_k") == -1:  # vLLM's word for all
+    if defaults.get("top_k") == -1:  # vLLM's value for no limit
         defaults["top_k"] = 0
     for name, value in defaults.items():
         rule = rules(SamplingParams)[name]
         if not rule.accepts(value):
-            raise CheckpointError(f"{source}: {name} must be {rule.wanted}, not {value!r:.40}: mend it or remove it")
+            raise CheckpointError(f"{source}: {name} must be {rule.wanted}, not {value!r:.40}: correct it or remove it")
     return defaults
 
 
 def gguf_generation(metadata: Mapping[str, Any], source: Path) -> dict[str, float]:
-    """Of a GGUF file's metadata. Raises CheckpointError."""
+    """The defaults in a GGUF file's metadata. Raises CheckpointError."""
     found = {ours: metadata.get(f"general.sampling.{theirs}") for theirs, ours in GGUF_KEYS.items()}
     return generation_defaults(found, source)
 
 
 def directory_generation(directory: Path) -> dict[str, float]:
-    """Of a Hugging Face directory. Raises CheckpointError if its generation_config.json cannot be read."""
+    """The defaults of a Hugging Face directory. Raises CheckpointError if its generation_config.json is unreadable."""
     path = directory / "generation_config.json"
     if not path.is_file():
         return {}

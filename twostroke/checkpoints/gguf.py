@@ -1,8 +1,8 @@
 """GGUF files, versions 2 and 3: a reader over a memory map, and `open_gguf`.
 
 The layout is that of docs/gguf.md in the ggml repository: a header, key-value metadata, tensor descriptions (name,
-dimensions innermost first, type, offset), then the aligned tensor data. Nothing in a file is believed: every length is
-checked against the file's end, so a damaged file gives CheckpointError.
+dimensions innermost first, type, offset), then the aligned tensor data. Files are not trusted: every length is checked
+against the file's end, so a damaged file raises CheckpointError.
 """
 
 import struct
@@ -31,13 +31,13 @@ MAX_DIMS = 4
 MAX_NESTING = 4  # of arrays in arrays; deeper only in a damaged file
 STRING, ARRAY = 8, 9
 
-# Metadata value types by their numbers, as struct layouts and as numpy ones (7 is bool); all little-endian.
+# Metadata value types by number, as struct layouts and numpy dtypes (7 is bool); all little-endian.
 LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRUCTS = {kind: struct.Struct("<" + layout) for kind, layout in LAYOUTS.items()}
 SCALARS = {kind: np.dtype(layout).newbyteorder("<") for kind, layout in LAYOUTS.items()}
 U32, U64 = STRUCTS[4], STRUCTS[10]
 
-# ggml's type numbers (ggml.h). Those without an entry in FORMATS are here so that a message can name them.
+# ggml's type numbers (ggml.h). Those without an entry in FORMATS are listed for error messages.
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -51,7 +51,7 @@ STRING_ARRAYS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A parsed file: metadata as plain Python values, and tensors under the names the file gives them."""
+    """A parsed file: metadata as plain Python values, and tensors by their names in the file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -59,10 +59,10 @@ class GgufFile:
 
 
 class Strings(Sequence[str]):
-    """An array of strings in a mapped file, each read when it is asked for: as lists, those of the 0.5B take 26 MiB."""
+    """An array of strings in a mapped file, each read on access. As lists, those of the 0.5B model take 26 MiB."""
 
     def __init__(self, buffer: MappedFile, ends: "array[int]") -> None:
-        """Each begins with its length, 8 bytes, where the one before ends; `ends` has the first one's place, too."""
+        """String i is at [ends[i], ends[i + 1]) of `buffer`: its length in 8 bytes, then its text."""
         self._buffer, self._ends = buffer, ends
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class _Cursor:
             (length,) = unpack(buffer, position)
             start = position + 8
             position = start + length
-            buffer[start:position].decode()  # so that what is damaged is found now
+            buffer[start:position].decode()  # so that damage is found now
             ends.append(position)
         if position > self.size:
             raise struct.error("a string runs past the end of the file")
@@ -140,7 +140,7 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Maps and parses one file; tensor data stay on disk. Raises CheckpointError naming the file and the tensor."""
+    """Maps and parses one file; tensor data stays on disk. Raises CheckpointError naming the file and the tensor."""
     try:
         buffer = MappedFile(path)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
@@ -198,8 +198,8 @@ def _describe(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], str, i
     """One tensor's name, shape (row-major), format and offset into the data."""
     name, dims = cursor.string(), cursor.number(U32)
     source = f"{path}: {name!r}"
-    if not name.isprintable():  # it will stand in messages, which are one line
-        raise CheckpointError(f"{source}: the name of a tensor cannot be that")
+    if not name.isprintable():  # messages that name it are one line
+        raise CheckpointError(f"{source}: a tensor's name must be printable")
     if not 1 <= dims <= MAX_DIMS:
         raise CheckpointError(f"{source}: {dims} dimensions, where there are 1 to {MAX_DIMS}")
     shape = tuple(cursor.number(U64) for _ in range(dims))[::-1]
@@ -213,7 +213,7 @@ def _describe(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], str, i
 
 
 def _plain(path: Path, key: str, value: Any) -> Any:
-    """Metadata arrays as lists, but the long ones as they are; the tokenizer's arrays have the right type."""
+    """Metadata arrays as lists. The tokenizer's long arrays are not converted to lists, but their types are checked."""
     if key in NUMPY_ARRAYS:
         if not isinstance(value, np.ndarray):
             raise CheckpointError(f"{path}: {key} must be an array of numbers")
@@ -234,7 +234,7 @@ def _listed(value: Any) -> Any:
 
 
 def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
-    """Opens a GGUF file of one of the supported architectures; `name` defaults to the file's stem.
+    """Opens a GGUF file of a supported architecture; `name` defaults to the file's stem.
 
     Raises UnsupportedArchitecture naming the architecture, CheckpointError for a damaged or incomplete file.
     """
@@ -260,6 +260,6 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         )
     except TwostrokeError:
         missing = [name.tensor for ours, name in names.items() if ours not in stored]
-        if missing:  # say it with the file's own name for the tensor
+        if missing:  # use the file's name for the tensor
             raise CheckpointError(f"{path}: the tensor {missing[0]} is missing") from None
         raise

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say of the model, as families ask for it.
+"""The model's description in a GGUF file's metadata, read by config.json's keys, which families use.
 
 Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
 """
@@ -20,12 +20,12 @@ from twostroke.models.families.names import StoredName, stored_names
 from twostroke.models.rope import Rope
 
 ROPE_FACTORS = "rope_freqs.weight"
-# Tables that some converters wrote and nobody reads: frequencies follow from the metadata.
+# Tables that some converters write. They are not read: the frequencies follow from the metadata.
 UNUSED = re.compile(r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_freqs\.weight")
 
 
 class GgufSource:
-    """Typed access to the metadata of a file of one family, by config.json's keys."""
+    """Typed access to the metadata of one file, by config.json's keys."""
 
     format: Literal["gguf"] = "gguf"
 
@@ -40,7 +40,7 @@ class GgufSource:
             raise CheckpointError(f"{path}: there is no matrix {GGUF_OUTER['embed']}")
         self.vocab_size = embedding.shape[0]
         self.tied = GGUF_OUTER["head"] not in tensors
-        # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
+        # No more layers than the file has tensors: a damaged count could be in the billions.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
 
     def get(self, key: str) -> Any:
@@ -52,7 +52,7 @@ class GgufSource:
         if value is None and default is not None:
             return default
         if isinstance(value, list) and value and len(set(value)) == 1:
-            value = value[0]  # a value per layer, all alike
+            value = value[0]  # one value per layer, all equal
         elif isinstance(value, list):
             raise UnsupportedArchitecture(f"{self.path}: {self._name(key)} differs between layers")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < limit:
@@ -68,7 +68,7 @@ class GgufSource:
         return float(value)
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
-        """Sliding layers have a base and no scaling. Llama 3's scaling comes as a tensor, not as metadata."""
+        """Sliding layers have a base and no scaling. Llama 3's scaling is a tensor, not metadata."""
         if kind == "sliding_attention":
             return Rope(self.number("rope_local_base_freq"))
         base = self.number("rope_theta", default=1e4)
@@ -97,7 +97,7 @@ class GgufSource:
         )
 
     def _name(self, key: str) -> str:
-        """A key that has no name of config.json's is GGUF's own."""
+        """The GGUF name of a config.json key; other keys are GGUF names already."""
         return f"{self.family.gguf}.{self._keys.get(key, key)}"
 
     def _bad(self, key: str, expected: str, value: Any) -> CheckpointError:
@@ -106,11 +106,11 @@ class GgufSource:
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], path: Path) -> ModelConfig:
-    """The model a file describes.
+    """The model that a file describes.
 
     Raises:
-        UnsupportedArchitecture: another architecture, or a variant (other RoPE scalings, tensors that would have to be
-            ignored). CheckpointError: bad values.
+        UnsupportedArchitecture: another architecture, or a variant (other RoPE scalings, tensors without a known use).
+        CheckpointError: bad values.
     """
     architecture = metadata.get("general.architecture")
     family = BY_GGUF.get(architecture) if isinstance(architecture, str) else None
@@ -128,7 +128,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
 
 
 def _refuse_variants(source: GgufSource) -> None:
-    """Raise UnsupportedArchitecture for what no family has."""
+    """Raise UnsupportedArchitecture for variants that no family supports."""
     if (experts := source.get("expert_count")) and "num_experts" not in source.family.gguf_keys:
         raise source.unsupported(f"{experts!r:.20} experts (a mixture)")
     heads, hidden = source.integer("num_attention_heads"), source.integer("hidden_size")
@@ -142,5 +142,5 @@ def _refuse_variants(source: GgufSource) -> None:
 
 
 def tensor_names(config: ModelConfig) -> dict[str, StoredName]:
-    """Twostroke name -> name in a GGUF file, for every tensor of the model."""
+    """Map from Twostroke name to name in a GGUF file, for every tensor of the model."""
     return stored_names(config, GGUF_OUTER, "blk.{}.", BY_NAME[config.architecture].gguf_parts)

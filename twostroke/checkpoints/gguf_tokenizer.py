@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file's metadata describes, as a `tokenizers.Tokenizer` without post-processor."""
+"""The tokenizer that a GGUF file's metadata describes, as a `tokenizers.Tokenizer` without a post-processor."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,10 +25,10 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a byte-level BPE vocabulary wants text cut before merging; merges never cross a cut.
+    """How a byte-level BPE splits text before merging; merges never cross a split.
 
-    Without `regex` the cut is GPT-2's. `digits` isolates every digit first. With `ignore_merges` a piece that is a
-    token as it stands is taken whole, even where the merges would not lead to it.
+    Without `regex` the split is GPT-2's. `digits` isolates every digit first. With `ignore_merges` a piece that is in
+    the vocabulary is one token, even if the merges do not produce it.
     """
 
     regex: str | None = None
@@ -38,7 +38,7 @@ class PreTokenizer:
     add_bos: bool = False  # where the file does not say
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The cuts, then the map from bytes to printable characters."""
+        """The splits, then the map from bytes to printable characters."""
         if self.regex is not None:
             first = pre_tokenizers.Split(Regex(self.regex), behavior="isolated")
             return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -71,7 +71,7 @@ PRE_TOKENIZERS = {
 
 
 def build_backend(source: GgufTokenizerSource) -> Tokenizer:
-    """Text to ids and back as `tokenizer.ggml.*` say. Raises CheckpointError for a kind that is not known exactly."""
+    """The tokenizer that `tokenizer.ggml.*` describe. Raises CheckpointError for a kind that is not supported."""
     model = source.metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         return _byte_level_bpe(source)
@@ -81,7 +81,7 @@ def build_backend(source: GgufTokenizerSource) -> Tokenizer:
 
 
 def adds_bos(source: GgufTokenizerSource) -> bool:
-    """Whether a prompt begins with BOS: what the file says, else what its kind of tokenizer is known to do."""
+    """Whether a prompt begins with BOS, as the file states it, else the default of its kind of tokenizer."""
     stated = source.metadata.get("tokenizer.ggml.add_bos_token")
     if stated is not None:
         return bool(stated)
@@ -91,7 +91,7 @@ def adds_bos(source: GgufTokenizerSource) -> bool:
 def _pre_tokenizer(source: GgufTokenizerSource) -> PreTokenizer:
     name = source.metadata.get("tokenizer.ggml.pre")
     if name in (None, "default") and source.metadata.get("general.architecture") == "gpt2":
-        name = "gpt-2"  # files of GPT-2 itself from before the key was introduced
+        name = "gpt-2"  # files of GPT-2 itself that are older than the key
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise CheckpointError(f"{source.path}: tokenizer.ggml.pre is {name!r}; Twostroke knows {known}")
@@ -126,19 +126,19 @@ def _sentencepiece_bpe(source: GgufTokenizerSource) -> Tokenizer:
     prefix = bool(source.metadata.get("tokenizer.ggml.add_space_prefix", True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     backend.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
-    # SentencePiece matches user-defined symbols in normalized text, where a space and a literal "▁" are one. With a
-    # space prefix that cannot be had: the normalizer would put the prefix before the symbols' own text too.
+    # SentencePiece matches user-defined symbols in normalized text, where a space and a literal "▁" are equal. With a
+    # space prefix this is not possible: the normalizer would put the prefix before the symbols' text too.
     _add_tokens(backend, tokens, types, normalized=not prefix)
     return backend
 
 
 def _merges_by_score(tokens: list[str], types: list[int], scores: np.ndarray) -> list[tuple[str, str]]:
-    """Merge rules for what SentencePiece does: join the neighbours whose joint piece has the highest score.
+    """Merge rules equivalent to SentencePiece, which joins the neighbours whose joint piece has the highest score.
 
-    Every way to cut a piece into two pieces becomes a rule, in descending order of the piece's score. The order among
-    the cuts of one piece is of no effect: merges inside a piece's span go as they would if it stood alone, so only one
-    of its cuts ever comes to be applied. Distinct pieces of equal score, which SentencePiece takes from left to right,
-    go by id here; its trainer makes no such pieces.
+    Every split of a piece into two pieces becomes a rule, in descending order of the piece's score. The order among
+    the splits of one piece has no effect: merges inside a piece's span proceed as if the piece were alone, so only one
+    of its splits is ever applied. Distinct pieces of equal score are ordered by id here, from left to right in
+    SentencePiece; its trainer makes no such pieces.
     """
     normal = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
     merges: list[tuple[str, str]] = []
@@ -162,7 +162,7 @@ def _bpe(source: GgufTokenizerSource, tokens: list[str], merges: list[tuple[str,
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int], *, normalized: bool) -> None:
-    """Tokens that are matched whole in the text; control tokens only where special tokens are parsed."""
+    """Add tokens that are matched whole in the text; control tokens only if special tokens are parsed."""
     typed = list(zip(tokens, types, strict=True))
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text, t in typed if t in special])

@@ -1,4 +1,4 @@
-"""The model hub: whether it answers, single files, and whole models."""
+"""The model hub: a check whether it answers, single files, and whole models."""
 
 import re
 import threading
@@ -12,13 +12,15 @@ from twostroke.errors import CheckpointError, FetchError, UnknownModel
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*")  # fmt: skip
-PATIENCE_S = 2.0  # for what packages have as well
-LONG_PATIENCE_S = 10.0  # for what the hub alone has
+PATIENCE_S = 2.0  # for models that packages have as well
+LONG_PATIENCE_S = 10.0  # for models that only the hub has
 
 
 def hub_trouble(patience_s: float) -> str | None:
-    """Why the hub cannot be reached, None if it answers in time: one request, where the client would retry for half a
-    minute."""
+    """Why the hub cannot be reached; None if it answers in time.
+
+    This sends one request. The hub client would retry for half a minute.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -28,11 +30,11 @@ def hub_trouble(patience_s: float) -> str | None:
         try:
             status = get_session().head(constants.ENDPOINT, timeout=patience_s).status_code
             answer = None if status < 500 else f"the hub answers with status {status}"  # a mirror may lack this page
-        except Exception as error:  # whatever the client's HTTP library raises; offline mode, too
+        except Exception as error:  # any error of the client's HTTP library, or offline mode
             answer = f"the hub cannot be reached: {one_line(str(error)) or type(error).__name__}"
         found.append(answer or "")
 
-    # In a thread: looking up a name may take longer than any time limit of a request.
+    # In a thread, as a name lookup is not covered by the request's time limit.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(patience_s)
@@ -40,7 +42,7 @@ def hub_trouble(patience_s: float) -> str | None:
 
 
 def hub_file(repository: str, file: str, into: Path, size: int, report: Progress) -> Path:
-    """One file, in a folder. Raises FetchError if the hub does not answer soon, or will not give it."""
+    """Download one file into a folder. Raises FetchError if the hub does not answer in time or refuses."""
     if (reason := hub_trouble(PATIENCE_S)) is not None:
         raise FetchError(reason)
     from huggingface_hub import hf_hub_download  # slow to import
@@ -48,16 +50,16 @@ def hub_file(repository: str, file: str, into: Path, size: int, report: Progress
     try:
         with watched(into, lambda done: report("downloading from the hub", done, size)), _no_bars():
             return Path(hf_hub_download(repository, file, local_dir=into))
-    except Exception as error:  # the hub client raises what its HTTP library does
+    except Exception as error:  # any error of the hub client's HTTP library
         raise FetchError(one_line(str(error)) or type(error).__name__) from None
 
 
 def hub_snapshot(repository: str, file: str | None = None, progress: Progress | None = None) -> Path:
-    """A model of the hub, in the hub client's own cache: a directory with config.json and safetensors, or a GGUF file.
+    """A model of the hub, in the hub client's cache: a directory with config.json and safetensors, or a GGUF file.
 
-    Safetensors are preferred; of several GGUF files one has to be named as `file`. Works offline on what is cached.
-    Raises UnknownModel when there is no such repository, FetchError when it cannot be had, CheckpointError when it
-    holds nothing that we can read.
+    Safetensors are preferred; `file` must name one of several GGUF files. Cached models are available offline.
+    Raises UnknownModel if there is no such repository, FetchError if the download fails, CheckpointError if the
+    repository has no supported format.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
@@ -88,8 +90,8 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
         what = f"{repository}:{file}" if file else repository
         if reason is None:
             raise UnknownModel(f"{what}: there is no such file in that repository") from None
-        raise FetchError(f"{what}: neither a local path, nor cached, nor to be had: {reason}") from None
-    except Exception as error:  # the hub client raises what its HTTP library does
+        raise FetchError(f"{what}: not a local path, not cached, and not available: {reason}") from None
+    except Exception as error:  # any error of the hub client's HTTP library
         raise FetchError(f"{repository}: not fetched from the hub: {one_line(str(error))}; try again") from None
 
 
@@ -109,7 +111,7 @@ def _wanted(repository: str, file: str | None, files: set[str]) -> list[str]:
 
 @contextmanager
 def _no_bars() -> Generator[None]:
-    """The hub client's own progress bars off: ours are drawn from `Progress`."""
+    """Turns the hub client's progress bars off: ours are drawn from `Progress`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

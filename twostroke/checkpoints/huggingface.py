@@ -1,4 +1,4 @@
-"""Hugging Face directories: config.json and safetensors files, mapped rather than read."""
+"""Hugging Face directories: config.json and memory-mapped safetensors files."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ from twostroke.models.families.names import stored_names
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # the first two: Gemma 3 with vision
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-# Other parts of multimodal checkpoints, and tables that follow from the config: text generation needs neither.
+# Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
 UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq")
 FORMATS = ("F32", "F16", "BF16")
 
 
 def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
-    """Twostroke name -> name in the files, for every tensor of the model."""
+    """Map from Twostroke name to name in the files, for every tensor of the model."""
     outer = {"embed": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
     names = stored_names(config, outer, prefix + "layers.{}.", BY_NAME[config.architecture].huggingface_parts)
     return {ours: name.tensor for ours, name in names.items()}
@@ -39,7 +39,7 @@ def _licence(directory: Path) -> str | None:
 
 
 def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
-    """Opens a directory of one of the supported families; `name` defaults to the directory's.
+    """Opens a directory of a supported family; `name` defaults to the directory's.
 
     Raises UnsupportedArchitecture naming the family or variant, CheckpointError for damaged or incomplete files.
     """
@@ -50,7 +50,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     config = read_config(config_path, len(tensors))
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
     names = tensor_names(config, prefix, next((head for head in HEADS if head in tensors), HEADS[0]))
-    used = set(names.values()) | set(HEADS if config.tied else ())  # tied, the head is the embedding once more
+    used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
     for theirs in tensors:
         if theirs not in used and not UNUSED.fullmatch(theirs):
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")

@@ -1,6 +1,6 @@
-"""What a config.json says of the model, as families ask for it.
+"""The model's description in a config.json, read by the keys that families use.
 
-Keys mean what they mean in transformers' `configuration_*.py` of each family, in the old form (rope_theta and
+Keys have the meaning that transformers' `configuration_*.py` of each family gives them, in the old form (rope_theta and
 rope_scaling) and in that of transformers 5 (rope_parameters, by layer type for Gemma 3).
 """
 
@@ -29,7 +29,7 @@ UNSUPPORTED_KEYS = (
 
 
 class HuggingFaceSource:
-    """Typed access to a config.json: an absent key has its family's default."""
+    """Typed access to a config.json. An absent key has its family's default."""
 
     format: Literal["huggingface"] = "huggingface"
 
@@ -64,7 +64,7 @@ class HuggingFaceSource:
         return self._number(key, default if value is None else value)
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
-        """Before transformers 5 there was one set of parameters, for full attention, and a base for other layers."""
+        """Before transformers 5 there is one set of parameters for full attention, and only a base for other layers."""
         parameters, scaling = self._mapping("rope_parameters"), self._mapping("rope_scaling")
         if kind is None:
             return self._rope(scaling or parameters, "rope_theta", head_dim)
@@ -96,7 +96,7 @@ class HuggingFaceSource:
         return CheckpointError(f"{self.path}: {key} must be {expected}; it is {value!r:.40}")
 
     def _rope(self, parameters: Mapping[str, Any], base_key: str, head_dim: int) -> Rope:
-        """One rotary embedding; the base may stand among its parameters, or at the top level as `base_key`."""
+        """One rotary embedding; the base is among its parameters, or at the top level as `base_key`."""
         base = (
             self._number("rope_theta", parameters["rope_theta"])
             if "rope_theta" in parameters
@@ -119,15 +119,15 @@ class HuggingFaceSource:
             raise CheckpointError(f"{self.path}: high_freq_factor must be greater than low_freq_factor")
         original = self.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
         context = self._number("context", original or self.get("max_position_embeddings"))
-        # How often each pair turns in the original context: below `low` it is slowed by `factor`, above `high` not at
-        # all, and in between frequencies are interpolated.
+        # Rotations of each pair over the original context: below `low` the frequency is divided by `factor`, above
+        # `high` it is unchanged, and in between it is interpolated.
         turns = context / (2 * pi) * base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return Rope(base, tuple((1 / ((1 - smooth) / factor + smooth)).tolist()))
 
 
 def read_config(path: Path, num_tensors: int) -> ModelConfig:
-    """The model a config.json describes; it cannot have more layers than `num_tensors`.
+    """The model that a config.json describes; it cannot have more layers than `num_tensors`.
 
     Raises:
         UnsupportedArchitecture: another family, RoPE type or variant. CheckpointError: bad values.
@@ -138,7 +138,7 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
     if family is None:
         known = ", ".join(BY_MODEL_TYPE)
         raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} is not supported, only {known}")
-    if "text_config" in outer:  # a model with vision: the text model's own config is inside
+    if "text_config" in outer:  # a model with vision: this is the text model's config
         inner = outer["text_config"]
         if not isinstance(inner, dict):
             raise CheckpointError(f"{path}: text_config must be an object")

@@ -1,8 +1,7 @@
-"""Digests of whole files of weights, computed once: a note under `home()` remembers them.
+"""Digests of whole weight files, computed once and cached in a file under `home()`.
 
-What is remembered of a file holds for as long as its path, device, inode, size, and times of change are the same. The
-note is a help and nothing else: where it is damaged, cannot be written, or another process writes it at the same
-moment, files are read once more.
+A cached digest is valid while the file's path, device, inode, size, mtime and ctime are unchanged. The cache is
+optional: if it is damaged, cannot be written, or another process writes it at the same time, files are hashed again.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from typing import TYPE_CHECKING, TypeAlias
 from twostroke.errors import CheckpointError
 from twostroke.system.home import home
 
-if TYPE_CHECKING:  # importing numpy would make every command wait
+if TYPE_CHECKING:  # importing numpy would slow down every command
     from twostroke.system.mapped import MappedFile
 
 BLOCK = 8 << 20  # bytes read at a time
-SMALL = 8 << 20  # bytes that take no longer to read than the note does
-RECENT_NS = 1_000_000_000  # a file changed so lately may change again without its times telling
-MOST = 512  # files remembered
+SMALL = 8 << 20  # bytes; smaller files are hashed as quickly as the cache is read
+RECENT_NS = 1_000_000_000  # a file changed less than this ago may change again with the same timestamps
+MOST = 512  # files in the cache
 
 State: TypeAlias = tuple[int, ...]  # of a file: device, inode, size, mtime_ns, ctime_ns
 
-_known: dict[tuple[str, State], str] = {}  # what this process has found
+_known: dict[tuple[str, State], str] = {}  # digests that this process has found
 
 
 def file_digest(file: MappedFile) -> str:
     """The sha256 of all bytes of a mapped file, in hex.
 
-    Raises CheckpointError if it cannot be read, or was changed while it was read.
+    Raises CheckpointError if the file cannot be read, or changes while it is read.
     """
     path, state = _path(file.path), _state(os.fstat(file.fd))
     if (found := _known.get((path, state))) is not None:
@@ -52,7 +51,7 @@ def file_digest(file: MappedFile) -> str:
 
 
 def remember(path: Path, digest: str) -> None:
-    """Note the sha256 of a file that was just written and found right, so that nobody needs to read it again."""
+    """Cache the sha256 of a file that was just written and verified, so that it is not hashed again."""
     with suppress(OSError):
         _remember(_path(path), _state(path.stat()), digest)
 
@@ -64,7 +63,7 @@ def _read(file: MappedFile, state: State) -> str:
             digest.update(block)
             offset += len(block)
     except OSError as error:
-        raise CheckpointError(f"{file.path}: it cannot be read ({error.strerror or error}): see to its disk") from error
+        raise CheckpointError(f"{file.path}: it cannot be read ({error.strerror or error}): check its disk") from error
     if _state(os.fstat(file.fd)) != state:
         raise CheckpointError(f"{file.path}: the file was changed while it was read: open it again")
     return digest.hexdigest()
@@ -104,7 +103,7 @@ def _read_note() -> dict[str, object]:
 
 
 def _remember(path: str, state: State, digest: str) -> None:
-    """The newest entries come last; those of files that are gone, and the oldest beyond `MOST`, are dropped."""
+    """Add an entry at the end. Entries of files that no longer exist, and the oldest beyond `MOST`, are dropped."""
     entries = {old: entry for old, entry in _read_note().items() if old != path and os.path.exists(old)}
     entries[path] = {"state": list(state), "sha256": digest}
     text = json.dumps(dict(list(entries.items())[-MOST:]), indent=1)

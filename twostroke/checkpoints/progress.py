@@ -1,4 +1,4 @@
-"""How far a download is: told by looking at what has arrived, whoever writes it."""
+"""The progress of a download, measured by the bytes in its directory."""
 
 import os
 import threading
@@ -6,20 +6,20 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-# (stage, bytes done, bytes in all). While a download runs it is called from another thread, one call at a time.
+# (stage, bytes done, bytes in total). During a download it is called from another thread, one call at a time.
 Progress = Callable[[str, int, int], None]
 
 POLL_SECONDS = 0.2
 
 
 def one_line(text: str) -> str:
-    """The first line that says something, not too long."""
+    """The first line that is not blank, cut at 300 characters."""
     return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "")
 
 
 @contextmanager
 def watched(directory: Path, report: Callable[[int], None]) -> Generator[None]:
-    """Reports how many bytes of files a directory holds, now and then, while somebody else fills it."""
+    """Reports the bytes of all files in a directory every `POLL_SECONDS`."""
     stop = threading.Event()
 
     def watch() -> None:
@@ -41,6 +41,6 @@ def _bytes_under(directory: Path) -> int:
         for file in files:
             try:
                 total += os.lstat(os.path.join(folder, file)).st_size
-            except OSError:  # moved meanwhile
+            except OSError:  # moved in the meantime
                 continue
     return total

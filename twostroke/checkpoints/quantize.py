@@ -1,4 +1,4 @@
-"""Weights quantized on load: the matrices of a checkpoint in another format than the file's."""
+"""Weights quantized on load: the matrices of a checkpoint are converted to another format."""
 
 from dataclasses import replace
 
@@ -9,25 +9,25 @@ from twostroke.formats.coarse import coarse
 from twostroke.formats.encode import Encoder
 
 FORMAT = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1", "int3": "Q4_1", "int2": "Q4_1"}
-BITS = {"int3": 3, "int2": 2}  # kept in 4, so they cost what 3 and 2 bits cost in quality and save nothing
+BITS = {"int3": 3, "int2": 2}  # stored in 4 bits: they show the quality of 3 and 2 bits but save no memory
 
 
 def check_weights(weights: str) -> None:
-    """Raises InvalidRequest, naming what there is, for a choice that does not exist."""
+    """Raises InvalidRequest, naming the choices, for one that does not exist."""
     if weights != "stored" and weights not in FORMAT:
         raise InvalidRequest(f"weights must be one of {', '.join(('stored', *FORMAT))}, not {weights!r}")
 
 
 def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -> Checkpoint:
-    """The checkpoint with its matrices as "bf16", "int8", "int4", "int3" or "int2"; with "stored" it stays as it is.
+    """The checkpoint with its matrices as "bf16", "int8", "int4", "int3" or "int2"; "stored" leaves it unchanged.
 
-    Nothing is read before `tensor` is asked for a matrix, which is then encoded with so many threads and not kept:
-    what a backend packs is all the memory that loading takes, and one matrix. Norms and biases stay. From "int4" on the
-    head is int8, for in 4 bits it alone costs a third of what all other matrices do together (docs/log.md), and what
-    is stored in no more bytes stays as it is.
+    Each call of `tensor` encodes one matrix with `threads` threads and does not keep it, so loading takes the memory
+    of the packed weights and of one matrix. Norms and biases are unchanged. With "int4", "int3" and "int2" the head is
+    int8, since the head alone in 4 bits loses a third as much quality as all other matrices together (docs/log.md);
+    matrices that would not shrink are unchanged.
 
     Raises:
-        InvalidRequest: no such choice, or matrices that do not come in whole groups.
+        InvalidRequest: no such choice, or rows that are not whole groups.
     """
     check_weights(weights)
     if weights == "stored":
@@ -41,8 +41,8 @@ def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -
         columns, block = tensor.shape[-1], FORMATS[format].block_size
         if columns % block:
             raise InvalidRequest(
-                f"weights={weights!r} wants rows of a multiple of {block}, and {tensor.source} has {columns} columns: "
-                f"take 'stored' or 'bf16'"
+                f"weights={weights!r} needs rows of a multiple of {block}, and {tensor.source} has {columns} columns: "
+                f"use 'stored' or 'bf16'"
             )
         if own in BITS:
             encoders[name] = coarse(BITS[own])

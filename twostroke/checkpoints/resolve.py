@@ -1,4 +1,4 @@
-"""From what a user types to an open checkpoint: a catalog name, a path, or a hub id."""
+"""Opens the checkpoint that a user names: by catalog name, path, or hub id."""
 
 import os
 import re
@@ -19,12 +19,12 @@ HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+\.gguf))?")
 
 
 def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Opens a model, fetching it first where need be.
+    """Opens a model, fetching it first if necessary.
 
-    Accepted are a catalog name; a path to a .gguf file or to a directory with config.json and safetensors; a hub id
-    `org/name`, or `org/name:file.gguf`. What exists as a path is taken as a path, catalog names aside.
-    `progress(stage, done, total)` hears of downloads, in bytes. Raises UnknownModel when it is none of these,
-    FetchError when a download fails, other CheckpointErrors when what is there cannot be used.
+    `name_or_path` is a catalog name; a path to a .gguf file or to a directory with config.json and safetensors; or a
+    hub id, `org/name` or `org/name:file.gguf`. Catalog names come first, then existing paths, then hub ids.
+    `progress(stage, done, total)` reports downloads, in bytes. Raises UnknownModel if the name is none of these,
+    FetchError if a download fails, other CheckpointErrors if the files cannot be used.
     """
     entry = CATALOG.get(name_or_path)
     if entry is not None:
@@ -59,5 +59,5 @@ def _unknown(name: str) -> UnknownModel:
     close = get_close_matches(name.lower(), CATALOG, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return UnknownModel(
-        f"unknown model {name!r}: {hint}the catalog has {', '.join(CATALOG)}; a path or a hub id (org/name) will do too"
+        f"unknown model {name!r}: {hint}the catalog has {', '.join(CATALOG)}; a path or a hub id (org/name) also works"
     )

@@ -1,4 +1,4 @@
-"""Safetensors files, single or in shards, mapped rather than read. Nothing in a header is believed."""
+"""Memory-mapped safetensors files, single or in shards. Headers are not trusted."""
 
 import json
 import struct
@@ -16,10 +16,10 @@ MAX_HEADER = 100 << 20  # the safetensors format's own limit
 
 
 def read_safetensors(path: Path) -> dict[str, RawTensor]:
-    """The tensors of one file, each as one row of bytes in the file's map; `format` is whatever dtype the file says.
+    """The tensors of one file, each as one row of bytes in the mapped file; `format` is the dtype that the file states.
 
     The layout: 8 bytes of header length, the header in JSON (name -> dtype, shape, data_offsets), the data.
-    Raises CheckpointError naming the file, and the tensor if any.
+    Raises CheckpointError naming the file, and the tensor if there is one.
     """
     try:
         buffer = MappedFile(path)
@@ -37,14 +37,14 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
         if name == "__metadata__":
             continue
         source = f"{path}: {name}"
-        if not name.isprintable():  # it stands in messages, which are one line
-            raise CheckpointError(f"{path}: {name!r}: the name of a tensor cannot be that")
+        if not name.isprintable():  # messages that name it are one line
+            raise CheckpointError(f"{path}: {name!r}: a tensor's name must be printable")
         try:
             dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{source}: its entry in the header is damaged") from None
         if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or start > end:
-            raise CheckpointError(f"{source}: shape {shape} at bytes {start} to {end} cannot be")
+            raise CheckpointError(f"{source}: shape {shape} at bytes {start} to {end} is not possible")
         if end > data.size:
             raise CheckpointError(
                 f"{source}: truncated: data end at byte {end}, the file's at {data.size}; get it again"
@@ -54,7 +54,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
 
 
 def read_all(directory: Path) -> tuple[tuple[Path, ...], dict[str, RawTensor]]:
-    """The files of a directory and the tensors in them. Raises CheckpointError."""
+    """The weight files of a directory and the tensors in them. Raises CheckpointError."""
     if (directory / SINGLE).is_file():
         return (directory / SINGLE,), read_safetensors(directory / SINGLE)
     index = directory / INDEX

@@ -1,4 +1,4 @@
-"""Text out of a growing list of tokens: an incremental detokenizer, and stop strings that may straddle tokens."""
+"""Text from a growing list of tokens: an incremental detokenizer, and stop strings that may span tokens."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from twostroke.errors import InvalidRequest
 
 
 class TextStream:
-    """Turns token ids into text as they come; all pushes and the flush, joined, equal `Tokenizer.decode` of all ids.
+    """Turns token ids into text as they arrive. All pushes and the flush, joined, equal `Tokenizer.decode` of all ids.
 
-    A token may end inside a UTF-8 sequence. The incomplete rest is held back until later bytes settle it, so text
-    once returned never changes.
+    A token may end inside a UTF-8 sequence. The incomplete rest is held back until later bytes complete it, so text
+    that was returned never changes.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], *, strip_leading_space: bool) -> None:
-        """`bytes_of` gives a token's bytes; `strip_leading_space` drops one space at the very beginning of the text."""
+        """`bytes_of` returns a token's bytes; `strip_leading_space` drops one space at the beginning of the text."""
         self._bytes_of = bytes_of
         self._strip = strip_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain; often empty, or more than the token's own."""
+        """The text that this token completes; it may be empty, or include text held back earlier."""
         data = self._bytes_of(token_id)
         if self._strip and data:
             self._strip = False
@@ -30,21 +30,21 @@ class TextStream:
         return self._decoder.decode(data)
 
     def fork(self) -> TextStream:
-        """Another stream that has come as far."""
+        """A copy of this stream in the same state."""
         other = TextStream(self._bytes_of, strip_leading_space=self._strip)
         other._decoder.setstate(self._decoder.getstate())
         return other
 
     def flush(self) -> str:
-        """U+FFFD for an incomplete sequence at the end, if there is one; nothing is held back afterwards."""
+        """U+FFFD for an incomplete sequence at the end, if there is one. Nothing is held back afterwards."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopStrings:
-    """Finds the first of some strings in text that comes in pieces, holding back what may turn out to begin one.
+    """Finds the first of some strings in text that arrives in pieces. Text that may begin a match is held back.
 
-    The match that is complete first wins, since generation can end there; of several that end together, the longest.
-    How the text is cut into pieces makes no difference.
+    The match that ends first wins, since generation can end there; of several that end together, the longest.
+    The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class StopStrings:
         self._matched: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """(text safe to emit, the stop string found or None). The stop itself, and all after it, is never emitted."""
+        """(text that can be emitted, the stop string found or None). The stop and all text after it are not emitted."""
         if self._matched is not None:
             return "", self._matched
         buffer = self._held + text
@@ -70,12 +70,12 @@ class StopStrings:
         return buffer[: len(buffer) - keep], None
 
     def flush(self) -> str:
-        """The held back text, now that no more is coming to complete a stop string."""
+        """The text held back, at the end of the input."""
         held, self._held = self._held, ""
         return held
 
     def _pending(self, buffer: str) -> int:
-        """The length of the longest suffix with which some stop string begins."""
+        """The length of the longest suffix that is the beginning of a stop string."""
         for length in range(min(self._longest - 1, len(buffer)), 0, -1):
             if any(stop.startswith(buffer[-length:]) for stop in self._stops):
                 return length

@@ -17,11 +17,11 @@ from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSou
 from twostroke.checkpoints.textstream import TextStream
 from twostroke.errors import CheckpointError, InvalidRequest
 
-# Special tokens that end generation wherever a model has them, whichever one its metadata calls EOS.
+# Special tokens that end generation in every model that has them, in addition to the EOS of its metadata.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 
-# What a Hugging Face directory has of a tokenizer.
+# The tokenizer's files in a Hugging Face directory.
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
          "chat_template.jinja")  # fmt: skip
 
@@ -35,7 +35,7 @@ class ChatTokens(list[int]):
 
     @cached_property
     def turn(self) -> range | None:
-        """Where the last user's text lies among them; None where that cannot be told. Found when it is asked for."""
+        """The indices of the last user message's text; None if unknown. Computed on first access."""
         return self._find_turn()
 
 
@@ -45,7 +45,7 @@ class Tokenizer:
     vocab_size: int
     bos_id: int | None
     eos_ids: frozenset[int]  # every id that ends generation: EOS and end-of-turn tokens
-    add_bos: bool  # whether `encode` begins with BOS unless told otherwise
+    add_bos: bool  # whether `encode` begins with BOS by default
     special_ids: frozenset[int]
 
     def __init__(
@@ -58,7 +58,7 @@ class Tokenizer:
         affixes: tuple[Sequence[int], Sequence[int]],
         templates: Mapping[str, str],
     ) -> None:
-        """`special_tokens` has the texts of bos_token, eos_token and their like; `affixes` go around every prompt."""
+        """`special_tokens` has the texts of bos_token, eos_token and others; `affixes` surround every prompt."""
         added = backend.get_added_tokens_decoder()
         names = {token.content: index for index, token in added.items() if token.special}
         self._backend = backend
@@ -79,12 +79,12 @@ class Tokenizer:
 
     @classmethod
     def from_source(cls, source: GgufTokenizerSource | HfTokenizerSource) -> "Tokenizer":
-        """Raises CheckpointError where the tokenizer is missing or of a kind that is not known exactly."""
+        """Raises CheckpointError if the tokenizer is missing or of a kind that is not supported."""
         return _from_gguf(source) if isinstance(source, GgufTokenizerSource) else _from_directory(source.directory)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of all that decides token ids: model, vocabulary, merges, normalization, cuts, added tokens."""
+        """Hex digest of all that determines ids: model, vocabulary, merges, normalization, splits, added tokens."""
         digest = hashlib.blake2b(digest_size=16)
         for part in (self._backend.model, self._backend.normalizer, self._backend.pre_tokenizer):
             digest.update(b"\n" if part is None else part.__getstate__() + b"\n")
@@ -98,13 +98,13 @@ class Tokenizer:
         return self._chat.default
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
-        """The ids of a text, as transformers' `tokenizer(text)` gives them.
+        """The ids of a text, as transformers' `tokenizer(text)` returns them.
 
-        `add_bos` overrides what the model does by itself. Without `parse_special`, text that looks like a special
-        token stays plain text: for input that one does not trust.
+        `add_bos` overrides the model's default. Without `parse_special`, text that looks like a special token is
+        encoded as plain text: use this for untrusted input.
         """
         try:
-            with self._lock:  # which kind of token is matched is a setting of the shared backend
+            with self._lock:  # `encode_special_tokens` is state of the shared backend
                 self._backend.encode_special_tokens = not parse_special
                 ids = self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError):
@@ -118,24 +118,24 @@ class Tokenizer:
         return [self.bos_id, *ids]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of all ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
         data = b"".join([self.token_bytes(index, skip_special=skip_special) for index in ids])
         return (data.removeprefix(b" ") if self._strip else data).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
-        """The exact bytes that a token stands for; a special token stands for none unless `skip_special` is False."""
+        """The exact bytes of a token; a special token has none unless `skip_special` is False."""
         if skip_special and id in self.special_ids:
             return b""
         known = self._bytes.get(id)
         if known is None:
             if id < 0:
                 raise InvalidRequest(f"token ids are not negative: {id}")
-            # Embeddings are often padded past the vocabulary; such an id stands for no text, as in transformers.
+            # Embeddings are often padded past the vocabulary; such an id has no text, as in transformers.
             known = self._bytes[id] = self._read(id) if id < self.vocab_size else b""
         return known
 
     def token_text(self, id: int) -> str:
-        r"""One token for people to read: special tokens by name, bytes that are no text as \xNN."""
+        r"""One token in readable form: special tokens by name, bytes that are not UTF-8 as \xNN."""
         return self.token_bytes(id, skip_special=False).decode("utf-8", errors="backslashreplace")
 
     def stream(self, *, skip_special: bool = True) -> TextStream:
@@ -154,7 +154,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation. InvalidRequest if there is no template or it refuses the messages."""
+        """The prompt for a conversation. Raises InvalidRequest if there is no template or it refuses the messages."""
         return self._chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
 
     def encode_chat(
@@ -165,18 +165,18 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> ChatTokens:
-        """The ids of `chat`. The template alone decides on BOS, as in transformers, so it never comes twice."""
+        """The ids of `chat`. Only the template adds BOS, as in transformers, so BOS never appears twice."""
         variables |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
         text = self.chat(messages, **variables)
         said = [dict(message) for message in messages]
         return ChatTokens(self.encode(text, add_bos=False), lambda: self._turn(said, text, variables))
 
     def _turn(self, messages: Sequence[Mapping[str, Any]], text: str, variables: dict[str, Any]) -> range | None:
-        """The tokens of `text` that lie wholly in the last user message's content."""
+        """The indices of the tokens of `text` that lie entirely in the last user message's content."""
         last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
         if last is None or not isinstance(messages[last].get("content"), str):
             return None
-        # Whatever the template does around a content, it does around another one.
+        # The template surrounds the mark with the same text as the content it replaces.
         mark = "\ue000"
         marked = self.chat([*messages[:last], {**messages[last], "content": mark}, *messages[last + 1 :]], **variables)
         before, found, after = marked.rpartition(mark)
@@ -189,7 +189,7 @@ class Tokenizer:
         return range(inside[0], inside[-1] + 1) if inside else None
 
     def save(self, directory: Path) -> None:
-        """Write it as a Hugging Face directory has it: the same ids, the same ends, the same (default) template."""
+        """Write the files of a Hugging Face directory: the same ids, the same EOS, the same (default) template."""
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         affixes = {id: self._backend.id_to_token(id) for id in (*self._prefix, *self._suffix)}
         if affixes:
@@ -206,7 +206,7 @@ class Tokenizer:
 
 
 def _byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:
-    """(id to bytes, whether a text loses one leading space), which the backend's decoder implies."""
+    """(id to bytes, whether one leading space is stripped), as the backend's decoder implies."""
     decoder = backend.decoder
     state: dict[str, Any] = {"type": None} if decoder is None else json.loads(decoder.__getstate__())
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
@@ -245,7 +245,7 @@ _STRIP_STEP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, every other byte for U+0100 and onwards."""
+    """GPT-2's map of characters to bytes: printable Latin-1 maps to itself, U+0100 onwards to the other bytes."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(itself)]
     return {chr(byte): byte for byte in itself} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
@@ -300,7 +300,7 @@ def _from_directory(directory: Path) -> Tokenizer:
     eos_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if "eos_token" in special and (index := backend.token_to_id(special["eos_token"])) is not None:
         eos_ids.add(index)
-    # What goes around a text is tokenizer.json's to say (its post-processor), not the config's add_bos_token.
+    # The post-processor in tokenizer.json determines the affixes, not the config's add_bos_token.
     around = backend.encode("", add_special_tokens=True).ids
     split = next((at for at, index in enumerate(around) if index in eos_ids), len(around))
     return Tokenizer(
@@ -314,7 +314,7 @@ def _from_directory(directory: Path) -> Tokenizer:
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Files take the place of the config's entry, as in transformers."""
+    """Template files override the config's entry, as in transformers."""
     files = {file.stem: file for file in (directory / "additional_chat_templates").glob("*.jinja")}
     if (main := directory / "chat_template.jinja").is_file():
         files["default"] = main
@@ -331,7 +331,7 @@ def _text_of(token: str | Mapping[str, Any]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An optional file's object; {} where the directory does not have it."""
+    """The object in an optional file; {} if the file does not exist."""
     if not path.is_file():
         return {}
     try:

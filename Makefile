@@ -1,4 +1,4 @@
-# The README's commands. PYTHON is the interpreter that makes the environment.
+# The README's commands. PYTHON is the interpreter that creates the environment.
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat test test-software test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
 
-# Through the environment, so that quotes in a prompt are the prompt's own.
+# Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
 
 run: $(VENV)/installed
@@ -21,37 +21,37 @@ chat: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 where the processor has none, in software; 8 minutes
+test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --software $(SOFTWARE)
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
 
-bench-peers: $(VENV)/installed-dev  ## against other engines, which it installs: half an hour the first time
+bench-peers: $(VENV)/installed-dev  ## compared with other engines, which it installs; half an hour the first time
 	$(BIN)/python benchmarks/peers.py run $(PEERS)
 
 bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load; half an hour
 	$(BIN)/python -m benchmarks.serving
 
-soak: $(VENV)/installed-dev  ## a server under all that clients do, for MINUTES; nothing may be left of it
+soak: $(VENV)/installed-dev  ## a server under all kinds of client behaviour for MINUTES, then checks for leaks
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-bench-quality: $(VENV)/installed-dev  ## what number formats cost: perplexity and KL to float32 on Wikipedia; hours
+bench-quality: $(VENV)/installed-dev  ## quality of number formats: perplexity and KL to float32 on Wikipedia; hours
 	$(BIN)/python -m benchmarks.quality
 
-bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by how it is chunked: table, plot, JSON; 10 minutes
+bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by chunking policy: table, plot, JSON; 10 minutes
 	$(BIN)/python -m benchmarks.itl
 
 bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 minutes
 	$(BIN)/python -m benchmarks.hit_rate
 
-bench-crowded: $(VENV)/installed-dev  ## decode beside a process that is busy on every core; 2 minutes
+bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded
 
-bench-overhead: $(VENV)/installed-dev  ## how much of a decode step is outside of kernels; a minute
+bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of kernels; a minute
 	$(BIN)/python -m benchmarks.overhead
 
-bench-speculation: $(VENV)/installed  ## speculative decoding against plain, by workload; 20 minutes
+bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
 
 check: $(VENV)/installed-dev
@@ -63,7 +63,7 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -c "from twostroke.backends.native import library; exit(library.unavailable())" \
-	|| { echo "PyTorch computes, then, slowly"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }
+	|| { echo "Installing PyTorch, which is used instead and is slower"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

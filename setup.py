@@ -1,4 +1,4 @@
-"""Compiles the native CPU backend; without a compiler the package installs all the same, and says what it lost."""
+"""Compiles the native CPU backend. Without a compiler the package installs without it, and warns."""
 
 import os
 import platform
@@ -7,8 +7,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
-FLAGS.append("-g0")  # 2 MB of libraries in place of 27, in half the time
-# One library for each; twostroke.backends.native.library takes the first that the processor can run.
+FLAGS.append("-g0")  # without debug information: 2 MB of libraries instead of 27, in half the time
+# One library for each variant; twostroke.backends.native.library loads the first that the processor can run.
 AVX512 = [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16"]
 VARIANTS = {

@@ -1,12 +1,12 @@
-"""A student taught by its teacher for some minutes: forward KL to the teacher's logits, behind the teacher's KV.
+"""Distillation of a student for some minutes: forward KL to the teacher's logits, with the teacher's KV as prefix.
 
-As OverFill trains its students (Kim et al. 2025): the teacher reads a window of text; from somewhere in it on, the
-student reads the same tokens after the teacher's entries, and learns to say there what the teacher says. AdamW with
-warm-up and cosine decay, in float32, with PyTorch's autograd over the reference's operations.
+This follows OverFill (Kim et al. 2025). The teacher reads a window of text. From a random position on, the student
+reads the same tokens with the teacher's entries before them, and is trained towards the teacher's distributions. The
+optimizer is AdamW with warm-up and cosine decay, in float32, with PyTorch's autograd over the reference's operations.
 
-It repairs the worst of a cut and no more. The literature trains on billions of tokens; a few minutes on a CPU are
-some ten thousand. It holds teacher and student in float32 and the student's gradients and moments beside them, 4 bytes
-per weight of the teacher and 16 of the student, and it learns from text as it is given, not from the model's answers.
+This recovers only a part of the loss of pruning. The literature trains on billions of tokens; a few minutes on a CPU
+are about ten thousand. Memory: teacher and student in float32 and the student's gradients and moments, 4 bytes per
+weight of the teacher and 16 of the student. The training data is the given text, not the model's answers.
 """
 
 import math
@@ -31,21 +31,21 @@ from twostroke.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
 from twostroke.pruning import write_tensors
 
-WINDOW = 256  # tokens of text that are read together
-BATCH = 2  # windows a step
+WINDOW = 256  # tokens of text in one context
+BATCH = 2  # windows per step
 WARM_UP = 0.1  # share of the steps
-HELD_OUT = 8  # every so many-th window is not learned from
+HELD_OUT = 8  # one window in 8 is held out
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """What it came to.
+    """The result of a distillation.
 
     Attributes:
-        tokens: entered by the student, repeated ones as often as they were.
-        seconds: of the steps.
-        losses: of each step: mean KL(teacher || student) of the next token in nats, over its tokens.
-        before, after: the same on windows that were not learned from.
+        tokens: number of tokens that the student read, including repeated ones.
+        seconds: duration of all steps.
+        losses: per step, mean KL(teacher || student) of the next token in nats, over the step's tokens.
+        before, after: the same on the held-out windows, before the first step and after the last.
     """
 
     tokens: int
@@ -56,9 +56,9 @@ class Distillation:
 
 
 class Differentiable(Operations):
-    """The reference over one sequence without pages, so that autograd can follow; `kv` is what stands before it.
+    """The reference's operations over one sequence without pages, so that autograd applies; `kv` is the prefix.
 
-    Each layer's is [2, P, Hkv, D]. `weights` collects what was packed, as (names, rows of each, tensor).
+    `kv` of each layer is [2, P, Hkv, D]. `weights` collects the packed tensors as (names, rows of each, tensor).
     """
 
     def __init__(self, learning: bool) -> None:
@@ -104,7 +104,7 @@ class Reader:
         self.decoder = Decoder(self.config, self.operations, checkpoint.tensor)
 
     def __call__(self, tokens: torch.Tensor, before: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits of every token, [N, vocab]; all entries, [layers, 2, P + N, Hkv, D]) after entries like these."""
+        """(logits of every token, [N, vocab]; all entries, [layers, 2, P + N, Hkv, D]), with prefix `before`."""
         c = self.config
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
         start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
@@ -121,10 +121,10 @@ class Reader:
 
 
 def windows_of(teacher: Checkpoint, text: str, max_tokens: int = 16384) -> list[torch.Tensor]:
-    """The text's first `max_tokens` tokens in windows of 256. Raises InvalidRequest for fewer than two."""
+    """The text's first `max_tokens` tokens in windows of 256. Raises InvalidRequest if there are fewer than two."""
     tokens = torch.tensor(Tokenizer.from_source(teacher.tokenizer_source).encode(text)[:max_tokens])
     if len(tokens) < 2 * WINDOW:
-        raise InvalidRequest(f"distillation takes at least {2 * WINDOW} tokens of text, not {len(tokens)}")
+        raise InvalidRequest(f"distillation needs at least {2 * WINDOW} tokens of text, not {len(tokens)}")
     return [window for window in tokens.split(WINDOW) if len(window) == WINDOW]
 
 
@@ -138,24 +138,24 @@ def distill(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Distillation:
-    """Teach the student in a directory that `prune` wrote, and write it back. The same seed gives the same student.
+    """Train the student in a directory that `prune` wrote, and write it back. The same seed gives the same student.
 
     Args:
-        windows: two or more, [256] token ids each; every eighth is held out, and two, drawn at random, make a step.
-        steps: of the optimizer.
-        learning_rate: at its highest, after a tenth of the steps.
-        progress: hears of each step, (steps done, loss).
+        windows: two or more, [256] token ids each. Every eighth is held out. A step uses two, drawn at random.
+        steps: number of optimizer steps.
+        learning_rate: the maximum, reached after a tenth of the steps.
+        progress: called after each step with (steps done, loss).
 
     Raises:
         InvalidRequest: no steps, or a learning rate that is not between 0 and 1.
     """
     if steps < 1 or not 0 < learning_rate < 1:
-        raise InvalidRequest(f"distillation takes steps, at a rate between 0 and 1, not {steps} at {learning_rate}")
+        raise InvalidRequest(f"distillation needs steps, at a rate between 0 and 1, not {steps} at {learning_rate}")
     held, learned = windows[::HELD_OUT], [window for i, window in enumerate(windows) if i % HELD_OUT]
     wise, student = Reader(teacher, learning=False), Reader(open_checkpoint(str(directory)), learning=True)
 
     def loss(window: torch.Tensor, start: int) -> torch.Tensor:
-        """The student reads a window from `start` on."""
+        """Mean KL on a window, of which the student reads the tokens from `start` on."""
         with torch.no_grad():
             expected, kv = wise(window)
         said, _ = student(window[start:], kv[:, :, :start])
@@ -167,7 +167,7 @@ def distill(
         return float(np.mean([loss(window, WINDOW // 2).item() for window in held]))
 
     def rate(step: int) -> float:
-        """Of the highest."""
+        """The learning rate at a step, as a share of the maximum."""
         warm = max(1, round(WARM_UP * steps))
         return (step + 1) / warm if step < warm else (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
 

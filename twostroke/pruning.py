@@ -1,9 +1,9 @@
-"""A student cut from a model: the channels of its hidden and intermediate width that calibration text uses least go.
+"""Width pruning: a student without the hidden and intermediate channels that calibration text uses least.
 
-Importance by activations as in Minitron (Muralidharan et al. 2024, arXiv:2407.14679, section 2.2) and OverFill (Kim et
-al. 2025): hidden channels by the mean magnitude of all norms' outputs, intermediate ones layer by layer by that of the
-gated activations. Layers, heads and head_dim stay, so the KV geometry is the model's own. What the cut costs,
-`distilling` wins back in part.
+Importance is by activations as in Minitron (Muralidharan et al. 2024, arXiv:2407.14679, section 2.2) and OverFill (Kim
+et al. 2025): for hidden channels the mean magnitude of all norms' outputs, for intermediate channels that of the gated
+activations, by layer. Layers, heads and head_dim are kept, so the KV geometry does not change. `distilling` recovers a
+part of the loss.
 """
 
 import json
@@ -33,14 +33,14 @@ from twostroke.models.families import BY_NAME
 from twostroke.sampling.params import SamplingParams
 
 WINDOW = 512  # tokens of calibration text in one context
-MULTIPLE = 32  # of widths, which every backend and weight format takes
-# Which axes of a tensor are hidden (h) and intermediate (i) channels; q, k and v biases and norms of heads have none.
+MULTIPLE = 32  # widths are multiples of this, which every backend and weight format supports
+# The axes of a tensor that are hidden (h) and intermediate (i) channels; q, k and v biases and head norms have none.
 AXES = {"embed": " h", "head": " h", "norm": "h", "attn_norm": "h", "mlp_norm": "h", "q": " h", "k": " h", "v": " h",
         "o": "h ", "gate": "ih", "up": "ih", "down": "hi"}  # fmt: skip
 
 
 class Observer(Operations):
-    """Adds up the magnitudes of what norms and gated activations return."""
+    """Sums the magnitudes of the outputs of norms and gated activations."""
 
     def __init__(self, config: ModelConfig, intermediate_size: int) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Observer(Operations):
 def prune(
     checkpoint: Checkpoint, text: str, directory: Path, hidden: float, intermediate: float, max_tokens: int = 16384
 ) -> ModelConfig:
-    """Write a narrower model as a Hugging Face directory (bfloat16), and return what it is.
+    """Write a narrower model as a Hugging Face directory (bfloat16), and return its config.
 
     Args:
-        text: for calibration; its first `max_tokens` tokens are read, in windows of 512.
-        hidden, intermediate: shares of the widths to take away, from 0 to below 1; what stays is a multiple of 32.
+        text: calibration text; its first `max_tokens` tokens are read, in windows of 512.
+        hidden, intermediate: shares of the widths to remove, from 0 to below 1; the new widths are multiples of 32.
 
     Raises:
-        InvalidRequest: a share out of range, too little text, a family that is not cut, or a directory that is there.
+        InvalidRequest: a share out of range, too little text, an unsupported family, or an existing directory.
     """
     config = checkpoint.config
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
@@ -86,9 +86,9 @@ def prune(
     described = _config_json(checkpoint, kept, tokenizer)
     tokens = tokenizer.encode(text)[:max_tokens]
     if len(tokens) < MULTIPLE:
-        raise InvalidRequest(f"calibration takes at least {MULTIPLE} tokens of text, not {len(tokens)}")
+        raise InvalidRequest(f"calibration needs at least {MULTIPLE} tokens of text, not {len(tokens)}")
     if directory.exists():
-        raise InvalidRequest(f"{directory} is there already: name another directory")
+        raise InvalidRequest(f"{directory} exists already: name another directory")
     seen = observe(checkpoint, tokenizer, tokens)
     channels = _largest(seen.hidden, kept.hidden_size)
     inner = [_largest(row, mlp.intermediate_size) for row in seen.intermediate]
@@ -108,7 +108,7 @@ def prune(
 
 
 def write_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """A directory's weights, by their Twostroke names, in bfloat16; what was there before is replaced at once."""
+    """Write weights, given by Twostroke name, to a directory in bfloat16; an old file is replaced atomically."""
     names = tensor_names(config, "model.", "lm_head.weight")
     written = {theirs: tensors[ours].bfloat16().contiguous() for ours, theirs in names.items()}
     save_file(written, directory / f"{SINGLE}.new", metadata={"format": "pt"})
@@ -116,7 +116,7 @@ def write_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], dire
 
 
 def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> Observer:
-    """Run text through the model, and add up its activations."""
+    """Run text through the model, and sum its activations."""
     observer, backend = Observer(checkpoint.config, mlp_of(checkpoint.config).intermediate_size), ReferenceBackend()
     backend.operations = observer
     model = open_model(checkpoint, tokenizer, backend, "off", lambda g: new_pool(g, WINDOW // 16 + 1, 16, backend))
@@ -131,12 +131,12 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
 
 
 def mlp_of(config: ModelConfig) -> GatedMLP:
-    """That of every layer. Raises InvalidRequest for a model that cannot be cut."""
+    """The MLP of every layer. Raises InvalidRequest for a model that cannot be pruned."""
     first = config.layers[0].feed_forward
     alike = all(layer.feed_forward == first and not layer.post_norms for layer in config.layers)
     if not isinstance(first, GatedMLP) or not alike:
         raise InvalidRequest(
-            f"{config.architecture} is not cut yet, only models of one gated MLP and two norms a layer"
+            f"{config.architecture} cannot be pruned, only models with one gated MLP and two norms per layer"
         )
     return first
 
@@ -148,12 +148,12 @@ def _width(name: str, full: int, share: float) -> int:
 
 
 def _largest(scores: np.ndarray, count: int) -> torch.Tensor:
-    """The indices of so many largest scores, rising."""
+    """The indices of the `count` largest scores, in ascending order."""
     return torch.from_numpy(np.sort(np.argsort(-scores, kind="stable")[:count]))
 
 
 def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """As transformers writes it: the directory's own where there is one, or made of what a GGUF file says."""
+    """The contents of config.json: those of the model's directory, or made from a GGUF file's config."""
     family = BY_NAME[kept.architecture]
     widths = {
         "hidden_size": kept.hidden_size,
@@ -165,7 +165,7 @@ def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer
     if isinstance(source := checkpoint.tokenizer_source, HfTokenizerSource):
         return json.loads((source.directory / "config.json").read_text()) | widths
     if any(rope.factors is not None for rope in kept.ropes) or len(set(kept.ropes)) > 1:
-        raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, which GGUF does not spell out: prune its directory")
+        raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, and GGUF lacks its parameters: prune a directory")
     return widths | {
         "architectures": [family.transformers],
         "model_type": family.model_types[0],

@@ -19,7 +19,7 @@ def test_prune_and_use(
     assert len(run_json("generate", "-m", tiny, "-p", "the fox", *options)["token_ids"]) == 5
     again = run("prune", tiny, tmp_path / "student", "--calibration", tmp_path / "text")
     assert again.exit_code == 1
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
 
 
 def test_distilled(
@@ -34,5 +34,5 @@ def test_distilled(
     assert f"KL to the teacher on held-out text: {made['before']:.3f} to {made['after']:.3f} nats" in result.stdout
     assert "step 3 of 3" in result.stderr
     short = run("prune", tiny, tmp_path / "third", *arguments, "--max-tokens", 300)
-    assert "distillation takes at least 512 tokens of text, not 300" in short.stderr
+    assert "distillation needs at least 512 tokens of text, not 300" in short.stderr
     assert not (tmp_path / "third").exists()

@@ -48,7 +48,7 @@ def test_one_of_another_size_is_not_used(path: Path, content: bytes, caplog: pyt
     path.touch(mode=0o600)
     path.write_bytes(content)
     assert user_key(make=True) is None
-    assert "this is no key" in caplog.text
+    assert "this is not a key" in caplog.text
 
 
 def _make(path: str) -> bytes | None:

@@ -65,7 +65,7 @@ def test_a_disk_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = row_reader(matrix(path), "weights: embed")
     monkeypatch.setattr(os, "pread", fail)
     with pytest.raises(
-        CheckpointError, match=r"embed: the file cannot be read any more \(Input/output error\): see to"
+        CheckpointError, match=r"embed: the file cannot be read any more \(Input/output error\): check its disk"
     ):
         read([1])
 

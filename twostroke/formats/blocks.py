@@ -23,7 +23,7 @@ class Format:
     decode: Callable[[Blocks], np.ndarray]
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of a row of that many elements. Raises ValueError unless it is whole blocks."""
+        """Bytes of a row of `elements` elements. Raises ValueError unless they are whole blocks."""
         if elements % self.block_size:
             raise ValueError(f"{elements} elements are not whole {self.name} blocks of {self.block_size}")
         return elements // self.block_size * self.block_bytes
@@ -42,7 +42,7 @@ def _bf16(blocks: Blocks) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """(..., k) bytes -> (..., 2k): all low halves, then all high halves."""
+    """(..., k) bytes -> (..., 2k): all low nibbles, then all high nibbles."""
     return np.concatenate((packed & 0x0F, packed >> 4), axis=-1)
 
 
@@ -52,7 +52,7 @@ def _fifth_bits(packed: np.ndarray) -> np.ndarray:
 
 
 def _signed(values: np.ndarray, zero: int) -> np.ndarray:
-    """Unsigned codes less their zero point, as float32."""
+    """Unsigned codes minus their zero point, as float32."""
     return (values.view(np.int8) - np.int8(zero)).astype(np.float32)
 
 
@@ -80,8 +80,9 @@ def _q8_0(blocks: Blocks) -> np.ndarray:
 def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """12 bytes -> the 6-bit scales and minima of 8 sub-blocks, each (n, 8) uint8.
 
-    Bytes 0-3 and 4-7 hold the first four scales and minima in their low six bits and, in their top two, the top two
-    of the last four, whose low four bits share bytes 8-11: scales in the low nibble, minima in the high one.
+    Bytes 0-3 hold the first four scales in their low six bits, bytes 4-7 the first four minima. Their top two bits are
+    those of the last four scales and minima. The low four bits of these are in bytes 8-11: scales in the low nibble,
+    minima in the high one.
     """
     scales, minima, low = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     return (
@@ -91,7 +92,7 @@ def _k_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k_affine(blocks: Blocks, codes: np.ndarray) -> np.ndarray:
-    """Q4_K and Q5_K: codes (n, 8, 32), times d * scale, minus dmin * minimum of their sub-block."""
+    """Q4_K and Q5_K: codes (n, 8, 32) times d * scale, minus dmin * minimum, by sub-block."""
     scales, minima = _k_scales(blocks[:, 4:16])
     d = (_f16(blocks[:, 0:2]) * scales.astype(np.float32))[..., None]
     dmin = (_f16(blocks[:, 2:4]) * minima.astype(np.float32))[..., None]
@@ -109,7 +110,7 @@ def _q5_k(blocks: Blocks) -> np.ndarray:
 
 
 def _q6_k(blocks: Blocks) -> np.ndarray:
-    # Two halves of 128 elements: 64 bytes of low nibbles and 32 bytes whose bit pairs belong to the half's quarters.
+    # Two halves of 128 elements, each with 64 bytes of low nibbles and 32 bytes of high bits, two for each quarter.
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], dtype=np.uint8)) & 3
     scales = _f16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -135,5 +136,5 @@ FORMATS: dict[str, Format] = {
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Of numbers in memory, "float32" or "bfloat16"; the latter, which numpy does not know, is that of `ml_dtypes`."""
+    """The dtype of that name, "float32" or "bfloat16". The latter is from `ml_dtypes`, as numpy lacks it."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -1,6 +1,6 @@
-"""Weights of 2 and 3 bits, simulated: groups of 32 that use the first 4 or 8 of the 16 codes that Q4_1 has.
+"""Simulated weights of 2 and 3 bits: groups of 32 that use the first 4 or 8 of the 16 codes of Q4_1.
 
-They cost what so few bits cost in quality, and take the memory and the time of 4 bits.
+They have the quality of 2 and 3 bits, and the memory and time of 4 bits.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from twostroke.formats.blocks import FORMATS
 from twostroke.formats.encode import GROUP, Encoder
 from twostroke.formats.tensor import RawTensor
 
-CHUNK_GROUPS = 1 << 15  # encoded at a time: temporaries of a few MB
-REFITS = 4  # of scale and minimum to the codes and back; more change next to nothing
+CHUNK_GROUPS = 1 << 15  # groups encoded at a time: temporaries of a few MB
+REFITS = 4  # iterations of codes, then scale and minimum; more change almost nothing
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def coarse(bits: int) -> CoarseEncoder:
 
 
 def _encode(x: np.ndarray, bits: int) -> np.ndarray:
-    """[n, 32] float32 to Q4_1 blocks: codes to the nearest, then scale and minimum by least squares, and again."""
+    """[n, 32] float32 to Q4_1 blocks, by alternating nearest codes with a least-squares scale and minimum."""
     top = (1 << bits) - 1
     low = x.min(1, keepdims=True)
     scale = (x.max(1, keepdims=True) - low) / np.float32(top)

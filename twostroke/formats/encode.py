@@ -1,4 +1,4 @@
-"""Values into stored formats, for weights that are quantized on load: the way back from `formats`."""
+"""Encoding of values into stored formats, for weights that are quantized on load."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,31 +11,31 @@ from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.system.cores import count_threads
 
-CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
-LARGEST = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
+CHUNK_ELEMENTS = 1 << 18  # elements encoded at a time: temporaries of a few MB, and few calls per thread
+LARGEST = 65504.0  # the largest float16, which is the type of scales; valid weights are far smaller
 GROUP = 32
 
-# Where the least and the greatest value of a group may fall on the 4-bit codes 0 to 15: past the ends they are clipped,
-# for finer steps. Picked one by one for what each adds to the others: on normal weights these three leave 81% of the
-# squared error that (0, 15) alone does, five would leave 80% and ten 78%.
+# Candidate codes of the least and the greatest value of a group. The 4-bit codes are 0 to 15; values outside are
+# clipped, which allows finer steps. The list was chosen greedily: on normal weights these three leave 81% of the
+# squared error of (0, 15) alone; five would leave 80% and ten 78%.
 SPANS = ((-0.5, 15.0), (0.0, 15.5), (-0.25, 15.25))
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns tensors into `format`, with so many threads; None for the cores this process may use."""
+    """Encodes tensors as `format`, with `threads` threads; None for one per core that this process may use."""
 
     format: str
     threads: int | None = None
 
     def outline(self, tensor: RawTensor) -> RawTensor:
-        """What a matrix will become, all its bytes 0 and none in memory."""
+        """The encoded matrix without its values: its bytes are all 0 and take no memory."""
         row_bytes = FORMATS[self.format].row_bytes(tensor.shape[-1])
         data = np.broadcast_to(np.uint8(0), (len(tensor.data), row_bytes))
         return replace(tensor, format=self.format, data=data)
 
     def __call__(self, tensor: RawTensor) -> RawTensor:
-        """The same values, rounded. Raises CheckpointError where they are not finite, or past `LARGEST`."""
+        """The same values, rounded. Raises CheckpointError if one is not finite, or larger than `LARGEST`."""
         source, target, encode = FORMATS[tensor.format], FORMATS[self.format], ENCODERS[self.format]
         blocks = tensor.data.reshape(-1, source.block_bytes)
         data = np.empty((len(tensor.data), target.row_bytes(tensor.shape[-1])), np.uint8)
@@ -44,18 +44,18 @@ class Encoder:
         def convert(start: int) -> None:
             stop = start + CHUNK_ELEMENTS
             values = source.decode(blocks[start // source.block_size : stop // source.block_size]).reshape(-1)
-            if not (values.min() >= -LARGEST and values.max() <= LARGEST):  # a NaN is neither
-                raise CheckpointError(f"{tensor.source}: damaged: some values are no numbers, or past {LARGEST:.0f}")
+            if not (values.min() >= -LARGEST and values.max() <= LARGEST):  # false for NaN
+                raise CheckpointError(f"{tensor.source}: damaged: some values are NaN, or beyond {LARGEST:.0f}")
             encode(values, encoded[start // target.block_size : stop // target.block_size])
 
         with ThreadPoolExecutor(count_threads(self.threads)) as pool:
             list(pool.map(convert, range(0, tensor.num_elements, CHUNK_ELEMENTS)))
-        tensor.release()  # or a mapped file would stay in memory beside what is made of it
+        tensor.release()  # else a mapped file would stay in memory beside the encoded tensor
         return replace(tensor, format=self.format, data=data)
 
 
 def _bf16(values: np.ndarray, out: np.ndarray) -> None:
-    """To the nearest, ties to even: the lower half carries into the upper from 0x8000 on, or from 0x8001 if even."""
+    """Round to nearest, ties to even: the lower half carries from 0x8001 on, or from 0x8000 if the upper is odd."""
     bits = values.view(np.uint32)
     out[:] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")[:, None].view(np.uint8)
 
@@ -64,17 +64,18 @@ def _q8_0(values: np.ndarray, out: np.ndarray) -> None:
     x = _columns(values)
     exact = np.maximum(x.max(0), -x.min(0)) / np.float32(127)
     scale = exact.astype("<f2")
-    scale.view(np.uint16)[:] += scale.astype(np.float32) < exact  # up, or the greatest would not fit in 127 steps
+    scale.view(np.uint16)[:] += scale.astype(np.float32) < exact  # up: the largest value must fit in 127 steps
     x *= _inverse(scale.astype(np.float32))
     out[:, :2] = scale[:, None].view(np.uint8)
     out[:, 2:] = np.rint(x, out=x).astype(np.int8).view(np.uint8).T
 
 
 def _q4_1(values: np.ndarray, out: np.ndarray) -> None:
-    """Least squared error among several choices of scale and minimum.
+    """The scale and minimum with the least squared error among several candidates.
 
-    Each of `SPANS` gives codes, and those the scale and minimum that fit them best; the best fit is rounded anew. It
-    has to beat the plain choice, which puts the least value at 0 and the greatest at 15.
+    Each of `SPANS` gives codes, and the codes a least-squares scale and minimum. The codes are then rounded again with
+    the best of these. The result is used if its error is below that of the plain choice, which maps the least value
+    to 0 and the greatest to 15.
     """
     x = _columns(values)
     low = x.min(0)
@@ -92,7 +93,7 @@ def _q4_1(values: np.ndarray, out: np.ndarray) -> None:
 
 
 def _fit(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of groups with values from 0 to 15: scale and minimum with the least squared error that codes by `SPANS` have."""
+    """The scale and minimum with the least squared error over `SPANS`, for groups with values from 0 to 15."""
     total, codes = x.sum(0), np.empty_like(x)
     best, scale, minimum = np.full_like(total, np.inf), np.ones_like(total), np.zeros_like(total)
     for first, last in SPANS:
@@ -102,14 +103,14 @@ def _fit(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         sum_codes, products = codes.sum(0), _dots(codes, x)
         a = (GROUP * products - sum_codes * total) * _inverse(GROUP * _dots(codes, codes) - sum_codes**2)
         b = (total - a * sum_codes) / GROUP
-        error = -a * products - b * total  # and the sum of x * x, which is the same for all
+        error = -a * products - b * total  # without the sum of x * x, which is the same for all spans
         better = error < best
         best, scale, minimum = (np.where(better, n, o) for n, o in ((error, best), (a, scale), (b, minimum)))
     return scale, minimum
 
 
 def _affine(x: np.ndarray, step: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of groups in steps of about `step` from `low`: squared error, scale and minimum in float16, codes in uint8."""
+    """(squared error, float16 scale and minimum, uint8 codes) of groups encoded with scale `step` and minimum `low`."""
     scale, minimum = step.astype("<f2"), low.astype("<f2")
     d, m = scale.astype(np.float32), minimum.astype(np.float32)
     work = x - m
@@ -122,25 +123,25 @@ def _affine(x: np.ndarray, step: np.ndarray, low: np.ndarray) -> tuple[np.ndarra
 
 
 def _columns(values: np.ndarray) -> np.ndarray:
-    """(32, n), a copy with a group in each column: what is summed over groups is then summed over whole rows.
+    """A copy of shape (32, n) with a group in each column, so that sums over a group are sums of whole rows.
 
-    It is worked on in place as far as can be: touching fresh memory takes longer than the arithmetic.
+    Callers work on it in place where possible: touching fresh memory takes longer than the arithmetic.
     """
     return np.ascontiguousarray(values.reshape(-1, GROUP).T)
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """To the nearest whole number from 0 to 15, in place."""
+    """Round to the nearest integer from 0 to 15, in place."""
     return np.clip(np.rint(x, out=x), 0, 15, out=x)
 
 
 def _inverse(x: np.ndarray) -> np.ndarray:
-    """1 / x; 0 where there is nothing to divide by, so that codes are 0 there."""
+    """1 / x where x > 0, else 0, so that codes are 0 there."""
     return np.divide(1, x, out=np.zeros_like(x), where=x > 0)
 
 
 def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The inner product of each group with another."""
+    """The inner products of corresponding groups of a and b."""
     return np.einsum("ij,ij->j", a, b)
 
 

@@ -1,4 +1,4 @@
-"""A tensor kept in the bytes its file has."""
+"""A tensor in its stored bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twostroke.errors import CheckpointError
 from twostroke.formats.blocks import FORMATS
 from twostroke.system.mapped import release
 
-CHUNK_ELEMENTS = 1 << 20  # decoded at a time: temporaries stay at a few MB however large the tensor
+CHUNK_ELEMENTS = 1 << 20  # elements decoded at a time: temporaries take a few MB for tensors of any size
 
 
 @dataclass(frozen=True, eq=False)
 class RawTensor:
-    """A stored tensor: `data` is uint8 of shape (rows, row_bytes), rows running over all but the last axis of `shape`.
+    """A stored tensor: `data` is uint8 of shape (rows, row_bytes), with rows over all but the last axis of `shape`.
 
     A 1-D tensor is one row. `source` names the file and the tensor in it, for messages.
     """
@@ -30,7 +30,7 @@ class RawTensor:
 
     @classmethod
     def from_bytes(cls, name: str, format: str, shape: tuple[int, ...], data: np.ndarray, source: str) -> RawTensor:
-        """Wraps a flat uint8 array without copying. Raises CheckpointError when its size is not the tensor's."""
+        """Wraps a flat uint8 array without copying. Raises CheckpointError if its size does not match the shape."""
         try:
             row_bytes = FORMATS[format].row_bytes(shape[-1])
         except ValueError as error:
@@ -56,7 +56,7 @@ class RawTensor:
         return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
 
     def part(self, index: int) -> RawTensor:
-        """The matrix at this index of a tensor of three dimensions, as a view. Raises CheckpointError."""
+        """The matrix at `index` of a three-dimensional tensor, as a view. Raises CheckpointError."""
         if len(self.shape) != 3 or not 0 <= index < self.shape[0]:
             raise CheckpointError(f"{self.source}: there is no matrix {index} in shape {self.shape}")
         rows = self.shape[1]
@@ -64,14 +64,14 @@ class RawTensor:
         return replace(self, shape=self.shape[1:], data=part, source=f"{self.source}[{index}]")
 
     def permute_rows(self, order: Sequence[int] | np.ndarray) -> RawTensor:
-        """Row i of the result is row order[i]: a copy of the stored bytes, so nothing is rounded."""
+        """A copy whose row i is row order[i]. The stored bytes are copied, so nothing is rounded."""
         index = np.asarray(order)
         if len(self.shape) != 2 or not np.array_equal(np.sort(index), np.arange(self.shape[0])):
             raise ValueError(f"{self.source}: not an order of the rows of shape {self.shape}")
         return replace(self, data=self.data[index])
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The values, in order, some at a time: where the first of them stands, and float32 ones."""
+        """The values in order, in chunks: (index of the chunk's first value, float32 values)."""
         fmt = FORMATS[self.format]
         blocks = self.data.reshape(-1, fmt.block_bytes)
         step = CHUNK_ELEMENTS // fmt.block_size
@@ -79,12 +79,12 @@ class RawTensor:
             yield start * fmt.block_size, fmt.decode(blocks[start : start + step]).reshape(-1)
 
     def dequantize(self) -> np.ndarray:
-        """The values, of `shape`, float32. The result is nearly all the memory it takes."""
+        """The float32 values, of shape `shape`. Temporaries are small beside the result."""
         result = np.empty(self.num_elements, np.float32)
         for start, values in self.chunks():
             result[start : start + len(values)] = values
         return result.reshape(self.shape)
 
     def release(self) -> None:
-        """Lets go of the memory of bytes in a mapped file; whoever asks for them again reads the file again."""
+        """Frees the resident pages of bytes in a mapped file; a later access reads the file again."""
         release(self.data)

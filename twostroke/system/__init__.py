@@ -1,1 +1,1 @@
-"""The machine: its cores, mapped files, memory that is used again, and a description for measurements."""
+"""The machine: its cores, memory-mapped files, reused memory, and a description for measurements."""

@@ -1,4 +1,4 @@
-"""How many threads to compute with."""
+"""The number of threads to compute with."""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from pathlib import Path
 from twostroke.errors import InvalidRequest
 from twostroke.system.groups import control_groups
 
-MOST = 8  # threads for each core: more do nothing but wait for one another
+MOST = 8  # threads per core: more would only wait for one another
 
 
 def count_threads(threads: int | None) -> int:
-    """`threads`, or with None one for each core that this process may use. Raises InvalidRequest."""
+    """`threads`, or one for each core that this process may use if it is None. Raises InvalidRequest."""
     cores = usable_cores()
     if threads is None:
         return cores
@@ -22,19 +22,21 @@ def count_threads(threads: int | None) -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Those of this process's affinity, and no more than its control groups (a container's, a service's) allow the
-    time of: threads beyond that are stopped together for a part of every tenth of a second."""
+    """The cores in this process's affinity mask, limited by the CPU quota of its control groups (container, service).
+
+    With more threads than the quota, the system would stop all of them for a part of every tenth of a second.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = (quota for group in control_groups("cpu", root) for quota in _quota(group))
     return max(1, int(min([cores, *quotas])))
 
 
 def _quota(group: Path) -> Iterator[float]:
-    """Processor time over time that a group allows, where it says."""
-    with suppress(OSError, ValueError):  # "max": none
+    """The CPU quota of a group in cores, if it has one."""
+    with suppress(OSError, ValueError):  # "max": no limit
         quota, period = (group / "cpu.max").read_text().split()
         yield int(quota) / int(period)
     with suppress(OSError):
         quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        if quota > 0:  # -1: none
+        if quota > 0:  # -1: no limit
             yield quota / period

@@ -1,4 +1,4 @@
-"""Where Twostroke keeps what is this user's: fetched models, and the key that seals saved values."""
+"""The directory of this user's data: fetched models, and the key that seals saved values."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where a measurement was taken."""
+"""A description of the machine for measurements."""
 
 import platform
 import resource
@@ -13,7 +13,7 @@ from twostroke.system.cores import usable_cores
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held so far."""
+    """The peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

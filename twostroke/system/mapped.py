@@ -1,4 +1,4 @@
-"""Files that are mapped into memory, and rows of them that are read one by one instead."""
+"""Memory-mapped files, and rows of files that are read one by one instead."""
 
 import mmap
 import os
@@ -32,7 +32,7 @@ class MappedFile(mmap.mmap):
 
 
 def place(data: np.ndarray) -> tuple[MappedFile, int] | None:
-    """The file that an array is a view of, and from which byte on; None for one that has memory of its own."""
+    """(the mapped file that an array is a view of, byte offset); None if it is not a view of one."""
     owner = data
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -42,7 +42,7 @@ def place(data: np.ndarray) -> tuple[MappedFile, int] | None:
 
 
 def release(data: np.ndarray) -> None:
-    """Lets go of the memory of bytes in a mapped file; whoever asks for them again reads the file again."""
+    """Frees the resident pages of bytes in a mapped file; a later access reads the file again."""
     if (found := place(data)) is not None:
         file, offset = found
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -50,9 +50,9 @@ def release(data: np.ndarray) -> None:
 
 
 class FileRows:
-    """Rows of a mapped matrix of bytes, read from the file when they are asked for: they take no memory of ours.
+    """Rows of a mapped matrix of bytes, read from the file on demand, so they take no memory of this process.
 
-    The system is asked to have them at hand, as far as it has room. The map itself is not needed any more.
+    The system is advised to keep them in its page cache. The mapping itself is no longer needed.
     """
 
     def __init__(self, file: MappedFile, offset: int, data: np.ndarray, source: str) -> None:
@@ -60,18 +60,18 @@ class FileRows:
         self.fd = os.dup(file.fd)
         weakref.finalize(self, os.close, self.fd)
         self.opened = self._version()
-        with suppress(OSError):  # not every file system takes hints
+        with suppress(OSError):  # not every file system supports hints
             os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, rows: Sequence[int]) -> bytes:
-        """[len(rows), row_bytes]. Raises CheckpointError where the file was changed or cannot be read."""
+        """[len(rows), row_bytes]. Raises CheckpointError if the file was changed or cannot be read."""
         first, size = self.offset, self.row_bytes
         try:
             found = b"".join([os.pread(self.fd, size, first + row * size) for row in rows])
         except OSError as error:
             reason = error.strerror or error
             raise CheckpointError(
-                f"{self.source}: the file cannot be read any more ({reason}): see to its disk"
+                f"{self.source}: the file cannot be read any more ({reason}): check its disk"
             ) from error
         if self._version() != self.opened or len(found) != len(rows) * size:
             raise CheckpointError(f"{self.source}: the file was changed while the model was in use: open it again")
@@ -83,7 +83,7 @@ class FileRows:
 
 
 def row_reader(data: np.ndarray, source: str) -> Callable[[Sequence[int]], bytes]:
-    """What reads rows of a matrix of bytes by their numbers; see FileRows for those of a mapped file."""
+    """A function that reads rows of a matrix of bytes by index; see FileRows for a mapped file."""
     if (found := place(data)) is None:
         return lambda rows: data[rows].tobytes()
     release(data)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The memory that this process may still allocate."""
 
 import os
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from twostroke.system.groups import control_groups
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be taken without swapping, and without passing a limit of the process's control groups.
+    """Bytes that can be allocated without swapping, and within the limits of the process's control groups.
 
-    File contents that the system merely remembers count as available: it gives them up when memory is asked for.
+    The page cache counts as available: the system frees it when memory is needed.
     """
     return max(0, min([_of_machine(root), *_left_by_groups(root)]))
 
@@ -21,16 +21,16 @@ def _of_machine(root: Path) -> int:
         lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         if (found := lines.get("MemAvailable")) is not None:
             return int(found.split()[0]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # free memory alone
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # free memory only, without the page cache
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Limit less use of the process's groups and those above them, where they have a limit."""
+    """Limit minus use of the process's groups and their parents, if they have a limit."""
     for group in control_groups("memory", root):
-        for limit in ("memory.max", "memory.high"):  # "max": none
+        for limit in ("memory.max", "memory.high"):  # "max": no limit
             with suppress(OSError, ValueError):
                 yield _number(group / limit) - _number(group / "memory.current") + _stat(group, "inactive_file")
-        with suppress(OSError, ValueError):  # the first version; without a limit the number is near 2 ** 63
+        with suppress(OSError, ValueError):  # cgroup v1; without a limit the number is near 2 ** 63
             used = _number(group / "memory.usage_in_bytes") - _stat(group, "total_inactive_file")
             yield _number(group / "memory.limit_in_bytes") - used
 
@@ -40,7 +40,7 @@ def _number(path: Path) -> int:
 
 
 def _stat(group: Path, name: str) -> int:
-    """One line of memory.stat, 0 where it is not there."""
+    """The value of one line of memory.stat, 0 if it is missing."""
     with suppress(OSError):
         for line in (group / "memory.stat").read_text().splitlines():
             key, _, value = line.partition(" ")

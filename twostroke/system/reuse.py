@@ -1,4 +1,4 @@
-"""Memory of large arrays that do not live long, used again: the system clears what it gives out, page by page."""
+"""Reused memory for large, short-lived arrays. Fresh memory is slow, as the system clears it page by page."""
 
 import ctypes
 import math
@@ -13,16 +13,16 @@ NONE = memoryview(bytearray())
 
 
 class Reused:
-    """Float32 arrays, whose memory comes back when nobody holds them or a view of them. One piece of it is kept."""
+    """Float32 arrays whose memory is reused once no reference to them or a view of them is left. One block is kept."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
     def array(self, *shape: int) -> np.ndarray:
-        """Uninitialized, in huge pages where it is large; the base of its views, as an array that owns its memory."""
+        """An uninitialized array, in huge pages if large. It is the base of its views, as if it owned its memory."""
         size = 4 * math.prod(shape)
         try:
-            memory = self._free.pop()  # two threads may ask
+            memory = self._free.pop()  # atomic: two threads may call this
         except IndexError:
             memory = NONE
         if len(memory) < size:
@@ -38,7 +38,7 @@ class Reused:
 
 def _mapped(size: int) -> memoryview:
     try:
-        whole = mmap.mmap(-1, size + HUGE_PAGE)  # what is not touched takes addresses and no memory
+        whole = mmap.mmap(-1, size + HUGE_PAGE)  # untouched pages take addresses but no memory
     except OSError:
         raise MemoryError(f"no memory for {size:,} bytes") from None
     start = -address(np.frombuffer(whole, np.uint8)) % HUGE_PAGE
@@ -48,5 +48,5 @@ def _mapped(size: int) -> memoryview:
 
 
 def address(array: np.ndarray) -> int:
-    """Where it lies, found in half the time of `ctypes.data`."""
+    """The array's address, in half the time of `ctypes.data`."""
     return array.__array_interface__["data"][0]

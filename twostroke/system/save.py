@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all, as a user expects of a program that saves."""
+"""Atomic replacement of files: the old contents stay until the new ones are complete."""
 
 import errno
 import os
@@ -12,13 +12,12 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
-    """Write a file anew; a crash, an error or a full disk leaves what was there before, and nothing beside it.
+    """Write a new version of a file. A crash, an error or a full disk leaves the old version, and no partial file.
 
-    A symbolic link is followed, and stays. A file that is there keeps its mode; a new one gets what the umask allows.
+    A symbolic link is followed and kept. An existing file keeps its mode; a new one gets the default mode of the umask.
 
     Raises:
-        OSError: the target is no regular file, may not be written to, or its directory is not there; `strerror` says
-            so.
+        OSError: the target is not a regular file, is not writable, or its directory is missing; see `strerror`.
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target)
@@ -31,16 +30,16 @@ def replacing(path: Path) -> Generator[BinaryIO]:
                 os.fchmod(out.fileno(), mode)
             yield out
             out.flush()
-            os.fsync(out.fileno())  # or the new name might survive a power failure, and its bytes not
+            os.fsync(out.fileno())  # else a power failure might keep the new name without its bytes
         os.replace(partial, target)
     finally:
-        partial.unlink(missing_ok=True)  # it is gone already unless something failed
+        partial.unlink(missing_ok=True)  # it exists only if something failed
 
 
 def _mode(target: Path) -> int | None:
-    """Of what is there, which must be a file that can be replaced."""
+    """The mode of an existing file, which must be replaceable; None if there is none."""
     try:
-        mode = target.lstat().st_mode  # a link that is still one is a circle
+        mode = target.lstat().st_mode  # realpath leaves only circular links
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(mode):

@@ -1,9 +1,9 @@
-"""How engines bear a crowd: their speed beside one process that is busy on every core, at equal priority.
+"""Speed of engines beside another process that is busy on every core, at equal priority.
 
     python -m benchmarks.crowded --model smollm2-135m --engines twostroke,openvino
 
-Engines run in turn, as in `benchmarks.peers`, each quiet and then crowded. The other process multiplies matrices that
-fit in cache, on as many threads as the engines have: it takes cores and no memory bandwidth.
+Engines run in turn, as in `benchmarks.peers`, each first without and then with the other process. That process
+multiplies matrices that fit in cache, on as many threads as the engines have: it uses cores but no memory bandwidth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from twostroke.errors import TwostrokeError
 DEFINITIONS = {
     "prefill": "prompt tokens / time to first token, batch 1, tokens per second",
     "decode": "output tokens - 1 / (last token - first token)",
-    "quiet": "with nothing else running, round by round",
+    "quiet": "with nothing else running, by round",
     "crowded": "the same beside the busy process",
     "kept": "median of crowded / median of quiet",
     "others_cpu": "processor time of everything else on the machine during the quiet turns / wall time",
@@ -41,7 +41,7 @@ BUSY = "import torch, sys; torch.set_num_threads(int(sys.argv[1])); x = torch.ra
 
 @dataclass
 class Bearing:
-    """The turns of one engine."""
+    """All turns of one engine."""
 
     version: str
     quiet: list[Turn] = field(default_factory=list[Turn])
@@ -75,7 +75,7 @@ def rates(turns: list[Turn], stroke: str) -> list[float]:
 def busy(threads: int) -> Generator[None]:
     process = subprocess.Popen([sys.executable, "-c", BUSY, str(threads)])
     try:
-        time.sleep(3)  # until it has imported torch
+        time.sleep(3)  # time for it to import torch
         yield
     finally:
         process.kill()
@@ -83,7 +83,7 @@ def busy(threads: int) -> Generator[None]:
 
 
 def measure(model: str, engines: list[str], rounds: int, threads: int, workload: Workload) -> dict[str, Bearing]:
-    """Of the engines that could be loaded. Raises WorkerFailed if one ends."""
+    """The turns of all engines that could be loaded. Raises WorkerFailed if one ends."""
     prompts, found = PromptSource(model), dict[str, Bearing]()
 
     def say(text: str) -> None:
@@ -96,7 +96,7 @@ def measure(model: str, engines: list[str], rounds: int, threads: int, workload:
             context = workload.prompt_tokens + workload.output_tokens
             if (worker := load(measured, model, context, workload.batch, threads, WORK, say)) is not None:
                 workers[name], found[name] = stack.enter_context(worker), Bearing(measured.version)
-        for round_number in range(rounds + 1):  # the first warms up
+        for round_number in range(rounds + 1):  # round 0 warms up
             for name, worker in workers.items():
                 say(f"{model}: round {round_number} of {rounds}, {name}")
                 asked = prompts.make(workload, round_number)
@@ -113,7 +113,7 @@ def measure(model: str, engines: list[str], rounds: int, threads: int, workload:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Engines beside a busy process.")
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
-    parser.add_argument("--engines", default=OURS, help="names with commas between them")
+    parser.add_argument("--engines", default=OURS, help="names separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")

@@ -1,11 +1,11 @@
-"""Entropy and MC-dropout variance as triggers of a refresh, on synthetic logits: a published simulation done again.
+"""Entropy and MC-dropout variance as triggers of a refresh, on synthetic logits: a published simulation repeated.
 
     python -m benchmarks.dropout_simulation
 
 Emara, Kim and Abdelfattah 2025, "KV-Cache Refresh Methods for Long Generation", end with a simulation of 400 steps in
-four phases, of which they give a table of means and firings, and no parameter. `Setting` has ours, most of them chosen
-so that the published means come out (docs/results/dropout-simulation.md says how). Nothing here is a model: that
-variance between passes is high in drift and low in ambiguity is put in by hand.
+four phases. They publish a table of means and firings, but no parameters. `Setting` has ours, most of them chosen to
+reproduce the published means (see docs/results/dropout-simulation.md). No model is involved: that variance between
+passes is high in drift and low in ambiguity is an assumption of the simulation.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SIGNALS = ("entropy", "variance")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the logits are made of. Entropies are in nats, variances in squared logits.
+    """Parameters of the logits. Entropies are in nats, variances in squared logits.
 
     Attributes:
-        margin: of the one likely token above all others, while the model is certain.
+        margin: logit of the likely token minus that of all others, while the model is certain.
         spread: standard deviation of the logits over the vocabulary, in drift.
-        flatness: the same in ambiguity: as good as none.
-        calm, upset: standard deviation of a logit between passes, in drift (upset) and elsewhere.
-        wobble: by how much that differs between steps of a phase, as the standard deviation of its logarithm.
-        look: a trigger is asked every so many steps; cooldown: and not sooner after it has fired.
+        flatness: the same in ambiguity; almost 0.
+        calm, upset: standard deviation of a logit between passes: `upset` in drift, `calm` elsewhere.
+        wobble: variation of that between steps of a phase, as the standard deviation of its logarithm.
+        look: steps between evaluations of a trigger; cooldown: the least number of steps between firings.
     """
 
     vocabulary: int = 5000
@@ -53,14 +53,14 @@ class Setting:
 
 
 def phases() -> np.ndarray:
-    """[400] names. Steps that the text assigns to no phase are confident, as the table's counts want it."""
+    """[400] names. Steps that the text assigns to no phase are confident, which matches the table's counts."""
     names = np.full(400, "conf", dtype="<U5")
     names[100:200], names[200:250], names[250:350] = "drift", "post", "alea"
     return names
 
 
 def simulate(setting: Setting, names: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Of each step the entropy of the pass without dropout, and the mean variance of a logit over the others."""
+    """For each step, the entropy of the pass without dropout, and the mean variance of a logit over the others."""
     entropies, variances = np.empty(len(names)), np.empty(len(names))
     for step, name in enumerate(names):
         logits = np.zeros(setting.vocabulary)
@@ -75,14 +75,14 @@ def simulate(setting: Setting, names: np.ndarray, rng: np.random.Generator) -> d
 
 
 def entropy(logits: np.ndarray) -> float:
-    """Of the softmax of [vocabulary], in nats."""
+    """The entropy of the softmax of [vocabulary] logits, in nats."""
     log_p = logits - logits.max()
     log_p -= np.log(np.exp(log_p).sum())
     return float(-(np.exp(log_p) * log_p).sum())
 
 
 def firings(signal: np.ndarray, threshold: float, look: int, cooldown: int) -> list[int]:
-    """The steps at which a trigger fires: those looked at, above the threshold, and long enough after the last."""
+    """The steps at which a trigger fires: evaluated, above the threshold, and `cooldown` after the last firing."""
     fired: list[int] = []
     for step in range(0, len(signal), look):
         if signal[step] > threshold and (not fired or step - fired[-1] >= cooldown):
@@ -91,13 +91,13 @@ def firings(signal: np.ndarray, threshold: float, look: int, cooldown: int) -> l
 
 
 def auc(positive: np.ndarray, negative: np.ndarray) -> float:
-    """The area under the ROC curve: how often a step of one kind has more than one of the other; ties count half."""
+    """The area under the ROC curve: P(positive > negative) for random steps of either kind; ties count half."""
     above = (positive[:, None] > negative).mean()
     return float(above + (positive[:, None] == negative).mean() / 2)
 
 
 def threshold(signal: np.ndarray, names: np.ndarray, percent: float, over: Sequence[str]) -> float:
-    """A percentile of the steps of these phases."""
+    """A percentile of the signal over the steps of these phases."""
     return float(np.percentile(signal[np.isin(names, over)], percent))
 
 
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def print_phases(names: np.ndarray, signals: dict[str, np.ndarray], fired: dict[str, list[int]]) -> None:
-    """A row for each phase; in brackets what is published."""
+    """A row for each phase, with published values in brackets."""
     print("| phase | steps | mean entropy | mean variance | entropy fires | variance fires |")
     print("|---|--:|--:|--:|--:|--:|")
     for phase, published in PUBLISHED.items():
@@ -137,7 +137,7 @@ def print_phases(names: np.ndarray, signals: dict[str, np.ndarray], fired: dict[
 
 
 def print_calibrations(setting: Setting, names: np.ndarray) -> None:
-    """Both triggers under each way to find a threshold."""
+    """Both triggers with each choice of threshold."""
     runs = [simulate(setting, names, np.random.default_rng(seed)) for seed in range(20)]
     print("| threshold | trigger | drift | ambiguous | confident, refreshed | wrong |")
     print("|---|---|--:|--:|--:|--:|")
@@ -156,7 +156,7 @@ def print_calibrations(setting: Setting, names: np.ndarray) -> None:
 
 
 def print_areas(setting: Setting, names: np.ndarray) -> None:
-    """How well each signal tells drift from ambiguity and from everything, by what is assumed of the passes."""
+    """How well each signal separates drift from ambiguity and from all other steps, by assumed variances."""
     print("| signal | upset / calm | wobble | drift or ambiguous | drift or any other |")
     print("|---|--:|--:|--:|--:|")
     print(f"| entropy | any | any | {areas(setting, names, 'entropy')} |")
@@ -167,7 +167,7 @@ def print_areas(setting: Setting, names: np.ndarray) -> None:
 
 
 def areas(setting: Setting, names: np.ndarray, name: str) -> str:
-    """Of a signal, drift against ambiguity and against all other steps."""
+    """The AUC of a signal: drift against ambiguity, and against all other steps."""
     signal = np.concatenate([simulate(setting, names, np.random.default_rng(seed))[name] for seed in range(5)])
     phase = np.tile(names, 5)
     drift = signal[phase == "drift"]

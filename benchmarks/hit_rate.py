@@ -1,14 +1,14 @@
-"""What a prefix hit is worth: TTFT at a controlled hit rate, for both indexes, and with a shared system prompt.
+"""The gain of prefix hits: TTFT at controlled hit rates, for both indexes, and with a shared system prompt.
 
     python -m benchmarks.hit_rate --model smollm2-135m
 
-Every measurement starts cold: the index is cleared, and the run ends unless the pool is empty then. A prompt's
-beginning is entered, which is not timed, and then the prompt is answered. Cases take turns, each round with fresh
-tokens and in another order; in a round all get the same prompt, and the run ends unless every answer has the same
-tokens and log-probabilities to the last bit.
+Every measurement starts cold: the index is cleared, and the run fails unless the pool is then empty. First the
+beginning of a prompt is prefilled, which is not timed. Then the prompt is answered. Cases take turns, each round with
+fresh tokens and in another order. In a round all cases get the same prompt, and the run fails unless every answer has
+the same tokens and bitwise equal log-probabilities.
 
-An index knows whole pages of 16 tokens, and the last token of a prompt is always computed, as its logits are needed:
-so the highest rate is a little below 100%.
+An index holds whole pages of 16 tokens, and the last token of a prompt is always computed, as its logits are needed.
+So the highest rate is slightly below 100%.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INDEXES = ("radix", "hash")
 RATES = (0, 25, 50, 75, 100)
 
 DEFINITIONS = {
-    "wanted": "tokens entered before / tokens of the prompt",
+    "wanted": "tokens prefilled before / tokens of the prompt",
     "hit_rate": "tokens that the index found / tokens looked up in it, by the engine's counters, for the timed prompt",
     "ttft_s": "of the timed prompt: first token - arrival",
     "computed": "tokens of the timed prompt that were not found",
@@ -42,12 +42,12 @@ DEFINITIONS = {
 
 
 class Differs(Exception):
-    """An answer is not what it was cold, or a start was not cold: the figures would be worth nothing."""
+    """An answer differs from the cold one, or a start was not cold: the figures are invalid."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt, of which the first `known` tokens are entered before, with `other` tokens behind them."""
+    """One prompt, whose first `known` tokens are prefilled before, followed by `other` tokens."""
 
     name: str
     prompt: int
@@ -66,7 +66,7 @@ class Turn:
 
 
 def cases(prompt: int, system: int, question: int) -> list[Case]:
-    """The rates, and a question behind a system prompt: cold, and after another's question."""
+    """The hit rates, and a question after a system prompt: cold, and after another question with the same prompt."""
     return [
         *(Case(f"{rate}%", prompt, prompt * rate // 100) for rate in RATES),
         Case("system prompt, cold", system + question, 0),
@@ -75,7 +75,7 @@ def cases(prompt: int, system: int, question: int) -> list[Case]:
 
 
 def take_turn(llm: LLM, case: Case, prompts: PromptSource, number: int, output: int) -> tuple[Turn, list[Token]]:
-    """Start cold, enter what is to be known, answer the prompt. Raises Differs if the start is not cold."""
+    """Start cold, prefill the known tokens, answer the prompt. Raises Differs if the start is not cold."""
     index = llm.model.index
     assert index is not None
     index.clear()
@@ -121,7 +121,7 @@ def medians(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def table(model: str, chosen: Sequence[Case], found: Found) -> str:
-    """In Markdown. Times are also given against the cold ones of the same prompt."""
+    """A Markdown table. Times are also given relative to the cold times of the same prompt."""
     rounds = len(next(iter(found.values())))
     lines = [
         f"**{model}**: {chosen[0].prompt:,} tokens, and a system prompt of {chosen[-1].known:,}; medians of {rounds}",
@@ -142,7 +142,7 @@ def table(model: str, chosen: Sequence[Case], found: Found) -> str:
 
 
 def facts(chosen: Sequence[Case], found: Found, output: int) -> dict[str, Any]:
-    """Everything, for JSON."""
+    """All results, for JSON."""
     rows = [
         {"index": index, **asdict(case), "wanted": case.known / case.prompt}
         | {"medians": medians(turns), "turns": [asdict(turn) for turn in turns]}
@@ -156,10 +156,10 @@ def facts(chosen: Sequence[Case], found: Found, output: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="TTFT by prefix hit rate, radix and hash.")
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
-    parser.add_argument("--rounds", type=int, default=5, help="medians of so many (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens (default 2048)")
     parser.add_argument("--system", type=int, default=2000, help="tokens of the system prompt (default 2000)")
-    parser.add_argument("--question", type=int, default=50, help="tokens behind it (default 50)")
+    parser.add_argument("--question", type=int, default=50, help="tokens after it (default 50)")
     parser.add_argument("--output", type=int, default=16, help="tokens compared with the cold answer (default 16)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What a long prompt does to those who are being answered: ITL against TTFT and throughput, by how prefill is chunked.
+"""The effect of a long prompt on running streams: ITL against TTFT and throughput, by prefill chunking policy.
 
     python -m benchmarks.itl --model smollm2-135m
 
-Streams decode; then a long prompt arrives, and both run to their ends. Every policy gets the same tokens in a round,
+Streams decode; then a long prompt arrives, and all run to their ends. Every policy gets the same tokens in a round,
 and policies take turns, each round in another order. The trade-off is that of Sarathi-Serve (Agrawal et al. 2024,
-figures 10 and 11): small chunks keep ITL short and make the prompt wait, large ones the other way round; an objective
-for ITL chooses each step's chunk by what the step will cost (twostroke/models/cost.py). One engine serves all turns,
-calibrated when it is opened, before the first; what it learns of the machine in one turn it knows in the next.
+figures 10 and 11): small chunks keep ITL short and delay the prompt, large chunks do the opposite. An ITL objective
+chooses each step's chunk by the step's predicted cost (twostroke/models/cost.py). One engine serves all turns. It is
+calibrated when it is opened, and its cost estimates carry over from turn to turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
-LEAD_TOKENS = 8  # that every stream has when the prompt arrives
+LEAD_TOKENS = 8  # tokens of every stream when the prompt arrives
 WARM_UP = 512  # tokens of the unmeasured prompt
 
 DEFINITIONS = {
@@ -39,7 +39,7 @@ DEFINITIONS = {
     "itl_p99_s": "nearest rank; with few gaps (no chunking) it is the longest",
     "ttft_s": "of the long prompt: first token - arrival",
     "tokens_per_second": "prompt and output tokens of all requests / (last token - start of the first step)",
-    "outlasted": "all streams were still decoding when the long prompt had its first token; if not, ITL is of a part",
+    "outlasted": "all streams were still decoding when the long prompt had its first token; else ITL is of a part",
     "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
 }
 
@@ -70,7 +70,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Turn:
-    """One measurement, as in `DEFINITIONS`; `gaps_s` are all that the ITL figures are made of."""
+    """One measurement, as in `DEFINITIONS`; the ITL figures are computed from `gaps_s`."""
 
     itl_p50_s: float
     itl_p99_s: float
@@ -86,7 +86,7 @@ FIGURES = ("itl_p50_s", "itl_p99_s", "itl_max_s", "ttft_s", "tokens_per_second")
 
 
 def policies(load: Load, budgets: Sequence[int], objectives: Sequence[float]) -> list[Policy]:
-    """No chunking first. An objective has a budget that never binds."""
+    """All policies, no chunking first. The budget of an ITL objective is too large to have an effect."""
     whole = load.prompt + load.streams
     return [
         Policy("no chunking", whole),
@@ -129,7 +129,7 @@ def take_turn(llm: LLM, policy: Policy, load: Load, prompts: PromptSource, numbe
 def measure(
     llm: LLM, chosen: Sequence[Policy], load: Load, rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[Turn]]:
-    """Turns by policy. A short prompt warms up."""
+    """Turns by policy, after a short warm-up prompt."""
     if (needed := load.prompt + load.answer) > llm.config.max_position:
         raise InvalidRequest(f"the load needs {needed} positions, and {llm.name} has {llm.config.max_position}")
     prompts, by_name = PromptSource(), {policy.name: policy for policy in chosen}
@@ -147,7 +147,7 @@ def medians(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def table(model: str, load: Load, chosen: Sequence[Policy], found: dict[str, list[Turn]]) -> str:
-    """In Markdown. Throughput is also given as a share of the first policy's, no chunking."""
+    """A Markdown table. Throughput is also given as a share of that of the first policy, no chunking."""
     whole = medians(found[chosen[0].name])["tokens_per_second"]
     lines = [
         f"**{model}**: {load.streams} streams decode, a prompt of {load.prompt:,} tokens arrives; "
@@ -174,7 +174,7 @@ def table(model: str, load: Load, chosen: Sequence[Policy], found: dict[str, lis
 
 
 def facts(load: Load, chosen: Sequence[Policy], found: dict[str, list[Turn]]) -> dict[str, Any]:
-    """Everything, for JSON."""
+    """All results, for JSON."""
     rows = [
         asdict(policy)
         | {"medians": medians(found[policy.name]), "turns": [asdict(turn) for turn in found[policy.name]]}
@@ -186,14 +186,14 @@ def facts(load: Load, chosen: Sequence[Policy], found: dict[str, list[Turn]]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description="ITL of streams while a long prompt is prefilled.")
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
-    parser.add_argument("--rounds", type=int, default=5, help="medians of so many (default 5)")
-    parser.add_argument("--budgets", type=numbers, default=list(BUDGETS), help="fixed ones, tokens (64,128,...,2048)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
+    parser.add_argument("--budgets", type=numbers, default=list(BUDGETS), help="tokens per step (64,128,...,2048)")
     parser.add_argument("--objectives", type=numbers, default=[50, 100], help="milliseconds (default 50,100)")
     parser.add_argument("--prompt", type=int, default=Load.prompt, help="tokens of the long prompt (default 4000)")
     parser.add_argument("--output", type=int, default=Load.output_tokens, help="tokens of each stream (default 512)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()
-    from benchmarks.itl_plot import plot  # before anything is measured: it needs matplotlib
+    from benchmarks.itl_plot import plot  # imported before the measurement, as it needs matplotlib
 
     load = Load(prompt=options.prompt, output_tokens=options.output)
     chosen = policies(load, options.budgets, options.objectives)
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """`64,128`"""
+    """Parse `64,128`."""
     return [int(part) for part in text.split(",") if part]
 
 

@@ -1,4 +1,4 @@
-"""The picture of `benchmarks/itl.py`: p99 ITL against TTFT and against throughput, a point for each policy."""
+"""The plot of `benchmarks/itl.py`: p99 ITL against TTFT and against throughput, a point for each policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PANELS = (("ttft_s", "TTFT of the long prompt, s"), ("tokens_per_second", "throu
 
 
 def plot(path: Path, title: str, points: Sequence[Point]) -> None:
-    """Write an SVG. Fixed budgets are joined by a line; objectives are stars, each with a line at what it asks for."""
+    """Write an SVG. Fixed budgets are joined by a line; objectives are stars, each with a line at its target."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasSVG(figure)
     figure.suptitle(f"{title}: ITL of the streams while the prompt is prefilled")

@@ -1,8 +1,8 @@
-"""How much of a decode step is not spent in kernels: planning, the batch, sampling, delivery.
+"""The share of a decode step outside of kernels: planning, the batch, sampling, delivery.
 
     python -m benchmarks.overhead --model smollm2-135m
 
-A step is timed as a whole, and in it every call of the native library. The rest is Python, and what it calls.
+The step is timed as a whole, and every call of the native library in it. The rest is Python and the code it calls.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Timed:
 
 
 def time_kernels(llm: LLM) -> Timed:
-    """From now on, of all that its native backend calls."""
+    """Time all calls of the native library that this engine's backend makes from now on."""
     compiled = llm.model.compiled
     assert isinstance(compiled, NativeModel)
     timed: Any = Timed(compiled.library)
@@ -76,7 +76,7 @@ class Turn:
 
 
 def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, number: int) -> Turn:
-    """Answer `batch` prompts and time the steps after the last of them was prefilled."""
+    """Answer `batch` prompts, and time the steps after the last prefill."""
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     prompts = PromptSource().make(llm, Shape(prompt, output, batch), number)
     requests = [llm.engine.submit(llm.request(one, params)) for one in prompts]
@@ -94,7 +94,7 @@ def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, numb
 
 
 def table(model: str, prompt: int, found: dict[int, list[Turn]]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [
         f"**{model}**: decode after {prompt} tokens; medians of {len(found[BATCHES[0]])} turns",
         "",
@@ -108,9 +108,9 @@ def table(model: str, prompt: int, found: dict[int, list[Turn]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How much of a decode step is outside of kernels.")
+    parser = argparse.ArgumentParser(description="The share of a decode step outside of kernels.")
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
-    parser.add_argument("--rounds", type=int, default=5, help="medians of so many (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens (default 512)")
     parser.add_argument("--output", type=int, default=64, help="tokens (default 64)")
     options = parser.parse_args()
@@ -118,7 +118,7 @@ def main() -> None:
         llm = LLM(model, backend="native", prefix_index="off")
         timed = time_kernels(llm)
         found: dict[int, list[Turn]] = {batch: [] for batch in BATCHES}
-        for number in range(options.rounds + 1):  # the first warms up
+        for number in range(options.rounds + 1):  # round 0 warms up
             for label in turn_order([str(batch) for batch in BATCHES], number):
                 turn = take_turn(llm, timed, int(label), options.prompt, options.output, number)
                 found[int(label)] += [turn] if number else []

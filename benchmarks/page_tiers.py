@@ -1,10 +1,11 @@
-"""What it costs to bring a preempted request back: by replay, or by copying its pages; and what page names cost a step.
+"""The cost of resuming a preempted request, by replay or by copying its pages, and of page names in a step.
 
     python -m benchmarks.page_tiers --model smollm2-135m
 
-A request of each technique is stopped in the middle of its answer, and comes back in three ways. *Cold*: it runs again
-and computes everything. *Indexed*: it runs again and finds its prefills in the prefix index, which kept their pages, as
-a tier behind the index would, at no cost. *Copied*: its pages come back from ordinary memory, as `PagePool.fetch` does.
+A request of each technique is preempted in the middle of its answer, and resumed in three ways. *Cold*: it is replayed
+and everything is computed. *Indexed*: it is replayed and finds its prefills in the prefix index, whose pages stayed in
+the pool, so that this is a lower bound for a tier behind the index. *Copied*: its pages are copied back from ordinary
+memory, as `PagePool.fetch` does.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
 
 DEFINITIONS = {
-    "cold_s": "from the preemption to the next token, less a step, with nothing in the prefix index; the least",
+    "cold_s": "from the preemption to the next token, minus a step, with an empty prefix index; the least",
     "indexed_s": "the same with a prefix index that kept every canonical page",
-    "copied_s": "to copy the pages that the request held back into the pool; the least",
+    "copied_s": "time to copy the request's pages back into the pool; the least",
     "bytes": "of these pages",
     "others_cpu": "processor time of everything else on the machine during a technique's turns / wall time",
-    "frames_us": "to translate the span tables of a step from pages to frames; the least",
+    "frames_us": "time to translate the span tables of a step from pages to frames; the least",
 }
-SPANS = 250  # of each sequence in a step
+SPANS = 250  # spans of each sequence in a step
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Turn:
 
 
 def techniques(prompt: int) -> dict[str, Method]:
-    """Those whose values differ: canonical, sliced, handed over, thinned out, and rolled back."""
+    """Techniques with different values: canonical, sliced, handed over, evicted, and rolled back."""
     budget = max(16, prompt // 4)
     return {
         "plain": Plain(),
@@ -62,7 +63,7 @@ def techniques(prompt: int) -> dict[str, Method]:
 
 
 def measure(llms: tuple[LLM, LLM], name: str, chosen: Method, prompt: int, output: int, rounds: int) -> Turn:
-    """The least of some rounds. `llms`: without a prefix index, and with one."""
+    """The least over some rounds. `llms`: without a prefix index, and with one."""
     others, cold, indexed, copied, held = Others(), list[float](), list[float](), list[float](), 0
     for number in range(rounds):
         for llm, seconds in zip(llms, (cold, indexed), strict=True):
@@ -78,7 +79,7 @@ def measure(llms: tuple[LLM, LLM], name: str, chosen: Method, prompt: int, outpu
 
 
 def started(llm: LLM, chosen: Method, prompt: int, output: int, number: int) -> tuple[Request, float]:
-    """A request in the middle of its answer, and what a step of it takes."""
+    """(a request in the middle of its answer, seconds per step)."""
     (tokens,) = PromptSource().make(llm, Shape(prompt, output, 1), number)
     request = llm.request(tokens, SamplingParams(max_tokens=output, ignore_eos=True), chosen)
     llm.engine.submit(request)
@@ -126,7 +127,7 @@ def translation(llm: LLM, sequences: int, rounds: int) -> float:
 
 
 def report(model: str, prompt: int, output: int, turns: list[Turn], frames_us: dict[int, float]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [
         f"**{model}**: preempted after {prompt} prompt tokens and {output // 2} of the answer; the least of each",
         "",
@@ -142,12 +143,12 @@ def report(model: str, prompt: int, output: int, turns: list[Turn], frames_us: d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it costs to bring a preempted request back.")
+    parser = argparse.ArgumentParser(description="The cost of resuming a preempted request.")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--rounds", type=int, default=5, help="the least of so many (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds to take the least of (default 5)")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens (default 1024)")
     parser.add_argument("--output", type=int, default=256, help="tokens; stopped after half of them (default 256)")
-    parser.add_argument("--quick", action="store_true", help="one round of short prompts: whether it works")
+    parser.add_argument("--quick", action="store_true", help="one round of short prompts, to test the script")
     options = parser.parse_args()
     prompt, output, rounds = options.prompt, options.output, options.rounds
     if options.quick:

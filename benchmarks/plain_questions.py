@@ -1,11 +1,11 @@
-"""Whether a model answers ordinary questions rightly: twenty of them, each judged by a list of words.
+"""Whether a model answers twenty ordinary questions correctly, each judged by a list of words.
 
     python -m benchmarks.plain_questions --models smollm2-135m qwen2.5-coder-0.5b
 
-Each is asked by itself through the model's chat template, once greedily and three times as `chat` and the server
-answer it, drawn with the model's own generation defaults. An answer is right if it holds one of the accepted words as
-a whole word. That is lenient towards an answer that says more, and enough to tell a model that knows what it is asked
-from one that does not: what is counted is the default model's fitness for a first question, not its rank.
+Each question is asked alone through the model's chat template, once greedily and three times sampled with the model's
+generation defaults, as in `chat` and the server. An answer is correct if it contains one of the accepted words as a
+whole word. This is lenient towards longer answers. It shows whether a model is fit to be the default; it does not rank
+models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
 
-DRAWN = 3  # answers to each question that are drawn
+DRAWN = 3  # sampled answers to each question
 MOST_TOKENS = 96
 
 
@@ -55,7 +55,7 @@ QUESTIONS = [
 
 
 def is_right(answer: str, accepted: Sequence[str]) -> bool:
-    """Whether one of the accepted words is in the answer, as a word and not as a part of one."""
+    """Whether the answer contains one of the accepted words as a whole word."""
     words = re.findall(r"[a-z]+|\d+", answer.lower())
     return any(word in words for word in accepted)
 
@@ -67,7 +67,7 @@ def ask(llm: LLM, **sampling: Any) -> list[str]:
 
 
 def row(name: str, llm: LLM, show: bool) -> str:
-    """A line of the table: how many are right, greedily and on average of those that are drawn."""
+    """A row of the table: the number of correct answers, greedy, and sampled on average."""
     greedy = ask(llm)
     drawn = [ask(llm, **llm.generation, seed=seed) for seed in range(DRAWN)]
     if show:
@@ -85,7 +85,7 @@ def row(name: str, llm: LLM, show: bool) -> str:
 
 def main() -> None:
     """Print the table as Markdown."""
-    parser = argparse.ArgumentParser(description="Twenty plain questions: how many a model answers rightly.")
+    parser = argparse.ArgumentParser(description="Twenty plain questions: how many a model answers correctly.")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
     parser.add_argument("--show", action="store_true", help="print the greedy answers to stderr")
     arguments = parser.parse_args()

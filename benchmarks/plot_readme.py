@@ -2,8 +2,8 @@
 
     python -m benchmarks.plot_readme
 
-writes docs/images/speed.svg: tokens/s of every engine, prefill and decode, for one model on two machines. Text stays
-text in the reader's sans-serif font, and colors are chosen to be legible on a light and on a dark page.
+This writes docs/images/speed.svg: tokens/s of every engine, prefill and decode, for one model on two machines. Text is
+stored as text in the reader's sans-serif font. The colors are legible on light and dark pages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def medians(file: str) -> dict[str, dict[str, float]]:
 
 
 def bars(axes: Axes, speeds: dict[str, float]) -> None:
-    """One bar for each engine, ours on top, the figure behind each."""
+    """One bar for each engine, ours on top, each labelled with its value."""
     names = [name for name in reversed(ENGINES) if name in speeds]  # bars are drawn from the bottom up
     values = [speeds[name] for name in names]
     drawn = axes.barh(

@@ -1,14 +1,15 @@
-"""What number formats cost in quality: perplexity on real text, and the distance to float32.
+"""The quality of number formats: perplexity on real text, and the distance to float32.
 
     python -m benchmarks.quality --model smollm2-135m
 
 Every setting of a model reads the same windows of Wikipedia, each the beginning of another article. The baseline is the
-PyTorch reference in float32 over the weights as the checkpoint has them. The catalog's checkpoints have 4- to 8-bit
-weights and no others are to be had, so re-encoded weights are made from what those dequantize to, its channels
-shuffled: figures are of what re-encoding adds to the checkpoint's own loss.
+PyTorch reference in float32 with the checkpoint's weights. The catalog's checkpoints have 4- to 8-bit weights and no
+others are available, so re-encoded weights are made from the dequantized ones with their channels shuffled. The figures
+show the loss that re-encoding adds to the checkpoint's own.
 
-Settings are opened one after another and the baseline's logits kept in a temporary file: 2.5 GB for 4,096 tokens of
-152,000 words. Results go to benchmarks/results, a file a day; a model measured again replaces what the day's file had.
+Settings are opened one after another, and the baseline's logits are kept in a temporary file: 2.5 GB for 4,096 tokens
+with a vocabulary of 152,000. Results go to benchmarks/results, one file per day; a model measured again replaces its
+earlier results of the day.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from twostroke.system.machine import describe
 RESULTS = Path(__file__).parent / "results"
 
 DEFINITIONS = {
-    "perplexity": "exp of the mean surprise, -log p of the token that follows in the text",
+    "perplexity": "exp of the mean of -log p of the token that follows in the text",
     "kl": "mean over tokens of KL(baseline || setting) of the next token, in nats",
     "kl_interval": "95%, bootstrap over windows: tokens of one window are not independent",
     "top1": "share of tokens after which the baseline and the setting have the same likeliest next token",
-    "weight_bytes": "of all matrices in their formats; the reference computes on them dequantized",
+    "weight_bytes": "of all matrices in their formats; the reference dequantizes them",
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is run."""
+    """A backend, number type and weight format."""
 
     backend: str
     dtype: str
@@ -81,7 +82,7 @@ MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-27
 
 
 def windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
-    """The first `length` + 1 tokens of so many articles, with whatever the tokenizer begins a text with."""
+    """The first `length` + 1 tokens of `count` articles, including the tokenizer's BOS if it has one."""
     starts = (tokenizer.encode(article[: 16 * length])[: length + 1] for article in articles())
     return list(islice((ids for ids in starts if len(ids) > length), count))
 
@@ -98,14 +99,14 @@ def logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
 
 
 def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
-    """Logits at every token but the last of each text; the model is gone after them."""
+    """Logits at every token except the last of each text; the model is closed afterwards."""
     llm = setting.open(model)
     for ids in texts:
         yield logits(llm, ids[:-1])
 
 
 def measure(model: str, settings: Sequence[Setting], count: int, length: int) -> dict[str, Any]:
-    """Facts about settings of a model, over `count` windows of `length` tokens."""
+    """Results for settings of a model, over `count` windows of `length` tokens."""
     checkpoint = open_checkpoint(model)
     texts = windows(Tokenizer.from_source(checkpoint.tokenizer_source), count, length)
     rows: list[dict[str, Any]] = []
@@ -132,7 +133,7 @@ def measure(model: str, settings: Sequence[Setting], count: int, length: int) ->
 
 
 def table(model: str, facts: dict[str, Any]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [
         f"{model}: {facts['tokens']:,} tokens in {facts['windows']} windows",
         "",
@@ -149,7 +150,7 @@ def table(model: str, facts: dict[str, Any]) -> str:
 
 
 def save(model: str, facts: dict[str, Any]) -> Path:
-    """Into the file of today."""
+    """Write results into today's file."""
     path = RESULTS / f"quality-{datetime.now(UTC).date()}.json"
     known: dict[str, Any] = {}
     with suppress(FileNotFoundError):
@@ -163,9 +164,9 @@ def save(model: str, facts: dict[str, Any]) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none is given")
-    parser.add_argument("--weights", action="append", choices=WEIGHTS, help="likewise")
+    parser.add_argument("--weights", action="append", choices=WEIGHTS, help="may be repeated; all if none is given")
     parser.add_argument("--windows", type=int, default=32, help="articles to read (default 32, 85 at most)")
-    parser.add_argument("--tokens", type=int, default=256, help="of each (default 256)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each article (default 256)")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     settings = [setting for setting in SETTINGS if setting.weights in (options.weights or WEIGHTS)]

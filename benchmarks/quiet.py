@@ -1,4 +1,4 @@
-"""How quiet the machine was while something was measured."""
+"""The load of other processes on the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peer.report import OTHERS_LIMIT
 
 
 class Others:
-    """How much processor time everything else on the machine takes, from now on."""
+    """The processor time of everything else on the machine, from now on."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -18,13 +18,13 @@ class Others:
 
     @property
     def cpu(self) -> float:
-        """So far, per second of wall time: 1 is a whole core."""
+        """Processor time so far per second of wall time: 1 is a whole core."""
         theirs = busy_seconds() - time.process_time() - self._theirs
         return max(0.0, theirs) / (time.perf_counter() - self._began)
 
 
 def doubt(cpus: Sequence[float]) -> list[str]:
-    """A line that says so if turns were not quiet, by what `Others` found in each."""
+    """A warning line if turns were not quiet, from the values that `Others` measured in each."""
     crowded = [cpu for cpu in cpus if cpu > OTHERS_LIMIT]
     if not crowded:
         return []

@@ -1,4 +1,4 @@
-"""Where the results of benchmarks of our own engine are kept: a file of JSON for each kind and day."""
+"""Result files of the benchmarks of our own engine: one JSON file for each kind and day."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def today(stem: str, suffix: str = "json") -> Path:
-    """benchmarks/results/STEM-DATE.SUFFIX"""
+    """The path benchmarks/results/STEM-DATE.SUFFIX."""
     return RESULTS / f"{stem}-{datetime.now(UTC).date()}.{suffix}"
 
 
 def save(stem: str, definitions: dict[str, str], model: str, facts: dict[str, Any]) -> Path:
-    """Into the file of today; a model measured again replaces what the day's file had of it."""
+    """Write results into today's file; a model measured again replaces its earlier results of the day."""
     path, known = today(stem), dict[str, Any]()
     with suppress(FileNotFoundError):
         known = json.loads(path.read_text())["models"]

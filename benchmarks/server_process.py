@@ -1,4 +1,4 @@
-"""A server as a child process, on a free port of the loopback."""
+"""A server as a child process, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ PATIENCE_S = 900.0  # vLLM compiles for minutes the first time
 
 
 class ServerFailed(Exception):
-    """It ended, or was not ready in time; the message is one line."""
+    """The server ended, or was not ready in time; the message is one line."""
 
 
 class ServerProcess:
-    """Answers at `url` from the moment it is entered.
+    """A context manager: inside of it the server answers at `url`.
 
     Attributes:
-        log: what it writes, to stdout and stderr.
+        log: file with its stdout and stderr.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`command` has "{port}" where the port belongs."""
+        """The port replaces "{port}" in `command`."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -69,11 +69,11 @@ class ServerProcess:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """Processor time so far, its children's too."""
+        """Processor time so far, including that of child processes."""
         return cpu_seconds(tree(self.pid))
 
     def stop(self, patience_s: float = 60.0) -> int:
-        """Ask it to end, and kill it if it does not in time. Returns its exit status, below 0 for a signal."""
+        """Ask the server to end, and kill it if it does not in time. Returns the exit status, below 0 for a signal."""
         children = tree(self.pid)[1:]
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

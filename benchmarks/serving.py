@@ -1,8 +1,8 @@
 """Our server and vLLM's CPU server under the same load, in turn: `python -m benchmarks.serving`.
 
-A round starts a server, runs every load on it by `twostroke bench serve`, and ends it; then comes the other's turn, and
-each round begins with another. Prompts are the same for both, new in every round, and new to a server just started.
-Weights are the catalog's file for us and, made from it, what it stands for in bfloat16 for vLLM, as in `peers.py`.
+A round starts each server in turn, runs every load on it with `twostroke bench serve`, and ends it. The first server
+alternates between rounds. Prompts are the same for both and new in every round. Weights are the catalog's file for us
+and its dequantized values in bfloat16 for vLLM, as in `peers.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from twostroke.checkpoints.catalog import CATALOG
 from twostroke.errors import TwostrokeError
 from twostroke.system.machine import describe as describe_machine
 
-CONTEXT = 4096  # that both keep room for
+CONTEXT = 4096  # maximum context of both
 KV_BYTES = 2 << 30  # as `VLLM_CPU_KVCACHE_SPACE` in `peer/engines.py`
 OBJECTIVES = ["--slo-ttft-ms", "2000", "--slo-itl-ms", "200"]
 LOADS = {
@@ -65,7 +65,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 
 @dataclass
 class Turns:
-    """All that was measured of a server under one load; `failure` is why there is no more of it."""
+    """All measurements of a server under one load; `failure` is the reason if there are no more."""
 
     engine: str
     load: str
@@ -78,21 +78,21 @@ def scaled(seconds: float | None) -> float | None:
 
 
 def command(engine: str, model: str, threads: int, work: Path) -> list[str]:
-    """What starts the server, set up first where need be. Raises CannotSetUp, or TwostrokeError."""
+    """The command that starts the server, after setting it up if necessary. Raises CannotSetUp, or TwostrokeError."""
     ensure_environment(ENGINES[engine], work)
     weights, interpreter = ensure_weights(ENGINES[engine], model, work), python(ENGINES[engine], work)
     at = ["--host", "127.0.0.1", "--port", "{port}"]
     if engine == OURS:
         own = ["--backend", "native", "--threads", str(threads), "--kv-bytes", str(KV_BYTES)]
         return [str(interpreter), "-m", "twostroke", "serve", "--model", weights, *at, *own]
-    # Not `vllm serve`: it asks for the version of a package `vllm`, which the processor's build is not called.
+    # Not `vllm serve`: it looks up the version of a package `vllm`, and the CPU build has another name.
     own = ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--served-model-name", model]
     module = [str(interpreter), "-m", "vllm.entrypoints.openai.api_server", "--model", weights]
     return [*module, *at, *own, "--enable-prompt-tokens-details"]
 
 
 def measure(server: ServerProcess, load: Sequence[str], seed: int) -> dict[str, Any]:
-    """One run of the load generator. Raises ServerFailed with its own words."""
+    """One run of the load generator. Raises ServerFailed with its message."""
     client = [sys.executable, "-m", "twostroke", "bench", "serve", "--url", server.url, "--seed", str(seed), "--json"]
     busy, mine = busy_seconds(), server.cpu_seconds() + _children_seconds()
     began = datetime.now(UTC)
@@ -139,7 +139,7 @@ def compare(
 
 
 def table(load: str, arguments: Sequence[str], entries: Sequence[Turns]) -> str:
-    """In Markdown: medians over rounds, and ours to each other server's."""
+    """A Markdown table: medians over rounds, and the ratio of ours to each other server's."""
     medians = {
         one.engine: {name: middle([read(facts) for facts in one.rounds]) for name, read in COLUMNS.items()}
         for one in entries
@@ -171,16 +171,16 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Of the catalog.")] = "smollm2-135m",
-    servers: Annotated[str, typer.Option(help="Names with commas between them.")] = f"{OURS},vllm",
-    loads: Annotated[str, typer.Option(help=f"Of {', '.join(LOADS)}.")] = ",".join(LOADS),
+    model: Annotated[str, typer.Option(help="Name in the catalog.")] = "smollm2-135m",
+    servers: Annotated[str, typer.Option(help="Names separated by commas.")] = f"{OURS},vllm",
+    loads: Annotated[str, typer.Option(help=f"Any of {', '.join(LOADS)}, separated by commas.")] = ",".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1, help="Medians are reported.")] = 3,
-    requests: Annotated[int | None, typer.Option(min=1, help="So many per load, to try it out.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Number per load, for a short trial.")] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
-    work: Annotated[Path, typer.Option(help="Where environments, weights and logs are kept.")] = WORK,
+    work: Annotated[Path, typer.Option(help="Folder of environments, weights and logs.")] = WORK,
     output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
 ) -> None:
-    """Compare, print a table for each load, and keep what every run reported."""
+    """Compare, print a table for each load, and save the reports of all runs."""
     known = {name: ENGINES[name] for name in (OURS, "vllm")}
     chosen, (model,) = names(servers, known), names(model, CATALOG)
     fewer = [] if requests is None else ["--requests", str(requests)]

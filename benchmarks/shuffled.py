@@ -1,7 +1,8 @@
-"""The same model with its channels in another order: every product, and so every answer, stays what it is.
+"""The same model with its channels in another order, which leaves every product and every answer unchanged.
 
-Weights that once were rounded in groups of 32 lie on the steps of those groups, where rounding them again costs nothing
-or too little. In another order each group holds values of 32 old ones, as unlike any grid as weights never rounded.
+Weights that were quantized in groups of 32 lie on the grids of those groups, so quantizing them again costs nothing or
+too little. After shuffling, each group has values of 32 old groups, which lie on no common grid, like weights that were
+never quantized.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from twostroke.formats.tensor import RawTensor
 
 
 def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:
-    """In float32. The residual stream is shuffled, the MLP's inside, and within each head the values."""
+    """The model in float32, with shuffled residual stream, MLP channels, and value channels within each head."""
     config, random = checkpoint.config, np.random.default_rng(seed)
     hidden = random.permutation(config.hidden_size)
     mlp = random.permutation(config.layers[0].feed_forward.intermediate_size)

@@ -1,15 +1,15 @@
-"""What speculation is worth, and where it loses: tokens per second against plain decoding of the same model.
+"""Gains and losses of speculation: tokens per second against plain decoding of the same model.
 
     python -m benchmarks.speculation --models qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b
 
-Who guesses: prompt lookup, the model's own weights in fewer bits (a student, on the model's KV), and a draft model with
-its own KV; how many tokens, fixed or adapted to what stood (twostroke/methods/speculative.py). Contenders take turns,
-each round beginning with another. One engine serves them all, and the run ends unless every answer has the plain
-one's tokens and log-probabilities to the last bit.
+Sources of guesses are prompt lookup, the model's weights in fewer bits (a student, on the model's KV), and a draft
+model with its own KV. The number of guesses is fixed, or adapted to the acceptance (twostroke/methods/speculative.py).
+Contenders take turns, each round beginning with another. One engine serves them all, and the run fails unless every
+answer has the tokens of the plain one and bitwise equal log-probabilities.
 
-A checkpoint of 4 bits has no copy that is much smaller: its int4 student is nearly the model itself, and int3 and
-int2 are kept in 4 bits (twostroke/checkpoints/quantize.py). With --weights int8 or bf16 the model is larger and an
-int4 student smaller; its channels are then shuffled (benchmarks/shuffled.py), so that 4 bits cost what they do.
+A 4-bit checkpoint has no copy that is much smaller: its int4 student is nearly the model itself, and int3 and int2 are
+stored in 4 bits (twostroke/checkpoints/quantize.py). With --weights int8 or bf16 the model is larger and an int4
+student smaller. The channels are then shuffled (benchmarks/shuffled.py), so that 4 bits have a realistic loss.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from twostroke.llm import LLM, Completion
 from twostroke.methods import Method, Plain, Speculative
 from twostroke.methods.speculative import Speculation
 
-DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # where --draft names none
-WARM_UP = 8  # tokens of unmeasured answers
+DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # default of --draft
+WARM_UP = 8  # tokens of warm-up answers
 
 DEFINITIONS = {
     "tokens_per_second": "tokens after the first / (last token - first token), all prompts of a workload one by one; "
     "the model's prefill is left out, a draft model's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
-    "whole_s": "arrival to last token, prefills and all, the workload's prompts added up",
-    "acceptance": "guesses that stood / guesses; None where none was made",
+    "whole_s": "arrival to last token including prefill, sum over the workload's prompts",
+    "acceptance": "accepted guesses / guesses; None if there were none",
     "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",
     "repetition3": "share of three tokens in a row that occurred before in the same answer",
-    "identical": "every contender's answers in every round, token ids and log-probabilities, to the last bit",
+    "identical": "every contender's answers in every round: token ids and log-probabilities, bitwise",
     "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
 }
 
 
 class Differs(Exception):
-    """An answer is not the plain one: the figures would be worth nothing."""
+    """An answer differs from the plain one: the figures are invalid."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to decode. The first one is what others are held against."""
+    """A way to decode. The first one is the baseline."""
 
     name: str
     method: Method
@@ -74,7 +74,7 @@ class Turn:
 
 
 def contenders(guesses: Sequence[int], student: str | None, draft: str | None) -> list[Contender]:
-    """Plain, and each who guesses, by what it is called: adapting from 4 on, then with every fixed number."""
+    """Plain decoding, and each source of guesses: adaptive beginning with 4, then with every fixed number."""
     found = [Contender("plain", Plain())]
     for source, label in {"lookup": "lookup", "student": student, "draft": draft}.items():
         if label:
@@ -86,7 +86,7 @@ def contenders(guesses: Sequence[int], student: str | None, draft: str | None) -
 def take_turn(
     llm: LLM, contender: Contender, workload: Workload, prompts: Iterable[Sequence[int]], tokens: int
 ) -> tuple[Turn, list[list[Token]]]:
-    """Answer a workload's prompts one after the other, with as many tokens at most."""
+    """Answer a workload's prompts one after the other, with at most that many tokens each."""
     sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": workload.temperature, "seed": 0}
     others, answers = Others(), list[Completion]()
     for prompt in prompts:
@@ -110,20 +110,20 @@ def take_turn(
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured on one workload: turns by contender, a round each, and the answer that all of them gave."""
+    """Measurements on one workload: turns by contender, one per round, and the answers, which are equal for all."""
 
     workload: Workload
     turns: dict[str, list[Turn]]
     answers: list[list[Token]]
 
     def of_plain(self, name: str) -> float:
-        """As in `DEFINITIONS`."""
+        """See `DEFINITIONS`."""
         plain = next(iter(self.turns.values()))
         pairs = zip(self.turns[name], plain, strict=True)
         return median(mine.tokens_per_second / other.tokens_per_second for mine, other in pairs)
 
     def medians(self, name: str) -> dict[str, float | None]:
-        """Speeds over rounds; what was accepted is the same in all of them."""
+        """Median speeds over rounds; acceptance is the same in all of them."""
         turns = self.turns[name]
         return {
             "tokens_per_second": median(turn.tokens_per_second for turn in turns),
@@ -135,14 +135,14 @@ class Found:
 
     @property
     def repetition3(self) -> float:
-        """As in `DEFINITIONS`, the mean over answers."""
+        """See `DEFINITIONS`; the mean over answers."""
         return sum(repetition([token.id for token in answer]) or 0.0 for answer in self.answers) / len(self.answers)
 
 
 def measure(
     llm: LLM, chosen: Sequence[Contender], workload: Workload, rounds: int, tokens: int, say: Callable[[str], None]
 ) -> Found:
-    """Turns of every contender. A short answer of each warms up. Raises Differs, InvalidRequest."""
+    """Turns of every contender, after a short warm-up answer of each. Raises Differs, InvalidRequest."""
     prompts, by_name = workload.prompts(llm), {contender.name: contender for contender in chosen}
     if (needed := max(map(len, prompts)) + tokens) > llm.config.max_position:
         raise InvalidRequest(
@@ -156,14 +156,14 @@ def measure(
             say(f"{llm.name}, {workload.name}: round {number + 1} of {rounds}, {name}")
             turn, answers = take_turn(llm, by_name[name], workload, prompts, tokens)
             found.turns[name].append(turn)
-            found.answers[:] = found.answers or answers  # in round 1 plain comes first
+            found.answers[:] = found.answers or answers  # in round 1 plain decoding comes first
             if answers != found.answers:
                 raise Differs(f"{llm.name}, {workload.name}: {name} does not answer as {chosen[0].name} does")
     return found
 
 
 def table(title: str, results: Sequence[Found]) -> str:
-    """In Markdown, a block of rows for each workload, and where speculation lost."""
+    """A Markdown table with a block of rows for each workload, and the cases where speculation was slower."""
     rounds = len(next(iter(results[0].turns.values())))
     lines = [
         f"**{title}**: batch 1, medians of {rounds}, every answer the plain one to the bit",
@@ -190,7 +190,7 @@ def table(title: str, results: Sequence[Found]) -> str:
 
 
 def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
-    """Everything, for JSON."""
+    """All results, for JSON."""
     rows = [
         {"workload": found.workload.name, "temperature": found.workload.temperature, "contender": name}
         | {"medians": found.medians(name), "turns": [asdict(turn) for turn in turns]}
@@ -205,7 +205,7 @@ def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
 
 
 def open_model(name: str, options: argparse.Namespace) -> tuple[str, LLM, list[Contender]]:
-    """(what it is called in results, the engine with its companions, who takes turns)."""
+    """(name in results, the engine with its companions, contenders)."""
     student = None if options.student == "off" else options.student
     draft = options.draft or DRAFTS.get(name)
     if draft in (name, "off"):
@@ -238,20 +238,20 @@ def say(text: str) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """`2,8`"""
+    """Parse `2,8`."""
     return [int(part) for part in text.split(",") if part]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speculative decoding against plain decoding, by workload.")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m"], help="(default smollm2-135m)")
-    parser.add_argument("--draft", help="guesses for every model but itself; off (default qwen's 0.5b for its 1.5b)")
-    parser.add_argument("--student", default="int4", help="as twostroke's --student; off (default int4)")
-    parser.add_argument("--weights", default="stored", help="of the models, as twostroke's --weights (default stored)")
-    parser.add_argument("--guesses", type=numbers, default=[4], help="fixed numbers of guesses, 2,8 (default 4)")
+    parser.add_argument("--draft", help="draft model for all other models, or off (default: Qwen's 0.5b for its 1.5b)")
+    parser.add_argument("--student", default="int4", help="as twostroke's --student, or off (default int4)")
+    parser.add_argument("--weights", default="stored", help="as twostroke's --weights (default stored)")
+    parser.add_argument("--guesses", type=numbers, default=[4], help="fixed numbers of guesses, as 2,8 (default 4)")
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument("--workloads", nargs="+", choices=names, default=names, help="(default all)")
-    parser.add_argument("--rounds", type=int, default=3, help="medians of so many (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds to take medians over (default 3)")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (default 128)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()
@@ -261,7 +261,7 @@ def main() -> None:
         results: list[Found] = []
         for one in workloads:
             results.append(measure(llm, chosen, one, options.rounds, options.tokens, say))
-            say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # so far
+            say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # results so far
         print(table(title, results), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What speculation is measured on, from answers that repeat their prompt to answers that nobody can guess."""
+"""Workloads for speculation, from answers that repeat their prompt to random answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twostroke.llm import LLM
 from twostroke.perf.latency import PromptSource, Shape
 
-RANDOM_TOKENS = 256  # of a prompt of random tokens
+RANDOM_TOKENS = 256  # length of a prompt of random tokens
 
 PASSAGE = """\
 The mill at Harrow stands where the river Tamble leaves the hills. It was built in 1784 by Jonas Keld, who had made his
@@ -72,8 +72,10 @@ class TestInterval(unittest.TestCase):
 
 @dataclass(frozen=True)
 class Workload:
-    """Some prompts of one kind. Without any, prompts are random tokens, and so are answers, drawn at temperature 1:
-    the greedy answer to noise soon repeats itself, which is easy to guess."""
+    """Some prompts of one kind. Without any, prompts are random tokens, and answers are sampled at temperature 1.
+
+    A greedy answer to random tokens soon repeats itself, which is easy to guess.
+    """
 
     name: str
     about: str
@@ -84,7 +86,7 @@ class Workload:
         return 0.0 if self.questions else 1.0
 
     def prompts(self, llm: LLM) -> list[Sequence[int]]:
-        """Token ids: a chat's where the model has a template, else the text's own."""
+        """Token ids: of a chat if the model has a template, else of the text."""
         if not self.questions:
             return [PromptSource().make(llm, Shape(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
         if llm.tokenizer.chat_template is None:

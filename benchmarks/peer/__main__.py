@@ -1,4 +1,4 @@
-"""The command: `setup` makes environments and weights, `run` compares, and sets up first what is missing."""
+"""The command: `setup` makes environments and weights; `run` compares, after setting up whatever is missing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MODELS = "smollm2-135m,qwen2.5-coder-0.5b,qwen2.5-coder-1.5b"
 PRESETS = (Workload("batch", 256, 64, batch=8), Workload("long", 8000, 32))
 
 app = typer.Typer(help="Compare engines side by side on this machine.", no_args_is_help=True, add_completion=False)
-Engines = Annotated[str, typer.Option(help="Names with commas between them.")]
-Models = Annotated[str, typer.Option(help="Names of the catalog with commas between them.")]
-Work = Annotated[Path, typer.Option(help="Where environments, weights and logs are kept.")]
+Engines = Annotated[str, typer.Option(help="Names separated by commas.")]
+Models = Annotated[str, typer.Option(help="Names in the catalog, separated by commas.")]
+Work = Annotated[Path, typer.Option(help="Folder of environments, weights and logs.")]
 
 
 def names(text: str, known: dict[str, Any]) -> list[str]:
-    """`a,b`, each of them known, each once."""
+    """Parse `a,b`. Unknown names are an error; duplicates are dropped."""
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found or not set(found) <= set(known):
         raise typer.BadParameter(f"{text!r}: there are {', '.join(known)}")
@@ -41,19 +41,19 @@ def names(text: str, known: dict[str, Any]) -> list[str]:
 
 
 def free_name(folder: Path, stem: str) -> Path:
-    """STEM.json, or STEM-2.json and so on: a second run of a day does not replace the first."""
+    """STEM.json, or STEM-2.json and so on, so that a second run of a day does not replace the first."""
     candidates = (folder / f"{stem}{suffix}.json" for suffix in chain([""], (f"-{i}" for i in count(2))))
     return next(path for path in candidates if not path.exists())
 
 
 def say(text: str) -> None:
-    """Progress, away from the tables."""
+    """Print progress to stderr, separate from the tables."""
     typer.echo(text, err=True)
 
 
 @app.command()
 def setup(engines: Engines = ALL, models: Models = MODELS, work: Work = WORK) -> None:
-    """Install engines, each in an environment of its own, and convert models for them. What is there is kept."""
+    """Install each engine in its own environment, and convert models for them. Existing ones are kept."""
     chosen, work, failed = names(engines, ENGINES), work.expanduser().resolve(), False
     for name in chosen:
         try:
@@ -74,17 +74,17 @@ def run(
     *,
     models: Models = MODELS,
     engines: Engines = ALL,
-    workloads: Annotated[str, typer.Option(help="Of single, batch (8 x 256 + 64), long (8000 + 32).")] = "single",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the workload `single`.")] = 512,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of the workload `single`.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at once, of the workload `single`.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured ones; medians are reported.")] = 5,
+    workloads: Annotated[str, typer.Option(help="Any of single, batch (8 x 256 + 64), long (8000 + 32).")] = "single",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="In the workload `single`.")] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1, help="In the workload `single`.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once, in the workload `single`.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; medians are reported.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     amx: Annotated[bool, typer.Option(help="Whether engines may use the processor's tiles, if it has any.")] = True,
     work: Work = WORK,
     output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
 ) -> None:
-    """Measure in turn, print a table for each model and workload, and keep the raw numbers."""
+    """Measure engines in turn, print a table for each model and workload, and save the raw numbers."""
     known = {one.name: one for one in (Workload("single", prompt_tokens, output_tokens, batch), *PRESETS)}
     chosen, work = names(engines, ENGINES), work.expanduser().resolve()
     todo = [(model, known[name]) for model in names(models, CATALOG) for name in names(workloads, known)]
@@ -104,7 +104,7 @@ def run(
             continue
         typer.echo(table(model, workload, measurements) + "\n")
         results.append(record(model, workload, measurements))
-        output.mkdir(parents=True, exist_ok=True)  # after each: what is measured is kept if the next is interrupted
+        output.mkdir(parents=True, exist_ok=True)  # after each, so that results are kept if the next is interrupted
         path.write_text(json.dumps(facts | {"results": results}))
     where = f"{machine['machine']['cpu']}{'' if amx else ' without AMX'}, {threads} threads, medians of {rounds}"
     typer.echo(f"{where}; memory read {read['bytes_per_second'] / 1e9:.0f} GB/s ({read['what']})")

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory right now: the ceiling of decode, and it drifts."""
+"""The memory read bandwidth of this machine at the moment. It is the upper bound of decode, and it drifts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ REPEATS = 5
 
 
 def memory_read(threads: int) -> dict[str, Any]:
-    """Bytes per second of a sum over an array far larger than the caches: the best of several, as others only slow it
-    down."""
+    """Bytes per second of a sum over an array far larger than the caches.
+
+    The best of several repeats is taken, as other processes only slow it down.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

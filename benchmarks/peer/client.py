@@ -1,4 +1,4 @@
-"""The harness's side of a worker process."""
+"""The harness side of a worker process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peer.environments import environment, last_words, log_file, pyth
 from benchmarks.peer.processes import await_end, cpu_seconds, peak_rss_bytes, tree
 from benchmarks.peer.protocol import Generated, Job, Options, Ready, from_line, to_line
 
-PATIENCE_S = 1800.0  # vLLM compiles for minutes the first time, and 8,000 tokens take others as long
+PATIENCE_S = 1800.0  # vLLM compiles for minutes the first time, and 8,000 tokens take minutes in other engines
 
 
 class WorkerFailed(Exception):
@@ -22,7 +22,7 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """An engine with a model loaded, in a process of its own."""
+    """An engine with a model loaded, in a separate process."""
 
     def __init__(self, engine: Engine, options: Options, work: Path) -> None:
         self.engine = engine
@@ -68,7 +68,7 @@ class Worker:
         return peak_rss_bytes(tree(self._process.pid))
 
     def close(self) -> None:
-        """Ends at the end of its input; killed if it does not."""
+        """Close the worker's input, which ends it; kill it if it does not end."""
         pids = tree(self._process.pid)
         assert self._process.stdin is not None
         try:
@@ -95,7 +95,7 @@ class Worker:
         return line
 
     def _why(self) -> str:
-        """Called when it has hung up: it is ending, or is made to."""
+        """Why the worker closed its output. It is ending, or is killed."""
         try:
             status = self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.peer.dequantize IN OUT`: GGUF to a bfloat16 Hugging Face directory, for who reads no GGUF.
+"""`python -m benchmarks.peer.dequantize IN OUT`: GGUF to a bfloat16 Hugging Face directory, for engines without GGUF.
 
-Run in the transformers environment. The weights are those that the GGUF stands for, so that every engine computes
-the same model, but for what its own format rounds.
+Run in the transformers environment. The weights are the dequantized values of the GGUF, so that every engine computes
+the same model, apart from the rounding of its own format.
 """
 
 import sys
@@ -15,7 +15,7 @@ def dequantize(gguf: Path, directory: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     )
-    model.config.__dict__.pop("quantization_config", None)  # the file written is an ordinary one
+    model.config.__dict__.pop("quantization_config", None)  # the written file is not quantized
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 

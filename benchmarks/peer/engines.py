@@ -1,4 +1,4 @@
-"""The engines, and what each needs."""
+"""The engines, and the requirements of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.peer.protocol import PROPERTIES
 
 OURS = "twostroke"
-TORCH = "torch<2.14"  # the processor's build; an open range pulls gigabytes of CUDA
+TORCH = "torch<2.14"  # the CPU build; an open range downloads gigabytes of CUDA
 FOLDER = Path(__file__).parent
 ONEDNN_WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
@@ -22,14 +22,14 @@ class Engine:
 
     Attributes:
         adapter: its module in `peer/adapters`.
-        form: how it wants a model, one of `weights.FORMS`.
-        weights: that form in words, for the table; "{quantization}" is the GGUF file's own.
-        requirements: what pip installs; nothing for ours, which runs where this does.
-        pip: options for that.
-        build: environment variables while it is installed.
-        unwanted: packages to remove again.
+        form: the form in which it reads a model, one of `weights.FORMS`.
+        weights: that form in words, for the table; "{quantization}" is replaced by that of the GGUF file.
+        requirements: packages for pip; none for ours, which runs in this environment.
+        pip: options for pip.
+        build: environment variables during installation.
+        unwanted: packages to remove after installation.
         environment: variables it runs with; "{cores}" becomes its processor cores, "{work}" the work directory.
-        without_amx: those that let it do without AMX; None for an engine that can't.
+        without_amx: variables that disable AMX; None for an engine that lacks such a switch.
         home: the engine whose environment it runs in; none: its own.
     """
 
@@ -51,8 +51,8 @@ class Engine:
         return {name: text.replace("{cores}", cores).replace("{work}", work) for name, text in wanted.items()}
 
 
-# torchvision, torchaudio and torchcodec are dependencies that text models never use, and their builds for CUDA fail
-# beside the processor's PyTorch.
+# torchvision, torchaudio and torchcodec are dependencies that text models never use, and their CUDA builds fail
+# with the CPU build of PyTorch.
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 
 OPENVINO = Engine(
@@ -60,11 +60,11 @@ OPENVINO = Engine(
     adapter="openvino_pipeline",
     form="openvino",
     weights="int4",
-    requirements=("openvino-genai", "optimum-intel[openvino]", "nncf", TORCH),  # all but the first: to convert
+    requirements=("openvino-genai", "optimum-intel[openvino]", "nncf", TORCH),  # all but the first: for conversion
     unwanted=MEDIA,
     without_amx=ONEDNN_WITHOUT_AMX,
 )
-# By itself it computes in bfloat16 where it can. Told not to, it quantizes activations, which is often quicker.
+# By default it computes in bfloat16 if the processor can. Otherwise it quantizes activations, which is often faster.
 OPENVINO_INT8 = replace(
     OPENVINO,
     name="openvino-int8",
@@ -83,8 +83,8 @@ ENGINES: dict[str, Engine] = {
             form="gguf",
             weights="GGUF {quantization}",
             requirements=("llama-cpp-python",),
-            # Built for this very processor: ready wheels leave AVX-512 out. About ten minutes on two cores. Never from
-            # pip's cache, whose build may be another processor's.
+            # Built for this processor, as published wheels lack AVX-512. This takes ten minutes on two cores. pip's
+            # cache is not used, since its build may be for another processor.
             pip=("--no-cache-dir", "--no-binary", "llama-cpp-python"),
             build={"CMAKE_ARGS": f"-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-include {FOLDER / 'gcc12_tiles.h'}'"},
         ),
@@ -100,7 +100,7 @@ ENGINES: dict[str, Engine] = {
             environment={
                 "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
                 "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
-                "VLLM_CACHE_ROOT": "{work}/vllm-cache",  # what it compiles
+                "VLLM_CACHE_ROOT": "{work}/vllm-cache",  # compiled code
                 "VLLM_NO_USAGE_STATS": "1",
             },
             without_amx=ONEDNN_WITHOUT_AMX,

@@ -1,4 +1,4 @@
-"""A virtual environment for each engine: their dependencies exclude one another."""
+"""A virtual environment for each engine, as their dependencies conflict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from benchmarks.peer.engines import Engine
 
-ROOT = Path(__file__).resolve().parents[2]  # of the repository: workers import `benchmarks` from there
+ROOT = Path(__file__).resolve().parents[2]  # the repository: workers import `benchmarks` from there
 
 
 class CannotSetUp(Exception):
-    """An engine or a model is not to be had; the message is one line."""
+    """An engine or a model is not available; the message is one line."""
 
 
 def folder(engine: Engine, work: Path) -> Path:
@@ -28,12 +28,12 @@ def python(engine: Engine, work: Path) -> Path:
 
 
 def ensure_environment(engine: Engine, work: Path) -> None:
-    """Make the environment unless it is there, with these very requirements. Raises CannotSetUp."""
+    """Make the environment unless it exists with the same requirements. Raises CannotSetUp."""
     if not engine.requirements:
         return
     directory = folder(engine, work)
     recipe = repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted))
-    installed = directory / "installed"  # written last: an environment without it is half made
+    installed = directory / "installed"  # written last: an environment without it is incomplete
     if installed.is_file() and installed.read_text() == recipe:
         return
     log = log_file(work, f"setup-{engine.name}")
@@ -49,7 +49,7 @@ def ensure_environment(engine: Engine, work: Path) -> None:
 
 
 def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
-    """Run a command, its output at the end of `log`. Raises CannotSetUp with the line that says most."""
+    """Run a command and append its output to `log`. Raises CannotSetUp with the most informative line."""
     with log.open("a") as stream:
         done = subprocess.run(
             command,
@@ -64,9 +64,9 @@ def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None =
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a process that is not ours: what the user has set, and `variables`."""
+    """The environment of another engine's process: the user's, and `variables`."""
     inherited = dict(os.environ)
-    # `import twostroke` sets this for its own threads; peers get their own default, and our worker sets it again.
+    # `import twostroke` sets this for its own threads. Peers get their default, and our worker sets it again.
     inherited.pop("GOMP_SPINCOUNT", None)
     return {**inherited, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **variables}
 
@@ -79,7 +79,7 @@ def log_file(work: Path, name: str) -> Path:
 
 
 def last_words(log: Path) -> str:
-    """Of a log: its last line that names an error, else its last line."""
+    """The last line of a log that names an error, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|\w*(Error|Exception)\b)[:\s]", line)]
     return (errors or lines or [""])[-1][:200]

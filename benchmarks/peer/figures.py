@@ -1,8 +1,8 @@
-"""From times of tokens to figures: rates, medians over rounds, and ratios. Pure functions.
+"""Figures from the times of tokens: rates, medians over rounds, and ratios. Pure functions.
 
 Rates are of all sequences of a workload together. Unlike in `twostroke.perf.latency`, decode is timed from the
-moment when all of them have their first token: engines differ in whether they decode some sequences while they prefill
-others, and neither way may lend one stroke's time to the other. What that gains or costs is in the total.
+moment when all sequences have their first token: some engines decode some sequences while they prefill others, and
+this must not shift time from prefill to decode. The total includes all of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second; None for decode where no token came after the last first one."""
+    """Tokens per second; decode is None if no token came after the last first token."""
 
     prefill_s: float
     prefill: float
@@ -35,7 +35,7 @@ class Rates:
 
 
 def rates(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Rates:
-    """Of one turn: `times` are when each token of each sequence came, in seconds since the start."""
+    """The rates of one turn. `times` has the arrival of each token of each sequence, in seconds since the start."""
     prefill_s, last = max(one[0] for one in times), max(one[-1] for one in times)
     outputs, prompts = sum(map(len, times)), prompt_tokens * len(times)
     decoded = sum(at > prefill_s for one in times for at in one)
@@ -48,12 +48,12 @@ def rates(prompt_tokens: int, times: Sequence[Sequence[float]]) -> Rates:
 
 
 def medians(rounds: Sequence[Rates]) -> Rates:
-    """Each figure's own median."""
+    """The median of each figure."""
     return _averages(rounds, median, median)
 
 
 def together(rounds: Sequence[Rates]) -> Rates:
-    """All tokens of all rounds over all their time; every round has as many."""
+    """All tokens of all rounds over their total time; every round has the same number of tokens."""
     return _averages(rounds, fmean, harmonic_mean)
 
 
@@ -72,14 +72,14 @@ def _averages(rounds: Sequence[Rates], of_times: Average, of_rates: Average) -> 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours to the best peer's."""
+    """The ratio of ours to the best peer's."""
 
     value: float
     peer: str
 
 
 def ratio(figures: dict[str, float | None], ours: str) -> Ratio | None:
-    """`figures` by engine, larger is better. None where we or all peers are missing."""
+    """The ratio from `figures` by engine, larger is better. None if ours or those of all peers are missing."""
     mine = figures.get(ours)
     peers = {name: figure for name, figure in figures.items() if name != ours and figure is not None}
     if mine is None or not peers:
@@ -89,6 +89,6 @@ def ratio(figures: dict[str, float | None], ours: str) -> Ratio | None:
 
 
 def turn_order(engines: Sequence[str], round_number: int) -> list[str]:
-    """Each round begins with another engine, so that no one always follows the same neighbour's heat and caches."""
+    """The order of a round. Each begins with another engine, so that heat and caches do not always affect the same."""
     start = round_number % len(engines) if engines else 0
     return [*engines[start:], *engines[:start]]

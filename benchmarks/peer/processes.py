@@ -1,4 +1,4 @@
-"""What the system counted about processes, read from /proc. A worker's children are counted with it."""
+"""Counters of processes from /proc. A worker's children are counted with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all its descendants, as far as they live."""
+    """The process and all its living descendants."""
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -37,7 +37,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
-    """The most memory that each has held, added up: files mapped into it count, pages shared by two count twice."""
+    """The sum of the processes' peak RSS. Mapped files count, and pages shared by two processes count twice."""
     total = 0
     for pid in pids:
         try:
@@ -49,13 +49,13 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
 
 
 def busy_seconds() -> float:
-    """Processor time of everything on the machine so far, and what a hypervisor gave to others of ours."""
+    """Processor time of everything on the machine so far, including time that the hypervisor gave to others (steal)."""
     user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + soft + steal) / TICKS
 
 
 def await_end(pids: Iterable[int], patience_s: float = 20.0) -> None:
-    """Wait for processes that are about to end, so that they disturb no measurement; kill those that do not."""
+    """Wait for processes that are ending, so that they disturb no measurement; kill those that do not end in time."""
     deadline = time.monotonic() + patience_s
     for pid in pids:
         while is_alive(pid) and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
-"""What a worker and the harness say to each other: one JSON object a line. Standard library alone, as every engine's
-environment imports it.
+"""Messages between a worker and the harness: one JSON object per line.
+
+Every engine's environment imports this module, so it uses only the standard library.
 
     harness                                    worker
                                            <-  Ready, once the model is loaded
@@ -13,12 +14,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-PROPERTIES = "ENGINE_PROPERTIES"  # environment variable: JSON of what an adapter passes on to its engine
+PROPERTIES = "ENGINE_PROPERTIES"  # environment variable: JSON of options that an adapter passes to its engine
 
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts of token ids to answer at once, each with exactly `output_tokens` greedy tokens."""
+    """Prompts of token ids to answer together, each with exactly `output_tokens` greedy tokens."""
 
     prompts: list[list[int]]
     output_tokens: int
@@ -26,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Generated:
-    """For each sequence its tokens, and when each came: in seconds since the job reached the engine."""
+    """The tokens of each sequence, and the arrival of each token in seconds since the job reached the engine."""
 
     tokens: list[list[int]]
     times: list[list[float]]
@@ -46,15 +47,20 @@ class Adapter(Protocol):
     version: str
 
     def answer(self, job: Job) -> Generated:
-        """Run the job. The clock starts when the engine is handed token ids, and stops with each token known to us:
-        no tokenizer is involved, and what an engine has to tidy up afterwards is outside."""
+        """Run the job.
+
+        The clock starts when the engine gets token ids, and each token is timed when it reaches us. No tokenizer is
+        involved, and cleanup after the last token is not timed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker opens its model: `context` is the most entries of a sequence, `sequences` the most at once. Without
-    `amx` it does without the processor's tiles."""
+    """How a worker opens its model: `context` is the maximum length of a sequence, `sequences` the maximum batch.
+
+    Without `amx` the engine does not use AMX.
+    """
 
     model: str
     threads: int
@@ -68,7 +74,7 @@ def to_line(message: Job | Generated | Ready | Options) -> str:
 
 
 def from_line(line: str) -> dict[str, Any]:
-    """Raises ValueError for what is not one JSON object."""
+    """The object in a line. Raises ValueError if it is not one JSON object."""
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError(f"not an object: {line:.80}")

@@ -1,4 +1,4 @@
-"""What is printed and what is kept: a table in Markdown for each model and workload, and the raw numbers."""
+"""The printed and the saved results: a Markdown table for each model and workload, and the raw numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from benchmarks.peer.figures import Rates, medians, ratio, together
 from benchmarks.peer.turns import Measured, Workload
 from benchmarks.peer.weights import describe
 
-IDLE_LIMIT = 0.02  # of a core: what a waiting worker may use before the comparison is in doubt
-OTHERS_LIMIT = 0.10  # the same, of everything else on the machine
+IDLE_LIMIT = 0.02  # cores that waiting workers may use; above it the comparison is in doubt
+OTHERS_LIMIT = 0.10  # the same for everything else on the machine
 
-# Columns of figures that have a ratio; "total" says something of its own only where prompts overlap answers.
+# Columns of figures that have a ratio; "total" is informative only if prefill and decode overlap.
 COLUMNS: dict[str, Callable[[Rates], float | None]] = {
     "prefill tok/s": lambda one: one.prefill,
     "decode tok/s": lambda one: one.decode,
@@ -23,7 +23,7 @@ COLUMNS: dict[str, Callable[[Rates], float | None]] = {
 
 
 def table(model: str, workload: Workload, measurements: Sequence[Measured]) -> str:
-    """A row for each engine that was measured, two for the ratios, and a line for each that was not."""
+    """A row for each measured engine, two rows of ratios, and a line for each engine that failed."""
     columns = [name for name in COLUMNS if name != "total tok/s" or workload.batch > 1]
     measured = {one.engine: medians(one.rounds) for one in measurements if one.turns}
     title = f"**{model}**, {workload.batch} x ({workload.prompt_tokens} + {workload.output_tokens}) tokens"
@@ -60,7 +60,7 @@ def ratio_cell(column: str, measured: dict[str, Rates]) -> str:
 
 
 def doubts(measurements: Sequence[Measured]) -> list[str]:
-    """Why the figures may not be worth much."""
+    """Reasons to doubt the figures."""
     found = [
         f"Not idle: {one.engine} used {one.idle_cpu:.0%} of a core while others had their turns."
         for one in measurements
@@ -76,7 +76,7 @@ def doubts(measurements: Sequence[Measured]) -> list[str]:
 
 
 def record(model: str, workload: Workload, measurements: Sequence[Measured]) -> dict[str, Any]:
-    """The same with every number, for JSON."""
+    """All numbers, for JSON."""
     return {
         "model": model,
         "workload": asdict(workload),

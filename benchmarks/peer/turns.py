@@ -22,7 +22,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import TwostrokeError
 
 SETTLE_S = 1.5  # after a turn: vLLM polls for a second before it sleeps, OpenMP threads spin for some milliseconds
-WARMUP_TOKENS = 8  # of output; the warm-up's prompts have the workload's own length, as some engines compile for it
+WARMUP_TOKENS = 8  # of output; warm-up prompts have the workload's length, as some engines compile for it
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Turn:
 
 @dataclass
 class Measured:
-    """All that was measured of an engine; `failure` is why there is no more of it."""
+    """All measurements of an engine; `failure` is the reason if there are no more."""
 
     engine: str
     version: str = ""
@@ -71,7 +71,7 @@ Say = Callable[[str], None]
 
 
 class PromptSource:
-    """Random tokens, fresh for every round: whatever an engine remembers of one is of no use in the next."""
+    """Random tokens, fresh for every round, so that no cache of an engine helps in the next."""
 
     def __init__(self, model: str) -> None:
         checkpoint = open_checkpoint(model)
@@ -97,9 +97,9 @@ def compare(
     *,
     amx: bool = True,
 ) -> list[Measured]:
-    """What was measured of each engine, in the order given. The workers live no longer than this call.
+    """The measurements of each engine, in the given order. The workers end with this call.
 
-    Raises TwostrokeError where the model itself is not to be had, or is too short for the workload.
+    Raises TwostrokeError if the model is not available, or its context is too short for the workload.
     """
     prompts = PromptSource(model)
     context = workload.prompt_tokens + workload.output_tokens
@@ -111,7 +111,7 @@ def compare(
         for measured in measurements.values():
             if (worker := load(measured, model, context, workload.batch, threads, work, say, amx=amx)) is not None:
                 workers[measured.engine] = stack.enter_context(worker)
-        # Round 0 warms up. All run in it before any is measured: what an engine does first, it does unmeasured.
+        # Round 0 warms up: all engines run once before any is measured.
         for round_number in range(rounds + 1):
             for name in turn_order(list(workers), round_number):
                 measured = measurements[name]
@@ -141,7 +141,7 @@ def load(
     *,
     amx: bool = True,
 ) -> Worker | None:
-    """A worker that is ready, set up first where need be. None if there is none; `measured.failure` then says why."""
+    """A worker that is ready, after setup if necessary. None if it failed; `measured.failure` has the reason."""
     engine = ENGINES[measured.engine]
     try:
         if not amx and engine.without_amx is None:
@@ -170,7 +170,7 @@ def take_turn(worker: Worker, prompts: list[list[int]], workload: Workload, roun
 
 @contextmanager
 def idleness(others: Sequence[tuple[Measured, Worker]]) -> Generator[None]:
-    """Note how much processor time the workers take whose turn it is not: it would be taken from the one that runs."""
+    """Record the processor time of waiting workers, which they take from the one that runs."""
     before, began = [worker.cpu_seconds() for _, worker in others], time.perf_counter()
     yield
     elapsed = time.perf_counter() - began

@@ -1,7 +1,7 @@
-"""A model of the catalog in the forms that engines read. All are made from the one GGUF file, and kept.
+"""A model of the catalog in the forms that engines read. All are made from the same GGUF file, and kept.
 
-`catalog` is our own engine's, which opens the GGUF by name; `safetensors` is what the file stands for, in bfloat16;
-`openvino` is int4 made from that.
+`catalog` is for our engine, which opens the GGUF by name. `safetensors` has its dequantized values in bfloat16.
+`openvino` is int4 made from those.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks.peer.environments import CannotSetUp, ensure_environment, log_fi
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.fetch import fetch
 
-INT4_GROUP = 128  # optimum's own; rows that it does not divide need a smaller one
+INT4_GROUP = 128  # optimum's default; rows that it does not divide need a smaller one
 
 
 def ensure_weights(engine: Engine, model: str, work: Path) -> str:
-    """What the engine is told to open. Raises CannotSetUp, or FetchError where the model itself is not to be had."""
+    """The path or name that the engine opens. Raises CannotSetUp, or FetchError if the model is not available."""
     return FORMS[engine.form](model, work)
 
 
@@ -70,7 +70,7 @@ FORMS: dict[str, Callable[[str, Path], str]] = {
 
 
 def once(directory: Path, make: Callable[[Path], None]) -> str:
-    """The directory, made elsewhere first if it is not there: one that has the name is whole."""
+    """The directory. If it is missing it is made under another name and renamed, so that it is never incomplete."""
     if not directory.is_dir():
         partial = directory.with_name(directory.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)

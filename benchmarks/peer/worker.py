@@ -1,7 +1,7 @@
 """One engine with one model, answering jobs: `python -m benchmarks.peer.worker ADAPTER OPTIONS`.
 
-It runs in the engine's environment, and waits for its turn in a read of stdin: it uses no processor meanwhile, unless
-the engine's own threads do.
+It runs in the engine's environment, and waits for its turn in a read of stdin. Meanwhile it uses no processor time,
+unless the engine's threads do.
 """
 
 import os
@@ -14,14 +14,14 @@ from benchmarks.peer.protocol import Adapter, Generated, Job, Options, Ready, fr
 
 
 def take_stdout() -> Any:
-    """The protocol's own stream. Engines print to stdout, even from C++: that goes to the log, where stderr goes."""
+    """The protocol's stream. Engines print to stdout, even from C++, so stdout is redirected to the log like stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return stream
 
 
 def check(job: Job, answer: Generated, elapsed: float) -> None:
-    """An engine that stops early, or reads its clock wrongly, must not look fast: `elapsed` is by our own clock."""
+    """Reject answers of an engine that stopped early or misread its clock. `elapsed` is measured by our clock."""
     wanted = [job.output_tokens] * len(job.prompts)
     counts = [len(tokens) for tokens in answer.tokens]
     stamps = [len(times) for times in answer.times]
@@ -31,7 +31,7 @@ def check(job: Job, answer: Generated, elapsed: float) -> None:
         if times[0] <= 0 or times != sorted(times):
             raise RuntimeError(f"times that do not go forward: {times[:4]} ...")
     last = max(times[-1] for times in answer.times)
-    if not 0.9 * elapsed - 0.05 <= last <= elapsed:  # what follows the last token is tidying up
+    if not 0.9 * elapsed - 0.05 <= last <= elapsed:  # cleanup follows the last token
         raise RuntimeError(f"the last token came {last:.3f} s after the start, and the answer {elapsed:.3f} s")
 
 

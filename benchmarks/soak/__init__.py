@@ -1,6 +1,6 @@
-"""A server under everything that clients do, for minutes; then nothing may be left of it: `python -m benchmarks.soak`.
+"""A soak test: all kinds of client behaviour for minutes, then checks for leaks. `python -m benchmarks.soak`.
 
-__main__    the command: start, storm, calm, verdict     sockets     bytes that are hardly HTTP
-requests    what clients ask, and what they may hear     fuzz        requests made from the OpenAPI schema
-verdict     what must hold at the end                    vitals      what the system and /metrics count
+__main__    the command: start, storm, calm, verdict     sockets     malformed HTTP
+requests    requests, and the allowed answers            fuzz        requests made from the OpenAPI schema
+verdict     checks at the end                            vitals      counters of the system and /metrics
 """

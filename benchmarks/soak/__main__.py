@@ -1,4 +1,4 @@
-"""The command. Exit status 1, and the line that says why, if anything does not hold at the end."""
+"""The command. If a check fails at the end, it prints the reason and exits with status 1."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.system.home import home
 
 WORK = home() / "soak"
-DEADLINE_S = 8  # of requests that name none: fuzzed ones ask for thousands of tokens
+DEADLINE_S = 8  # default deadline, as fuzzed requests ask for thousands of tokens
 OPTIONS = ["--backend", "native", "--kv-bytes", "128MiB", "--max-running", "24", "--max-queued", "24"]
-# What is freed goes back to the system at once. As glibc does it otherwise, with an arena for each thread and large
-# blocks kept, the same storm of two minutes ended 40 MiB higher than it began, and a leak could hide in that.
+# Freed memory is returned to the system at once. With glibc's defaults, an arena for each thread and large blocks kept,
+# the same storm of two minutes ended 40 MiB higher than it began, which could hide a leak.
 MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the storm lasts.")] = 10.0,
-    model: Annotated[str, typer.Option(help="Of the catalog.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="Name in the catalog.")] = "smollm2-135m",
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
     work: Annotated[Path, typer.Option(help="Where the server's log is kept.")] = WORK,
 ) -> None:
-    """Our server, right and wrong requests, disconnects, deadlines, raw bytes and schemathesis; then the verdict."""
-    from benchmarks.soak.storm import run  # needs what --help must not
+    """Our server under valid and invalid requests, disconnects, deadlines, raw bytes and schemathesis; then checks."""
+    from benchmarks.soak.storm import run  # has imports that --help must not need
 
     work = work.expanduser().resolve()
     work.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Requests that schemathesis makes from the server's own OpenAPI schema, valid and not: a process of its own.
+"""Valid and invalid requests that schemathesis makes from the server's OpenAPI schema, as a separate process.
 
     python -m benchmarks.soak.fuzz URL SEED
 
-It runs until SIGTERM. The last line on stdout is JSON: how many requests were made, and which were answered with a
-server error that is not documented.
+It runs until SIGTERM. The last line on stdout is JSON: the number of requests, and those that were answered with an
+undocumented server error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from benchmarks.soak.requests import documented
 
-READ_S = 2.0  # for an answer; then the client goes, which is a test as well
-KEPT = 10  # failures that are told in full
+READ_S = 2.0  # time for an answer; then the client disconnects, which is also tested
+KEPT = 10  # failures that are reported in full
 BOUNDS = settings(
-    max_examples=20,  # of an operation in a round
+    max_examples=20,  # per operation and round
     deadline=None,
     database=None,
     phases=[Phase.generate],
@@ -34,14 +34,14 @@ BOUNDS = settings(
 
 def main(url: str, first_seed: int) -> None:
     statuses, failures, told = Counter[int](), list[str](), set[str]()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hypothesis would take SystemExit for a finding
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hypothesis would report SystemExit as a failure
     schema: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
 
     def send(case: Any) -> None:
         try:
             answer = case.call(base_url=url, timeout=READ_S)
-        except requests.RequestException:  # it took too long, or is nothing that can be sent
+        except requests.RequestException:  # it took too long, or cannot be sent
             statuses[0] += 1
             return
         statuses[answer.status_code] += 1
@@ -53,7 +53,7 @@ def main(url: str, first_seed: int) -> None:
         for number, (operation, mode) in ((number, one) for number in count(first_seed) for one in one_round):
             try:
                 BOUNDS(seed(number)(given(operation.as_strategy(generation_mode=mode))(send)))()
-            except Exception as error:  # of the generator: some operations have nothing to make wrong
+            except Exception as error:  # of the generator: some operations have no invalid requests
                 told.add(f"{operation.label}, {mode.value}: {type(error).__name__} {error}")
     except KeyboardInterrupt:
         facts = {"requests": sum(statuses.values()), "statuses": dict(statuses), "left_out": sorted(told)}

@@ -1,4 +1,4 @@
-"""What clients ask, right and wrong, and what they may hear."""
+"""Valid and invalid requests of clients, and the allowed answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import httpx
 
 WITNESS = {"prompt": "The KV cache is", "max_tokens": 24, "temperature": 0}
 CONTEXT = 8192  # of the model under test
-IMPATIENT_S = (0.01, 2.0)  # after which a client goes
-KEPT = 20  # surprises that are told in full
+IMPATIENT_S = (0.01, 2.0)  # range of times after which a client disconnects
+KEPT = 20  # unexpected answers that are reported in full
 
 
 def documented(status: int, body: bytes) -> bool:
-    """Server errors that are an answer: the request's own deadline, and nothing else while the engine runs."""
+    """Whether a server error is allowed: only that of the request's deadline is, while the engine runs."""
     return status < 500 or (status == 504 and b'"code":"timeout"' in body)
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One request. `statuses` are all that it may be answered with."""
+    """One request. `statuses` are the allowed statuses of its answer."""
 
     path: str
     content: bytes
@@ -34,7 +34,7 @@ class Shot:
 
 @dataclass
 class Ledger:
-    """What was sent, and every answer that should not have come."""
+    """Counts of requests, and all unexpected answers."""
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     surprises: list[str] = field(default_factory=list[str])
@@ -59,7 +59,7 @@ WRONG = (400, 404, 422)
 
 
 def tokens(rng: random.Random) -> list[int]:
-    """Mostly short, sometimes long: uniform in the logarithm."""
+    """A random prompt whose length is log-uniform: mostly short, sometimes long."""
     return [rng.randrange(100, 40_000) for _ in range(round(2 ** rng.uniform(0, 10.5)))]
 
 
@@ -183,7 +183,7 @@ KINDS: dict[Callable[[random.Random], Shot], int] = {
 
 
 async def client(http: httpx.AsyncClient, rng: random.Random, ledger: Ledger, witness: str) -> None:
-    """Ask one thing after another, for ever; now and then go before the answer, and now and then ask what is known."""
+    """Send one request after another, forever. Some disconnect before the answer, some have a known answer."""
     while True:
         if rng.random() < 0.05:
             await _same_text(http, ledger, witness)
@@ -203,7 +203,7 @@ async def _fire(http: httpx.AsyncClient, kind: str, one: Shot, ledger: Ledger) -
         async with http.stream("POST", one.path, content=one.content, headers=one.headers) as answer:
             body = await answer.aread()
     except (httpx.RemoteProtocolError, httpx.WriteError, httpx.ReadError) as error:
-        if 413 not in one.statuses:  # a body that is refused unread ends the connection, at times before it is heard
+        if 413 not in one.statuses:  # an unread body closes the connection, at times before the answer arrives
             ledger.surprise(f"{kind}: {type(error).__name__} {error}")
         return
     if answer.status_code not in one.statuses or not documented(answer.status_code, body):
@@ -220,5 +220,5 @@ async def _same_text(http: httpx.AsyncClient, ledger: Ledger, witness: str) -> N
 
 
 def text(answer: httpx.Response) -> str:
-    """Of a completion."""
+    """The text of a completion."""
     return answer.json()["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""Bytes that are hardly HTTP: halves, garbage, and clients that take for ever."""
+"""Malformed HTTP: incomplete requests, garbage, and very slow clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.soak.requests import Ledger
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "the", "max_tokens": 300, "stream": true}'
-LISTEN_S = 1.0  # for an answer
+LISTEN_S = 1.0  # time to wait for an answer
 
 Bytes = Callable[[random.Random], AsyncIterator[bytes]]
 
@@ -72,7 +72,7 @@ async def upgrade(rng: random.Random) -> AsyncIterator[bytes]:
 
 
 async def slow(rng: random.Random) -> AsyncIterator[bytes]:
-    """A byte at a time, for seconds."""
+    """A request sent one byte at a time, for seconds."""
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     for at in range(rng.randrange(1, 30)):
         yield whole[at : at + 1]
@@ -95,7 +95,7 @@ KINDS: tuple[Bytes, ...] = (
 
 
 async def vandal(port: int, rng: random.Random, ledger: Ledger) -> None:
-    """Open one connection after another, for ever. Any answer will do that is no server error."""
+    """Open one connection after another, forever. Any answer except a server error is allowed."""
     while True:
         kind = rng.choice(KINDS)
         try:
@@ -111,7 +111,7 @@ async def vandal(port: int, rng: random.Random, ledger: Ledger) -> None:
                 await writer.drain()
             with suppress(TimeoutError):
                 heard = await asyncio.wait_for(reader.read(4000), rng.uniform(0, LISTEN_S))
-        except OSError:  # it has hung up, as it may
+        except OSError:  # the server closed the connection, which is allowed
             pass
         finally:
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Everybody at once, and what is left when they have gone."""
+"""The storm of all clients at once, and the state of the server afterwards."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from benchmarks.soak.vitals import Vitals, read, rss_bytes
 from twostroke.server.grammar import REMEMBERED
 
 CLIENTS, VANDALS = 12, 4
-GUST_S = 20.0  # before anything is counted
-CALM_S = 60.0  # for what runs to end, once everybody has gone
+GUST_S = 20.0  # warm-up storm before the first count
+CALM_S = 60.0  # time for running requests to end after the storm
 
 
 async def storm(server: ServerProcess, seconds: float, seed: int, witness: str, ledger: Ledger) -> dict[str, Any]:
-    """Everybody at once. Returns what the fuzzer says, and samples of RSS."""
+    """Run all clients at once. Returns the fuzzer's report, and samples of RSS."""
     command = [sys.executable, "-m", "benchmarks.soak.fuzz", server.url, str(seed)]
     limits = httpx.Limits(max_connections=None)
     fuzz = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment({}))
@@ -58,7 +58,7 @@ async def storm(server: ServerProcess, seconds: float, seed: int, witness: str, 
 
 
 def calm(http: httpx.Client, pid: int, like: Vitals | None = None) -> Vitals:
-    """Reset the prefix index and look, until all is as it was, or it has had the time for it."""
+    """Reset the prefix index and read the vitals until they equal `like`, for at most `CALM_S`."""
     end = time.monotonic() + CALM_S
     while True:
         http.post("/reset_prefix_cache")
@@ -74,7 +74,7 @@ def ask(http: httpx.Client) -> str:
 
 
 def warm_up(http: httpx.Client, seed: int) -> None:
-    """Fill the KV pool, whose memory comes into being with use, and the server's memory of grammars."""
+    """Fill the KV pool, whose memory is allocated on first use, and the server's cache of grammars."""
     rng = random.Random(seed)
     for _ in range(4):
         prompt = [rng.randrange(100, 40_000) for _ in range(2000)]
@@ -85,15 +85,15 @@ def warm_up(http: httpx.Client, seed: int) -> None:
 
 
 def log_errors(log: Path) -> list[str]:
-    """Lines in the server's log that tell of a mistake of its own."""
+    """Lines in the server's log that report an internal error."""
     lines = log.read_text(errors="replace").splitlines()
     return [line for line in lines if re.search(r"Traceback| (ERROR|CRITICAL) |never awaited|was destroyed", line)]
 
 
 def run(server: ServerProcess, seconds: float, seed: int) -> list[Check]:
-    """The whole of it. Ends the server."""
+    """The whole soak test. It ends the server."""
     ledger = Ledger()
-    # Each request on a connection of its own, so that none that is kept counts as an open file.
+    # One connection per request, so that no idle connection counts as an open file.
     with httpx.Client(base_url=server.url, timeout=120, headers={"connection": "close"}) as http:
         warm_up(http, seed)
         witness = ask(http)

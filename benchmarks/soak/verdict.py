@@ -1,4 +1,4 @@
-"""What must hold once everybody has gone."""
+"""The checks after the storm."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from benchmarks.soak.vitals import Vitals, slope
 
-GROWTH_LIMIT = 1 << 20  # bytes a minute over the second half of the storm
-STEP = 8 << 20  # bytes that caches and the allocator may take meanwhile; a short storm cannot tell them from growth
+GROWTH_LIMIT = 1 << 20  # bytes per minute over the second half of the storm
+STEP = 8 << 20  # bytes of growth allowed for caches and the allocator, which look like a leak in a short storm
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold, and what was found."""
+    """One condition, and the value found."""
 
     name: str
     holds: bool
@@ -21,7 +21,7 @@ class Check:
 
 
 def leaks(before: Vitals, after: Vitals) -> list[Check]:
-    """`before` the storm and `after` it; both idle, with a prefix index that was reset."""
+    """Checks of vitals `before` and `after` the storm, both idle and after a reset of the prefix index."""
     return [
         Check(
             "pages used = 0, and none lost",
@@ -40,8 +40,10 @@ def leaks(before: Vitals, after: Vitals) -> list[Check]:
 
 
 def flat(samples: Sequence[tuple[float, int]]) -> Check:
-    """RSS, as (seconds, bytes), over the second half of the storm, by the least of each twentieth: requests under way
-    hold megabytes for a moment."""
+    """Growth of RSS, sampled as (seconds, bytes), over the second half of the storm.
+
+    It uses the minimum of each twentieth, as running requests briefly hold megabytes.
+    """
     width = max(1, len(samples) // 20)
     least = [min(samples[at : at + width], key=lambda one: one[1]) for at in range(0, len(samples), width)]
     seconds = samples[-1][0] - samples[len(samples) // 2][0]
@@ -52,5 +54,5 @@ def flat(samples: Sequence[tuple[float, int]]) -> Check:
 
 
 def quiet(name: str, count: int, examples: Sequence[str]) -> Check:
-    """Something that was not to happen at all."""
+    """A check that something never happened."""
     return Check(name, count == 0, "\n      ".join([str(count), *examples]))

@@ -1,4 +1,4 @@
-"""What the system and /metrics count of a server."""
+"""Counters of a server from the system and /metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def rss_bytes(pid: int) -> int:
-    """Memory that the process holds now."""
+    """The current resident memory of the process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> float:
-    """Bytes a second over the second half of (seconds, bytes), by least squares."""
+    """The slope in bytes per second over the second half of (seconds, bytes), by least squares."""
     half = samples[len(samples) // 2 :]
     seconds, held = np.array(half, dtype=float).T
     return float(np.polyfit(seconds - seconds[0], held, 1)[0])
@@ -28,7 +28,7 @@ def slope(samples: Sequence[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True)
 class Vitals:
-    """At one moment. Pages and requests are the server's own count, threads and files the system's."""
+    """Counters at one moment. Pages and requests are counted by the server, threads and files by the system."""
 
     used: int
     cached: int

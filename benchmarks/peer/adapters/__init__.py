@@ -1,4 +1,4 @@
-"""One file an engine: the few lines that make it answer a job. Each runs in that engine's environment only.
+"""One file per engine, with the code that makes it answer a job. Each runs only in that engine's environment.
 
-None has the name of a package that it imports, or a type checker takes it for that package.
+No file has the name of a package that it imports, since type checkers would confuse the two.
 """

@@ -1,7 +1,7 @@
 """llama.cpp, through the C API that its Python package exposes.
 
-Not through the package's own `Llama` class, which copies every row of logits into Python arrays and holds one
-sequence: that would measure the binding. This is the loop of llama.cpp's own programs, its greedy sampler included.
+The package's `Llama` class is not used: it copies every row of logits into Python arrays and holds one sequence, so
+that it would measure the binding. This is the loop of llama.cpp's own programs, including its greedy sampler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import llama_cpp as api  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peer.protocol import Generated, Job, Options
 
-# A row of a batch: token, position, sequence, and whether its logits are wanted.
+# A row of a batch: token, position, sequence, and whether its logits are computed.
 Row = tuple[int, int, int, bool]
 
 
@@ -53,11 +53,11 @@ class LlamaCpp:
         )
         for step in range(job.output_tokens - 1):
             run([(tokens[one][-1], len(job.prompts[one]) + step, one, True) for one in range(count)])
-        api.llama_memory_clear(api.llama_get_memory(self._context), False)  # nothing is left for the next round
+        api.llama_memory_clear(api.llama_get_memory(self._context), False)  # no cache for the next round
         return Generated(tokens, times)
 
     def _decode(self, rows: list[Row]) -> list[tuple[int, int]]:
-        """(sequence, next token) of every row that wants logits."""
+        """(sequence, next token) of every row with logits."""
         found: list[tuple[int, int]] = []
         for start in range(0, len(rows), self._rows):
             part, batch = rows[start : start + self._rows], self._batch

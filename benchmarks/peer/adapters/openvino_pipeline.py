@@ -18,8 +18,8 @@ from benchmarks.peer.protocol import PROPERTIES, Generated, Job, Options
 class OpenVino:
     def __init__(self, options: Options) -> None:
         self.version = version("openvino-genai")
-        # What the pipeline does by itself for one caller, a whole prompt in a step, except that nothing is remembered:
-        # its cache would keep every round's prompt, which is memory that no other engine is charged.
+        # The pipeline's default for one caller, a whole prompt in a step, but without prefix caching: the cache would
+        # keep every round's prompt, and no other engine uses memory for that.
         schedule = genai.SchedulerConfig()
         schedule.enable_prefix_caching = False
         schedule.max_num_batched_tokens = options.context * options.sequences
@@ -33,9 +33,9 @@ class OpenVino:
         prompts = np.array(job.prompts, dtype=np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(prompts), openvino.Tensor(np.ones_like(prompts)))
         done = self._pipeline.generate(inputs, config)
-        # Its own stopwatch, in microseconds, as only a single sequence can be streamed. A step's time is divided among
-        # its sequences and listed once for each, so every so-many-th sum ends a step. The worker holds the last of them
-        # against our clock.
+        # Times are the pipeline's own, in microseconds, as only a single sequence can be streamed. A step's time is
+        # divided among its n sequences and listed once for each, so every n-th sum ends a step. The worker compares the
+        # last one with our clock.
         raw, count = done.perf_metrics.raw_metrics, len(job.prompts)
         sums = list(accumulate([raw.m_times_to_first_token[0], *raw.m_durations]))
         times = [at / 1e6 for at in sums[::count]]

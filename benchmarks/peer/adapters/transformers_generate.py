@@ -13,7 +13,7 @@ from benchmarks.peer.protocol import Generated, Job, Options
 
 
 class Stamps:
-    """A streamer, which `generate` hands every step's tokens: first the prompts, then a token of each sequence."""
+    """A streamer. `generate` passes it the prompts, then in every step one token of each sequence."""
 
     def __init__(self) -> None:
         self.at: list[float] = []

@@ -1,4 +1,4 @@
-"""Ours: the native backend, without a prefix index."""
+"""Twostroke: the native backend, without a prefix index."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from twostroke.backends.native.library import variants
 class Twostroke:
     def __init__(self, options: Options) -> None:
         self.version = version("twostroke")
-        other = next((name for name in variants() if name != "amx"), "avx2")  # which then says what is missing
+        other = next(
+            (name for name in variants() if name != "amx"), "avx2"
+        )  # raises an error that says what is missing
         backend = "native" if options.amx else f"native-{other}"
         self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
 
     def answer(self, job: Job) -> Generated:
-        params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy unless told otherwise
+        params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy by default
         began = time.perf_counter()
         done = self._llm.generate(job.prompts, params)
         return Generated(

@@ -1,7 +1,7 @@
 """vLLM's offline engine, bfloat16, prefix caching off.
 
-The engine runs in a process of its own, as it does for its users: only there are its threads bound and its allocator
-preloaded. We step it ourselves to see each token come.
+The engine runs in a separate process, as it does for its users: only there are its threads bound and its allocator
+preloaded. We step it ourselves to time each token.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from twostroke.backends.native.library import variants
 class Twostroke:
     def __init__(self, options: Options) -> None:
         self.version = version("twostroke")
-        other = next(
-            (name for name in variants() if name != "amx"), "avx2"
-        )  # raises an error that says what is missing
+        other = next((name for name in variants() if name != "amx"), "avx2")  # avx2: raises an error
         backend = "native" if options.amx else f"native-{other}"
         self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
 

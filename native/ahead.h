@@ -1,5 +1,5 @@
-// What a member reads in a later phase, asked for a little at a time beside its work in this one. Multiplying few rows
-// is held up by instructions and attention by memory: so memory works while weights are unpacked.
+// Prefetch of data that a member reads in a later phase, in small steps during its work in this one. Multiplying few
+// rows is limited by instructions and attention by memory, so memory is kept busy while weights are unpacked.
 #pragma once
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include "memory.h"
 #include "simd.h"
 
-// Bytes that a member may ask for so long before: half of a core's second-level cache, as weights go through it too.
+// Bytes that a member may prefetch for a later phase: half of a core's L2 cache, as weights pass through it too.
 inline size_t ahead_bytes() {
   static const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
   return size_t(cache > 0 ? cache : 1 << 20) / 2;
@@ -16,20 +16,21 @@ inline size_t ahead_bytes() {
 
 class Ahead {
  public:
-  // Pieces of `bytes` each, at these offsets from `base`, in the order in which they are wanted: as late as they can be
-  // had in so many steps, for weights push out what lies in the cache. `offsets` stay until the end.
+  // Begins to prefetch pieces of `bytes` each, at these offsets from `base`, in the order of use. `steps` steps are
+  // left; prefetching starts as late as possible, since weights evict data from the cache. `offsets` must stay valid
+  // until end().
   void begin(const uint8_t* base, const std::vector<size_t>& offsets, size_t bytes, int steps) {
     base_ = base, next_ = offsets.data(), last_ = next_ + offsets.size(), bytes_ = bytes, at_ = 0;
     wait_ = steps - int(offsets.size() * bytes / (LINES * LINE));
   }
   void end() { next_ = last_ = nullptr; }
 
-  // Whether to take steps beside the next so many groups of weights, one for each.
+  // Whether to take one step for each of the next `groups` groups of weights.
   bool due(int groups) {
     if (next_ == last_) return false;
     return (wait_ -= groups) < 0;
   }
-  // Asks for the next few lines, if any are left.
+  // Prefetches the next few lines, if any are left.
   void step() {
     if (next_ == last_) return;
     const uint8_t* from = base_ + *next_ + at_;

@@ -1,10 +1,10 @@
-// Attention over pages, in splits of SPLIT pages of a sequence's table (FlashDecoding): each split has a softmax of its
-// own, and splits are merged in order. Products are of pairs: bfloat16 where the build multiplies them (queries,
+// Attention over pages, in splits of SPLIT pages of a sequence's table (FlashDecoding): each split has a separate
+// softmax, and splits are merged in order. Products are of pairs: bfloat16 if the build multiplies them (queries,
 // keys, softmax weights and values rounded, sums in float32), else float32.
 //
-// What a row computes depends on its own entries alone: splits begin at fixed places of the table, a key that a row may
-// not see has weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits,
-// whether a member computes all splits of a row or several share them.
+// The result of a row depends only on its own entries: splits begin at fixed positions of the table, a masked key has
+// weight 0, and every sum has a fixed order. So decode rows and rows of any chunk get the same bits, whether one member
+// computes all splits of a row or several members share them.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -15,17 +15,17 @@
 #include "attention_vectors.h"
 #endif
 
-constexpr int ROWS_AT_ONCE = 32;  // whose scores stay in the first-level cache
-constexpr float UNSEEN = -1e30f;  // the score of what a row may not see: finite, and its power of 2 is 0
+constexpr int ROWS_AT_ONCE = 32;  // rows whose scores fit in the L1 cache
+constexpr float UNSEEN = -1e30f;  // the score of a masked key: finite, and its power of 2 is 0
 
-// Which slots of a page a row may see, as bits; `base` is the order of slot 0.
+// The mask of the slots of a page that a row attends to, as bits; `base` is the order of slot 0.
 inline uint32_t visible(const Span& span, int base, const Query& row, int window) {
   const int high = std::min(span.stop, row.order - base + 1);
   const int low = window > 0 ? std::max(span.start, row.position - window - span.position + span.start + 1) : span.start;
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
 }
 
-// Scores of a row's keys to their powers of 2, after what it may not see is hidden; their top and total to `out`.
+// Masks the scores of a row's keys and replaces them by their powers of 2; their maximum and sum go to `out`.
 inline void make_shares(const Span* spans, int num_spans, int before, int window, bool whole, const Query& query, float* row,
                         Half* shares, const Partial& out) {
   F highest = set1(UNSEEN), total = zero();
@@ -48,7 +48,7 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
     store_narrow(shares + PAGE_SIZE * i, w);
     total = add(total, w);
   }
-  *out.total = sum(total);  // 0 if nothing was seen
+  *out.total = sum(total);  // 0 if all keys are masked
 }
 
 // Pages of a sequence that a head reads.
@@ -57,16 +57,16 @@ struct Reads {
   int count, head;
 };
 
-// One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries come before
-// these pages. `next` are likely to be read after them.
+// One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
+// these pages. The pages `next` are likely to be read after them.
 inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, const Query* rows,
                          const Half* queries, int count, const Partial* out, Scratch& scratch) {
   const auto [spans, num_spans, head] = pages;
   const int dim = layer.dim;
-  bool whole = window == 0;  // all pages are full, and rows see what is before them
+  bool whole = window == 0;  // all pages are full, and rows attend to all entries before them
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
-  // Pages lie anywhere, so only we know which comes next: after the keys come the values, and then the next keys.
+  // Pages are scattered in memory, so the hardware cannot predict the next: values follow keys, then the next keys.
   const uint16_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
   for (int i = 0; i < num_spans; i++)
     keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
@@ -75,7 +75,7 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
     values[num_spans + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
     fetch_bytes(keys[i], 2 * PAGE_SIZE * dim);
   }
-  int end = before, reach = 0;  // pages that a row may see are enough for those before it: weights of 0 add nothing
+  int end = before, reach = 0;  // a row's pages include those of the rows before it: weights of 0 add nothing
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first);
     for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
@@ -89,7 +89,7 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
   }
 }
 
-// `to` and `part` as if their keys had been one split.
+// Merges `part` into `to`, as if their keys had been one split.
 inline void merge(Partial to, Partial part, int dim) {
   if (*part.total == 0) return;
   const float highest = *to.total == 0 ? *part.top : std::max(*to.top, *part.top);
@@ -99,12 +99,12 @@ inline void merge(Partial to, Partial part, int dim) {
   *to.total = first_lane(fma(set1(*part.total), gain, mul(set1(*to.total), decay)));
 }
 
-// Where the splits of a table begin, in spans and in entries.
+// The beginnings of a table's splits, in spans and in entries.
 struct Split {
   int first, count, before;
 };
 
-// Splits that the rows from `first_row` on to `last_row` may see.
+// The splits that the rows from `first_row` to `last_row` attend to.
 inline void find_splits(const Span* spans, int num_spans, int window, const Query& first_row, const Query& last_row,
                         std::vector<Split>& out) {
   out.clear();

@@ -1,15 +1,15 @@
-// Products of attention on AMX, for any number of rows. A row's bits do not depend on the others. Pairs lie in pages as
-// tiles take them; an instruction adds 32 columns of keys, or the 16 slots of a page of values.
+// Products of attention on AMX, for any number of rows. A row's bits do not depend on the others. Pages hold pairs in
+// the layout of tiles; an instruction adds 32 columns of keys, or the 16 slots of a page of values.
 #pragma once
 #include <algorithm>
 
 #include "attention_pages.h"
 #include "tiles.h"
 
-constexpr int QUERY_ROWS = 64;  // rows of a chunk whose keys and values come into cache once
+constexpr int QUERY_ROWS = 64;  // rows of a chunk for which keys and values are loaded into cache once
 
-// The two products of attention with a split's pages, of which the first `count` are wanted: in `keys` or `values`, and
-// AHEAD_PAGES more to ask for.
+// The two products of attention with the first `count` pages of a split, in `keys` or `values`, which are followed by
+// AHEAD_PAGES more to prefetch.
 struct Products {
   int dim;
   bool asks;
@@ -19,7 +19,7 @@ struct Products {
     in_pairs(rows, [&](int row, bool two) {
       const Half* q = queries + row * dim;
       for (int i = 0; i < count; i += 2) {
-        const int second = std::min(i + 1, count - 1);  // an odd one out is scored twice
+        const int second = std::min(i + 1, count - 1);  // with an odd count the last page is scored twice
         const uint16_t *k = keys[i], *l = keys[second];
         if (asks && row == 0) ask(keys[i + AHEAD_PAGES]), ask(keys[second + AHEAD_PAGES]);
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -37,7 +37,7 @@ struct Products {
       }
     });
   }
-  // Sums of values by shares [rows, KEYS]. Rows of `out` lie evenly apart.
+  // Sums of values weighted by shares [rows, KEYS]. Rows of `out` have a constant stride.
   void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
     const long stride = rows > 1 ? (out[1].out - out[0].out) * sizeof(float) : long(LINE);
     in_pairs(rows, [&](int row, bool two) {
@@ -63,7 +63,7 @@ struct Products {
 
  private:
   void ask(const uint16_t* page) const { fetch_bytes(page, 2 * PAGE_SIZE * dim); }
-  // Calls step(row, whether it begins two tiles of rows).
+  // Calls step(row, whether two tiles of rows begin there).
   template <class Step>
   static void in_pairs(int rows, const Step& step) {
     for (int row = 0; row < rows;) {

@@ -1,17 +1,17 @@
-// Pages of keys and values, in pairs: products are of pairs, bfloat16 where the build multiplies them, else float32.
+// Pages of keys and values, in pairs: products are of pairs, bfloat16 if the build multiplies them, else float32.
 #pragma once
 #include "memory.h"
 #include "simd.h"
 
 constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
-constexpr int AHEAD_PAGES = INTEL ? 2 : 6;  // asked for before they are needed
+constexpr int AHEAD_PAGES = INTEL ? 2 : 6;  // pages to prefetch
 
 struct Span {
   int32_t page, start, stop, position;
 };
 
-// K and V of one layer in bfloat16. A page of a head holds pairs as they are multiplied: of two columns of a key,
-// [dim / 2, PAGE_SIZE, 2], and of the values of two slots, [PAGE_SIZE / 2, dim, 2].
+// K and V of one layer in bfloat16. A page of a head holds pairs in the order of multiplication: two columns of a key,
+// [dim / 2, PAGE_SIZE, 2], and the values of two slots, [PAGE_SIZE / 2, dim, 2].
 struct Layer {
   uint16_t* data;
   int64_t side_stride, page_stride;
@@ -29,15 +29,15 @@ struct Layer {
 };
 
 struct Query {
-  int order;  // entries before its own
+  int order;  // number of entries before the row's own
   int position;
 };
 
-// A softmax-weighted sum of values, as yet without the division: [dim] at out.
+// A softmax-weighted sum of values before the division: [dim] at out.
 struct Partial {
   float *out, *top, *total;
 };
 
 struct Scratch {
-  Buffer weights, shares, outs;  // shares: weights, narrow
+  Buffer weights, shares, outs;  // shares: weights as Half
 };

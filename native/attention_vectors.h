@@ -4,9 +4,9 @@
 
 #include "attention_pages.h"
 
-constexpr int QUERY_ROWS = 32;  // rows of a chunk whose keys and values come into cache once
+constexpr int QUERY_ROWS = 32;  // rows of a chunk for which keys and values are loaded into cache once
 
-// 16 pairs of a page, which are asked for of a later page at the same time, or not.
+// 16 pairs of a page. Optionally the same pairs of a later page are prefetched.
 template <bool ASK>
 struct PairsOf {
   const uint16_t* const* pages;
@@ -17,11 +17,11 @@ struct PairsOf {
   }
 };
 
-// So many times 16 sums a tile of R rows has for each row.
+// The number of sums of 16 that a tile of R rows has for each row.
 template <int R>
 constexpr int SUMS = TILE_SUMS / R >= 4 ? 4 : TILE_SUMS / R >= 2 ? 2 : 1;
 
-// Scores of R rows against P pages of keys from `first` on. There is none after `last`, which is then scored twice.
+// Scores of R rows against P pages of keys from `first` on. Beyond `last`, page `last` is scored again.
 template <int R, int P, class Source>
 void score_pages(const Half* queries, const Source& keys, int first, int last, int dim, float* out) {
   F acc[R][P];
@@ -38,7 +38,7 @@ void score_pages(const Half* queries, const Source& keys, int first, int last, i
     for (int p = 0; p < P; p++) store(out + r * KEYS + PAGE_SIZE * p, acc[r][p]);
 }
 
-// Sums of 16 C columns of these pages' values for R rows, weighted.
+// Weighted sums of 16 C columns of these pages' values for R rows.
 template <int R, int C, class Source>
 void sum_columns(const Half* shares, const Source& values, int pages, int dim, int d, const Partial* out) {
   F acc[R][C];
@@ -64,7 +64,7 @@ void sum_values(const Half* shares, const Source& values, int pages, int dim, co
   for (; d < dim; d += 16 * REST) sum_columns<R, REST>(shares, values, pages, dim, d, out);
 }
 
-// Calls step<R>(row) for rows in tiles of TILE_ROWS, and once for what is left.
+// Calls step<R>(row) for rows in tiles of TILE_ROWS, and once for the rest.
 template <int R = TILE_ROWS, class Step>
 inline void in_row_tiles(int count, int row, const Step& step) {
   for (; count - row >= R; row += R) step.template operator()<R>(row);
@@ -72,8 +72,8 @@ inline void in_row_tiles(int count, int row, const Step& step) {
     if (row < count) in_row_tiles<R - 1>(count, row, step);
 }
 
-// The two products of attention with a split's pages, of which the first `count` are wanted: in `keys` or `values`, and
-// AHEAD_PAGES more to ask for.
+// The two products of attention with the first `count` pages of a split, in `keys` or `values`, which are followed by
+// AHEAD_PAGES more to prefetch.
 struct Products {
   int dim;
   bool asks;
@@ -89,7 +89,7 @@ struct Products {
         });
       });
   }
-  // Sums of values by shares [rows, KEYS].
+  // Sums of values weighted by shares [rows, KEYS].
   void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
     in_row_tiles(rows, 0, [&]<int R>(int r) {
       from(values, asks && r == 0, [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });

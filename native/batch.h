@@ -1,4 +1,4 @@
-// The rows of a step, and what of their attention is to be computed.
+// The rows of a step, and the units of work of their attention.
 #pragma once
 #include <span>
 #include <utility>
@@ -6,8 +6,8 @@
 #include "attention.h"
 #include "decoder.h"
 
-constexpr int EVEN = 4;      // units of a member's share that are enough to deal evenly
-constexpr int FEW_ROWS = 2;  // so few rows are prepared by every member for itself, which saves a phase
+constexpr int EVEN = 4;      // units per member that are enough for an even distribution
+constexpr int FEW_ROWS = 2;  // up to this many rows are prepared by every member for itself, which saves a phase
 
 // Rows of a step; see RaggedBatch in backends/interface.py.
 struct Batch {
@@ -19,30 +19,30 @@ struct Batch {
   const Span* spans;              // of all sequences
   const float *cos, *sin;         // [ropes, turns, dim / 2], by position
   int64_t turns;
-  int64_t num_queries;            // rows whose queries are handed out,
-  const int64_t* query_rows;      // these,
-  float* queries;                 // to [blocks, num_queries, heads * dim]
-  const float* dropout;           // [blocks, rows, hidden], of the inputs of MLPs; null for none
-  const uint8_t* embeddings;      // [rows] as a file has them, where the model has no matrix to look them up in
-  int64_t num_wanted;             // rows that leave the last block,
-  const int64_t* wanted;          // these, rising
+  int64_t num_queries;            // number of rows whose queries are returned
+  const int64_t* query_rows;      // [num_queries]
+  float* queries;                 // [blocks, num_queries, heads * dim]
+  const float* dropout;           // [blocks, rows, hidden], for the inputs of MLPs; null for none
+  const uint8_t* embeddings;      // [rows] in the file's format, if the model has no embedding matrix; else null
+  int64_t num_wanted;             // number of rows that the last block returns
+  const int64_t* wanted;          // [num_wanted], ascending
 };
 
-// Rows of one sequence that attend together: all splits of a head by one member, or each by any.
+// Rows of one sequence that attend together. One member computes all splits of a head, or any member each split.
 struct Piece {
   int sequence, first, count;  // rows
-  int to;                      // where the first of them is among those that attend
+  int to;                      // index of the first among the rows that attend
   std::vector<Split> splits;
 };
 
-// Pieces of few rows, whose splits may go to several members, get room for the results of each.
+// The work of attention. Pieces of few rows have room for the results of each split, as several members may share them.
 struct Attention {
   std::vector<Piece> pieces;
   struct Unit {
     int piece, head, split;  // split -1: all of them
     size_t partial;          // first of `count * repeat`
   };
-  std::vector<Unit> units, shared;  // shared: those to be merged, split counts how many
+  std::vector<Unit> units, shared;  // shared: units to merge, where `split` is the number of splits
   size_t num_partials = 0;
 };
 
@@ -56,7 +56,7 @@ inline int entries_of(const Batch& batch, int s) {
   return entries;
 }
 
-// How much work a piece is for each head, in rows times splits.
+// The work of a piece for each head, in rows times splits.
 inline int length_of(const Piece& piece) { return piece.count * int(piece.splits.size()); }
 
 // The splits that a unit computes.
@@ -70,8 +70,8 @@ inline Reads reads_of(const Attention& plan, const Batch& batch, const Attention
   return {batch.spans + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head};
 }
 
-// Long units come first, and each member's range gets the same share of those of a length: so ranges are as long as each
-// other, and what is left to share at the end is short. Neighbours stay together: their keys lie side by side.
+// Orders units by length, longest first, and gives each member's range the same share of each length. So ranges have
+// equal work, and the units left at the end are short. Neighbours stay together, as their keys are adjacent.
 inline void deal(Attention& plan, int members) {
   using Unit = Attention::Unit;
   auto length = [&](const Unit& unit) { return plan.pieces[unit.piece].count * int(splits_of(plan, unit).size()); };
@@ -88,7 +88,7 @@ inline void deal(Attention& plan, int members) {
   for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
 }
 
-// What is to be computed, of a layer with this window, for these rows (rising), by so many members.
+// The work of a layer with this window, for these rows (ascending), by `members` members.
 inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members) {
   Attention plan;
   int64_t all = 0;
@@ -107,7 +107,7 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
   for (int index = 0; index < int(plan.pieces.size()); index++) {
     const Piece& piece = plan.pieces[index];
     const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
-    // A long unit is shared, where there is little else to do meanwhile.
+    // A long unit is split if there are few others.
     const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * EVEN > all;
     for (int split = 0; split < (apart ? splits : 1); split++)
       for (int head = 0; head < c.kv_heads; head++)
@@ -119,7 +119,7 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
   return plan;
 }
 
-// Where the pages are that a member reads first, so many bytes of them at most: in bytes from a layer's own.
+// The pages that a member reads first, limited in bytes, as byte offsets from the beginning of a layer.
 inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members,
                                        size_t bytes) {
   const int units = int(plan.units.size()), last = begin_of(units, member + 1, members);

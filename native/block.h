@@ -3,7 +3,7 @@
 #include "experts.h"
 #include "qkv.h"
 
-// To rows that the output projection can multiply.
+// Attention; the results are packed as rows for the output projection.
 template <class Finish>
 void attention(Model& m, Model::Private& own, const Heads& heads, const Attention& plan, Layer kv, float* memory, Rows out,
                const Finish& finish) {
@@ -90,13 +90,13 @@ void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   });
 }
 
-// Some rows of x one after another.
+// Some rows of x, packed.
 void gather(Model& m, Model::Private& own, std::span<const int64_t> rows, const float* x, float* out) {
   const size_t hidden = m.config.hidden;
   m.team->share(int(rows.size()), own.member, [&](int i) { std::copy_n(x + rows[i] * hidden, hidden, out + i * hidden); });
 }
 
-// What a block's first product multiplies.
+// The inputs of a block's first product.
 Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
   const Room::Places at = pass.room.of(i);
@@ -116,7 +116,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const std::span<const int64_t> rows = pass.rows(i);
   const int n = int(rows.size());
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
-  // What a layer makes is added to what was there before, in the one step or, after a norm, in the other.
+  // A layer's output is added to the residual, directly in one step or after a norm in the other.
   auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
                     const Normed* to, const auto& finish) {
     if (!norm) return add_linear(m, own, layer, rows, n, before, out, to, finish);

@@ -1,4 +1,4 @@
-// What a decoder consists of, as its kernels see it.
+// The parts of a decoder, in the form that kernels use.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,9 +11,9 @@
 #include "raw.h"
 #include "router.h"
 
-constexpr int PAIRS_UNIT = 4;  // panels of two matrices in turn that make a group of 32 outputs
+constexpr int PAIRS_UNIT = 4;  // alternating panels of two matrices that make a group of 32 outputs
 
-// 32 columns of rows that are to be multiplied, one row after another: a[i] and b[i].
+// 32 columns of input rows, one row after another: a[i] and b[i].
 inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int first, int count, int column) {
   for (int i = 0; i < count;) {
     const Place place = rows.place(first + i);
@@ -24,15 +24,15 @@ inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int firs
   }
 }
 
-// Panels in the order in which they are computed.
+// Panels in the order of computation.
 struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
   int cols, width = 0;
-  int unit = 2;  // panels that belong together
+  int unit = 2;  // panels that are computed together
   Kinds kinds;
 
-  // Outputs one after another; or with `pairs`, the panels of two matrices in turn.
+  // Outputs in order; with `pairs`, alternating panels of two matrices.
   Linear(std::vector<const Matrix*> parts, const float* bias = nullptr, bool pairs = false)
       : bias(bias), cols(parts[0]->cols) {
     for (auto* part : parts) kinds.add(part->format);
@@ -48,7 +48,7 @@ struct Linear {
     }
     link();
   }
-  // Panels half a head apart one after another, as they are turned together; or, with `whole`, units of whole heads.
+  // Panels half a head apart are adjacent, as RoPE rotates them together; with `whole`, units are whole heads.
   void by_heads(int dim, bool whole) {
     const int half = dim / PANEL / 2;
     if (whole) unit = 2 * half;
@@ -61,10 +61,10 @@ struct Linear {
   }
   F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
   int units() const { return ceil_div(int(jobs.size()), unit); }
-  size_t groups() const { return jobs.size() * (cols / GROUP); }  // of weights, of all panels
+  size_t groups() const { return jobs.size() * (cols / GROUP); }  // groups of weights in all panels
 
  private:
-  // Tells each job what comes after it; after the last, what lies there.
+  // Sets each job's successor, for prefetching; that of the last job is the memory after it.
   void link() {
     auto begin = [&](size_t i) { return i < jobs.size() ? jobs[i].begin() : jobs.back().end(); };
     for (size_t i = 0; i < jobs.size(); i++) jobs[i].next = begin(i + 1), jobs[i].after_next = begin(i + 2);
@@ -73,8 +73,8 @@ struct Linear {
 
 struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
-  int32_t vocab;             // without what fills up the head's last panel
-  int32_t embedding_format;  // of rows that are lent, where `embed` is null
+  int32_t vocab;             // without the padding of the head's last panel
+  int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
   float eps, attention_scale, embedding_scale;
 
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
@@ -90,9 +90,9 @@ struct Block {
   const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
   Linear qkv, o;
   int rope, window;
-  std::vector<Mlp> mlps;  // the one, or experts, all of one size
-  Router router;          // which experts a row passes through; without weights there is the one MLP
-  Kinds mlp_kinds;        // what the inputs of any of them are multiplied by
+  std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size
+  Router router;          // chooses the experts of a row; without weights there is one MLP
+  Kinds mlp_kinds;        // the kinds of their weights
 
   bool mixed() const { return router.weights; }
   int intermediate() const { return mlps[0].down.cols; }
@@ -100,7 +100,7 @@ struct Block {
 
 struct Decoder {
   Config config;
-  const Matrix* embed;  // null where a batch brings the rows
+  const Matrix* embed;  // null if a batch contains the rows
   std::vector<Block> blocks;
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;

@@ -1,9 +1,9 @@
-// Products of a group's quants, unsigned, with int8 activations: four columns of 16 rows at a time, a chunk.
+// Products of a group's unsigned quants with int8 activations, a chunk at a time: four columns of 16 rows.
 #pragma once
 #include "groups.h"
 
 #ifdef __AVX512VNNI__
-constexpr int DOT_ROWS = 8;  // whose sums registers hold, beside the weights
+constexpr int DOT_ROWS = 8;  // rows whose sums fit in registers beside the weights
 
 template <int BITS>
 class Quants {
@@ -11,7 +11,7 @@ class Quants {
   explicit Quants(const uint8_t* group) { load_group<BITS>(group, w_); }
   I operator[](int chunk) const { return w_[chunk]; }
 
-  // Adds what N chunks from FROM on make with those of M rows of activations, [M, GROUP] at q.
+  // Adds the products of N chunks from FROM on with M rows of activations, [M, GROUP] at q.
   template <int FROM, int N, int M>
   void dot(const int8_t* q, I* sums) const {
 #pragma GCC unroll 8
@@ -26,12 +26,13 @@ class Quants {
 #else
 constexpr int DOT_ROWS = 4;
 
-// Without VNNI products of two columns come added, as 16-bit words. Those of several chunks are added up before they are
-// widened: of all eight with 4 bits (15 * 127 * 2 * 8 < 2^15), of four with 5, of two with 6. Eight bits go as two nibbles.
+// Without VNNI an instruction adds the products of two columns, as 16-bit words. The words of several chunks are added
+// before they are widened: of all eight chunks with 4 bits (15 * 127 * 2 * 8 < 2^15), of four with 5, of two with 6.
+// Eight bits are multiplied as two nibbles.
 //
-// Empty asm statements keep the compiler from what costs registers: from adding in another order, so that all products
-// are there at once, and from holding on to some of the weights. Two products and then two additions are the order that
-// Zen 3 likes best.
+// Empty asm statements keep the compiler from using more registers: from another order of additions, in which all
+// products exist at once, and from keeping some of the weights. Two products and then two additions are the fastest
+// order on Zen 3.
 template <int BITS>
 class Quants {
  public:
@@ -43,7 +44,7 @@ class Quants {
 
   template <int FROM, int N, int M>
   void dot(const int8_t* q, I* sums) const {
-    if constexpr (M > DOT_ROWS) {  // as many at a time as registers hold; a caller may also come with no more
+    if constexpr (M > DOT_ROWS) {  // as many rows at a time as registers hold
       dot<FROM, N, DOT_ROWS>(q, sums);
       dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
     } else {

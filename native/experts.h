@@ -1,18 +1,18 @@
-// The MLPs of a block with experts: a router chooses a few for each row, and the rows of an expert are multiplied together,
-// so that its weights are read once. Experts that no row chose are not read.
+// The MLPs of a block with experts: a router chooses a few for each row, and the rows of an expert are multiplied
+// together, so that its weights are read once. Experts that no row chose are not read.
 //
-// A row's result is the sum of what its experts make, in the order of their numbers. So its bits do not depend on which
-// other rows an expert has.
+// A row's result is the sum of its experts' outputs in the order of their numbers. So its bits do not depend on the
+// other rows of an expert.
 //
-// How many pieces a phase has depends on what was chosen. A member that is late, when the other members have finished the
-// phase or the block, must find the same number. So choices stay in place until the pass is over.
+// The number of pieces of a phase depends on the choices. A late member must compute the same number after the others
+// have finished the phase or the block. So choices are kept until the pass is over.
 #pragma once
 #include "layers.h"
 #include "pass.h"
 
-constexpr int ROUTER_TILE = TILE_SUMS < 16 ? 2 : 4;  // rows, and experts, whose products registers hold
+constexpr int ROUTER_TILE = TILE_SUMS < 16 ? 2 : 4;  // rows and experts whose products fit in registers
 
-// Logits of some rows, `cols` numbers each, for some experts: each a sum of its own.
+// Logits of some rows, `cols` numbers each, for some experts: each is a separate sum.
 template <int ROWS, int EXPERTS>
 inline void route_tile(const float* x, const float* weights, int cols, const float* scales, float* out, int stride) {
   F sums[ROWS][EXPERTS];
@@ -22,7 +22,7 @@ inline void route_tile(const float* x, const float* weights, int cols, const flo
     F row[ROWS];
     for (int r = 0; r < ROWS; r++) row[r] = load(x + size_t(r) * cols + i);
     for (int e = 0; e < EXPERTS; e++) {
-      if (ROWS < ROUTER_TILE) fetch(weights + size_t(EXPERTS + e) * cols + i);  // of the next tile
+      if (ROWS < ROUTER_TILE) fetch(weights + size_t(EXPERTS + e) * cols + i);  // prefetch for the next tile
       const F weight = load(weights + size_t(e) * cols + i);
       for (int r = 0; r < ROWS; r++) sums[r][e] = fma(row[r], weight, sums[r][e]);
     }
@@ -31,7 +31,7 @@ inline void route_tile(const float* x, const float* weights, int cols, const flo
     for (int e = 0; e < EXPERTS; e++) out[r * stride + e] = sum(sums[r][e]) * scales[r];
 }
 
-// Logits of the router: of `x`, normed as `from` says.
+// Logits of the router for `x`, normalized by `from`.
 void route(Model& m, Model::Private& own, const Router& router, const Normed& from, const float* scales, const float* x,
            float* logits) {
   const int cols = from.rows.cols, count = from.rows.count, tiles = ceil_div(count, ROUTER_TILE);
@@ -56,7 +56,7 @@ void route(Model& m, Model::Private& own, const Router& router, const Normed& fr
   });
 }
 
-// An expert's rows, copied for this member, and what their products are multiplied with.
+// An expert's rows, copied for this member, and the scales of their products.
 struct Gathered {
   Rows rows;
   const float* scales;
@@ -73,7 +73,7 @@ Gathered gather_expert(Model::Private& own, const Normed& from, const float* sca
   return {rows, their_scales};
 }
 
-// The jobs of some units, after which a member goes on with those at `then`.
+// The jobs of some units, followed by those at `then`.
 inline const Job* jobs_before(Model::Private& own, const Linear& layer, int unit, int n, const Job* then) {
   const int first = unit * layer.unit, last = std::min(first + n * layer.unit, int(layer.jobs.size()));
   own.jobs.assign(layer.jobs.begin() + first, layer.jobs.begin() + last);
@@ -82,11 +82,11 @@ inline const Job* jobs_before(Model::Private& own, const Linear& layer, int unit
   return own.jobs.data();
 }
 
-// Gate and up of every expert that has rows, unit by unit, expert by expert.
+// Gate and up projections of every expert with rows, by expert and unit.
 void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const float* scales, uint8_t* gated) {
   const auto& groups = own.routes.groups();
   const int units = b.mlps[0].gate_up.units(), count = int(groups.size());
-  int present = -1;  // the group that is gathered
+  int present = -1;  // the group whose rows are gathered
   Gathered inputs;
   const int most = units_at_once(b.mlps[0].gate_up, from.rows.count);
   m.team->share_parts(count * units, most, own.member, [&](int first, int n) {
@@ -106,14 +106,14 @@ void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& f
   }, [&] { fetch_start(m, own, b.mlps[groups[0].expert].down, from.rows.count); });
 }
 
-// Units of outputs for which a member goes through all experts: as many as leave each member some pieces, for what is read
-// of an expert at a time had better be long.
+// Units of outputs for which a member goes through all experts: as many as possible while each member has some pieces,
+// since long reads of each expert are faster.
 inline int mixed_at_once(const Linear& down, int members) {
   constexpr int PIECES = 8, MOST = 4;
   return even_part(down.units(), std::clamp(down.units() / (PIECES * members), 1, MOST));
 }
 
-// Down of every expert, weighted and added up for some outputs of all rows at a time, then to what was there `before`.
+// Down projections of every expert, weighted and summed for some outputs of all rows at a time, then added to `before`.
 template <class Finish>
 void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8_t* gated, const float* before, float* out,
                  const Normed* to, const Finish& finish) {
@@ -149,7 +149,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
   }, finish);
 }
 
-// From rows that `from` hands on, which are those at `at.after` normed.
+// The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.
 template <class Finish>
 void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const Room::Places& at, float* out,
                  const Normed* to, const Finish& finish) {
@@ -158,7 +158,7 @@ void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& fr
   route(m, own, b.router, from, scales, at.after, at.logits);
   m.team->share(count, own.member, [&](int row) {
     const size_t stride = b.router.stride();
-    float* logits = own.row.get<float>(stride);  // another member may be at this row: it gets to see nothing unfinished
+    float* logits = own.row.get<float>(stride);  // another member may read this row, which must never be incomplete
     std::copy_n(at.logits + row * stride, stride, logits);
     own.choices.resize(b.router.chosen);
     choose(b.router, logits, own.choices.data());

@@ -1,7 +1,7 @@
 // Activations times panels: int8 per token and group of 32 against quantized weights, bfloat16 against bfloat16.
 //
 // A row's sum runs over its groups in order, with the same operations on the same values whether one row is computed
-// or eight share a pass over a panel. So the bits do not depend on the number of rows.
+// or several share a pass over a panel. So the bits do not depend on the number of rows.
 #pragma once
 #include <algorithm>
 
@@ -11,7 +11,7 @@
 #include "gemm_two.h"
 #include "rows.h"
 
-// A panel's 16 weights of each column, as products take them.
+// A panel's 16 weights of each column, in the form that products use.
 inline void read_panel(const Matrix& matrix, int panel, F* out) {
   const uint8_t *p = matrix.panel(panel), *quants = p + matrix.scale_bytes();
   with_format(matrix.format, [&]<Format T>() {
@@ -37,9 +37,9 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
   });
 }
 
-// A group's share of the sums of M rows, which lie from `at` on. Products begin with what the weights' zero takes off them
-// (an exact integer); of Q6_K the first and the last 16 columns have a scale each. Rows take turns, as a row's next product
-// waits for its last one.
+// Adds a group's part of the sums of M rows, which begin at `at`. Products start with the correction for the weights'
+// zero point (an exact integer); the first and the last 16 columns of Q6_K have separate scales. Rows are interleaved,
+// since a row's next product waits for its last one.
 template <Format T, bool MINIMA, int M>
 inline void add_rows(F* acc, const Quants<LAYOUTS[T].bits>& w, F scale, F second, Minima minima, const Rows& rows, size_t at,
                      const Sum* of) {
@@ -91,7 +91,7 @@ template <Format T, bool MINIMA, int M>
     add_rows<T, MINIMA, SOME>(acc + m, w, scale, second, minima, rows, at + m, of + TOGETHER * m);
 }
 
-// What a member of the team needs for its multiplications, until the end of a pass.
+// A member's working memory for multiplications, until the end of a pass.
 struct Workspace {
   Ahead ahead;
   void end() { ahead.end(); }
@@ -102,7 +102,7 @@ template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP;
-  F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // few are in registers if all loops over them are unrolled
+  F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // `few` is in registers if all loops over it are unrolled
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();
@@ -110,7 +110,7 @@ template <Format T, int M>
   const uint8_t *p = job.begin(), *quants = p + job.matrix->scale_bytes();
   Lookahead<T> ahead(job, job.next);
   Again<T, M> again(job);
-  F minimum = zero();  // of the group before
+  F minimum = zero();  // of the previous group
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
@@ -136,7 +136,7 @@ template <Format T, int M>
   for (int m = 0; m < M && acc != out; m++) out[m] = acc[m];
 }
 
-// M rows of a tile of TILE, from one of them on.
+// M rows of a tile of TILE, from a given row on.
 template <int M, int TILE>
 [[gnu::noinline]] void stream_bf16(const Job& job, Rows rows, int from, F* out) {
   const uint8_t* p = job.begin();
@@ -159,7 +159,7 @@ template <int M, int TILE>
   for (int m = 0; m < M; m++) out[m] = add(even[m], odd[m]);
 }
 
-// 16 outputs of each of `count` rows, of which the first begins a tile.
+// 16 outputs of each of `count` rows; the first row begins a tile.
 inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& work) {
   with_format(job.matrix->format, [&]<Format T>() {
     in_tiles<PASS_ROWS>(count, 0, [&]<int M>(int row) {
@@ -173,7 +173,7 @@ inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& wo
   });
 }
 
-inline int most_panels(int, int) { return 2; }  // for a member to take at a time, of many rows
+inline int most_panels(int, int) { return 2; }  // panels that a member takes at a time, with many rows
 
 // 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {

@@ -1,23 +1,23 @@
-// Activations times panels on AMX: both in bfloat16, sums in float32. Takes the place of gemm.h.
+// Activations times panels on AMX: both in bfloat16, sums in float32. Replaces gemm.h.
 //
-// A row's sum runs over its groups in order, a group an instruction, for one row and for 32. So the bits do not depend
-// on the number of rows.
+// A row's sum runs over its groups in order, one instruction per group, for one row and for 32. So the bits do not
+// depend on the number of rows.
 #pragma once
 #include <memory>
 
 #include "ahead.h"
 #include "unpack_amx.h"
 
-constexpr bool rounds_minima(Format) { return false; }  // other than weights
+constexpr bool rounds_minima(Format) { return false; }  // not separately from weights
 
-// Where a row lies: its first group, and so many rows side by side, from it on and in all.
+// The place of a row: its first group, the number of rows from it to the end of its tile, and the tile's rows.
 struct Place {
   size_t first;
   int left, stride;
   size_t group(int g) const { return first + size_t(g) * stride; }
 };
 
-// Rows ready to be multiplied. A tile of rows holds group after group, and of each group its rows side by side.
+// Packed rows for products. A tile of rows holds one group after another, each with the tile's rows side by side.
 struct Rows {
   uint16_t* b;
   int count, cols;
@@ -31,12 +31,13 @@ struct Rows {
   static Rows in(uint8_t* memory, int count, int cols) { return {(uint16_t*)memory, count, cols}; }
 };
 
-// What the matrices of a layer multiply: here all the same.
+// The number formats that the matrices of a layer multiply: here there is only one.
 struct Kinds {
   void add(Format) {}
 };
 
-// 32 columns of a row. Of four columns the middle two change places: bytes of weights become pairs by a mask.
+// Stores 32 columns of a row. The middle two of four columns are swapped, so that a mask turns bytes of weights into
+// pairs.
 inline void put_group(F a, F b, Rows rows, size_t at) {
   const F lift = power_of_two(LIFT);
   const I pairs = (I)_mm512_cvtne2ps_pbh(mul(b, lift), mul(a, lift));
@@ -44,31 +45,31 @@ inline void put_group(F a, F b, Rows rows, size_t at) {
   _mm512_storeu_si512(rows.b + at * GROUP, _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(pairs, ORDER), ORDER));
 }
 
-// Asks for all rows at once: see rows.h.
+// Prefetches all rows at once: see rows.h.
 inline void fetch_rows(Kinds, Rows rows) { fetch_near(rows.b, Rows::bytes(rows.count, rows.cols)); }
 
 inline void put_group(Kinds, F a, F b, Rows rows, Place place, int g) { put_group(a, b, rows, place.group(g)); }
 
-// The same of 16 rows that lie side by side: a[i] and b[i].
+// The same for 16 adjacent rows: a[i] and b[i].
 inline void put_groups(Kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   for (int i = 0; i < PANEL; i++) put_group(a[i], b[i], rows, place.group(g) + i);
 }
 
-// All groups of a row, as they are, to a row of others.
+// Copies all groups of a row to a row of other rows.
 inline void copy_row(Kinds, Rows from, int row, Rows to, int to_row) {
   const Place source = from.place(row), target = to.place(to_row);
   for (int g = 0; g < from.groups(); g++)
     std::memcpy(to.b + target.group(g) * GROUP, from.b + source.group(g) * GROUP, GROUP * sizeof(*to.b));
 }
 
-// What products take for those 32 columns.
+// The form of 32 columns that products use.
 inline void read_group(Kinds, Rows rows, Place place, int g, float* out) {
   const size_t at = place.group(g);
   constexpr int ORDER[] = {0, 2, 1, 3};
   for (int i = 0; i < GROUP; i++)
     out[i / 4 * 4 + ORDER[i % 4]] = std::ldexp(from_bf16(rows.b[at * GROUP + i]), -LIFT);
 }
-// A panel's 16 weights of each column, as products take them.
+// A panel's 16 weights of each column, in the form that products use.
 inline void read_panel(const Matrix& matrix, int panel, F* out) {
   const F factor = mul(factor_of(matrix), power_of_two(LIFT));
   with_format(matrix.format, [&]<Format T>() {
@@ -84,33 +85,33 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
   });
 }
 
-constexpr int ROW_BLOCK = 512;       // rows that weights are unpacked for
+constexpr int ROW_BLOCK = 512;       // rows for which weights are unpacked once
 
-// Panels for a member to take at a time, at most, of many rows. Rows that do not stay in the second-level cache come from
-// far for every part of them, so all its panels had better meet them there.
+// The most panels that a member takes at a time, with many rows. Rows that do not stay in the L2 cache are loaded again
+// for every part, so all panels of the part should use them at once.
 inline int most_panels(int count, int cols) {
   constexpr size_t STAYS = 1 << 20;
   return Rows::bytes(std::min(count, ROW_BLOCK), cols) <= STAYS ? 8 : 28;
 }
 
-constexpr int MANY_GROUPS = 18;  // unpacked at a time, for many rows: three quarters of the first-level cache
+constexpr int MANY_GROUPS = 18;  // groups unpacked at a time for many rows: three quarters of the L1 cache
 
 // Groups of two panels as tiles.
 struct alignas(LINE) Unpacked {
   I groups[2][MANY_GROUPS][TILE];
 };
 
-// Groups that are to be unpacked next, asked for beside products: what follows in a panel is only wanted after all other
-// panels, and would be gone by then.
+// Prefetch, during products, of the groups to unpack next. The next groups of a panel are used only after all other
+// panels, and would be evicted by then.
 class Coming {
  public:
   void begin() { pieces_ = 0, bytes_ = 0, at_ = end_ = nullptr; }
-  // So many groups of a panel.
+  // Adds groups of a panel.
   void add(const Job& job, int first, int count) {
     add(job.scales(first), job.scales(first + count - 1) + job.matrix->layout().scale_bytes);
     add(job.quants(first), job.quants(first + count));
   }
-  // How many steps there will be.
+  // Sets the number of steps.
   void spread(int steps) { lines_ = int(bytes_ / LINE) / steps + 1; }
   void step() {
     if (at_ >= end_) {
@@ -127,15 +128,15 @@ class Coming {
   size_t bytes_;
 };
 
-// What a member of the team needs for its multiplications, until the end of a pass.
+// A member's working memory for multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
   Ahead ahead;
   void end() { ahead.end(), tile_shapes().release(); }
 };
 
-// Adds groups of one or two tiles of rows times one or two panels. Weights stay in the first-level cache and rows go by
-// it; the sums that are wanted `next` come into it meanwhile.
+// Adds groups of one or two tiles of rows times one or two panels. Weights stay in the L1 cache and rows bypass it; the
+// sums `next` are prefetched into it.
 template <bool TWO_TILES, bool TWO_PANELS>
 inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_rows, const Unpacked& w, int count,
                        const F* next, Coming& coming) {
@@ -153,8 +154,8 @@ inline void dot_groups(const uint16_t* a, int a_rows, const uint16_t* b, int b_r
   }
 }
 
-// Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums wait in memory while
-// other rows are multiplied.
+// Groups from `g` on of one or two panels, for all rows, from a buffer of unpacked weights. Sums are kept in memory
+// while other rows are multiplied.
 template <bool TWO_PANELS>
 void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, int n, F* sums, const Unpacked& w,
                      Coming& coming) {
@@ -192,7 +193,7 @@ void multiply_groups(const Job* jobs, Rows rows, int first, int count, int g, in
 }
 
 // One panel and at most two tiles of rows, whose sums stay in tiles. A group is multiplied some time after it was
-// unpacked: what has just been stored takes a while to get into a tile, and both go on side by side.
+// unpacked, as a load into a tile waits for recent stores; unpacking and products overlap.
 template <Format T, bool TWO_TILES>
 [[gnu::noinline]] void multiply_few(const Job& job, Rows rows, int first, int count, F* sums, Workspace& work) {
   constexpr int DELAY = 2, ROOM = 4;
@@ -220,7 +221,7 @@ template <Format T, bool TWO_TILES>
   for (int r = 0; r < count; r++) sums[r] = mul(sums[r], factor);
 }
 
-// All panels meet a part of the rows that is in cache.
+// Multiplies all panels with one cached part of the rows after another.
 inline void multiply_many(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
   Unpacked& w = *work.weights;
   Coming coming;

@@ -1,6 +1,6 @@
-// Products of many rows in an order of instructions that is laid out by hand. On Zen 4 whatever multiplies waits for the one
-// port that does, and keeps it busy only if some rows are multiplied while the sums of others are scaled and added up.
-// A compiler puts one after the other. The operations on a sum, and so its bits, are those of add_rows in gemm.h.
+// Products of many rows with a hand-written instruction order. All multiplications on Zen 4 share one port, which stays
+// busy only if some rows are multiplied while the sums of others are scaled and added. Compilers do one after the
+// other. The operations on a sum, and so its bits, are those of add_rows in gemm.h.
 #pragma once
 #include "dots.h"
 #include "rows.h"
@@ -21,11 +21,11 @@
   ".if %c[has_minima]\n\tvdpbf16ps 4*(" ROW ")(%[of])%{1to16%}, %[minima], %%zmm" #SUM "\n\t.endif\n\t"
 #define STORE(SUM, ROW) "vmovaps %%zmm" #SUM ", 64*(" ROW ")(%[acc])\n\t"
 
-// Four columns of four rows, from `ROW` on, with what else is to be done after half of it and after all.
+// Four columns of four rows, from `ROW` on, with other work to insert after the first half and at the end.
 #define CHUNK(A, B, C, D, ROW, J, HALF, ALL) \
   MULTIPLY(A, ROW "+0", J) MULTIPLY(B, ROW "+1", J) HALF MULTIPLY(C, ROW "+2", J) MULTIPLY(D, ROW "+3", J) ALL
 #define BEGIN_FOUR(A, B, C, D, ROW) BEGIN(A, ROW "+0") BEGIN(B, ROW "+1") BEGIN(C, ROW "+2") BEGIN(D, ROW "+3")
-// The sums of four rows, and the rest for those of the four before, which are in W to Z.
+// The sums of four rows, and the remaining work on the previous four sums, which are in W to Z.
 #define FOUR(A, B, C, D, ROW, W, X, Y, Z, LAST) \
   BEGIN_FOUR(A, B, C, D, ROW) \
   CHUNK(A, B, C, D, ROW, 0, SCALE(8, LAST "+0") FLOAT(W), SCALE(9, LAST "+1") FLOAT(X)) \
@@ -42,7 +42,7 @@
   CHUNK(0, 1, 2, 3, "0", 6, , ) CHUNK(0, 1, 2, 3, "0", 7, , )
 #define REST(SUM, ROW) SCALE(8, ROW) FLOAT(SUM) ADD(SUM, 8, ROW) MINIMUM(SUM, ROW) STORE(SUM, ROW)
 
-// The same for two rows whose first and last columns have a scale each (Q6_K): sums in A and C, and in B and D.
+// The same for two rows whose first and last columns have separate scales (Q6_K): sums in A and C, and in B and D.
 #define BEGIN_LAST(SUM, ROW) "vpbroadcastd 4*(" ROW ")(%[zeros],%[apart]), %%zmm" #SUM "\n\t"
 #define SCALE_LAST(SCALE) \
   "vmovaps %c[table_bytes](%[table],%[entry]), %%zmm" #SCALE "\n\t" \
@@ -63,7 +63,7 @@
 #define REST_OF(SUM, NEXT, ROW) \
   SCALE(8, ROW) SCALE_LAST(9) FLOAT(SUM) FLOAT(NEXT) ADD(SUM, 8, ROW) ADD_TO(NEXT, 9, SUM) STORE(NEXT, ROW)
 
-// A group's share of the sums of M rows, a multiple of eight, which lie from `at` on.
+// Adds a group's part of the sums of M rows, a multiple of eight, which begin at `at`.
 template <Format T, bool MINIMA, int M>
 [[gnu::always_inline]] inline void add_rows_in_order(F* acc, const Quants<LAYOUTS[T].bits>& w, const ManyScales* scales,
                                                      Minima minima, const Rows& rows, size_t at, const Sum* of) {

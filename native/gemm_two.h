@@ -1,22 +1,22 @@
-// Products of two panels at a time, for many rows. Zen 5 and Intel's cores multiply 512 bits as often in a cycle as they
-// load any, twice, and would wait for activations that are loaded for one product each. The operations on a sum, and so
-// its bits, are those of one panel.
+// Products of two panels at a time, for many rows. Zen 5 and Intel's cores do two 512-bit multiplications and two loads
+// per cycle, so they would wait for loads if each loaded activation were used for one product. The operations on a sum,
+// and so its bits, are those of one panel.
 #pragma once
 #include "ahead.h"
 #include "dots.h"
 #include "rows.h"
 
 #ifdef __AVX512VNNI__
-// A group of both.
+// A group of both panels.
 template <Format T>
 struct TwoGroups {
   I w[2][8];
   F scale[2], second[2];
-  Minima minima[2];  // of the group and those that it is together with
+  Minima minima[2];  // of the group and those that are added with it
   bool due;          // whether it is the last of them
 };
 
-// A group's share of the sums of M rows, which lie from `at` on.
+// Adds a group's part of the sums of M rows, which begin at `at`.
 template <Format T, int M>
 inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& rows, size_t at, const Sum* of) {
   const auto& [w, scale, second, minima, due] = group;
@@ -100,12 +100,12 @@ template <Format T, int M>
 }
 
 inline bool waits_for_loads() {
-  static const bool waits = INTEL || __builtin_cpu_supports("avx512vp2intersect");  // of AMD's: Zen 5
+  static const bool waits = INTEL || __builtin_cpu_supports("avx512vp2intersect");  // of AMD's cores, those of Zen 5
   return waits;
 }
 
-// 16 outputs of each of the first of `count` rows for two panels: sums [2, ROW_BLOCK]. Returns of how many rows: of those in
-// tiles of DOT_ROWS and more, or of none.
+// 16 outputs of each of the first rows for two panels: sums [2, ROW_BLOCK]. Returns the number of rows computed: those
+// in tiles of at least DOT_ROWS, or none.
 inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& later) {
   if (!waits_for_loads() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
   int done = 0;

@@ -1,9 +1,10 @@
 // The quants of a group: 32 columns of 16 rows.
 //
-// A group is 8 chunks of 4 columns; a chunk is 64 bytes, 4 columns of row 0, 4 of row 1, ...: what one VNNI instruction
-// multiplies with 4 activations. Nibbles of chunks j and j + 4 share a byte. A fifth bit of all chunks is one line more,
-// with chunk j's in bit j; a fifth and a sixth are two, with those of chunks j and 4 + j in bits 2 j and 2 j + 1. For AMX
-// these have a layout of their own (`words.h`). A bfloat16 group is 16 chunks of 2 columns.
+// A group is 8 chunks of 4 columns. A chunk is 64 bytes, 4 columns of row 0, 4 of row 1, ...: one VNNI instruction
+// multiplies it with 4 activations. Nibbles of chunks j and j + 4 share a byte. The fifth bits of all chunks are one
+// more line, with those of chunk j in bit j. Fifth and sixth bits are two lines, with those of chunks j and 4 + j in
+// bits 2 j and 2 j + 1. For AMX 5 and 6 bits have another layout (`words.h`). A bfloat16 group is 16 chunks of 2
+// columns.
 #pragma once
 #include "memory.h"
 #include "simd.h"
@@ -13,7 +14,7 @@ constexpr int PANEL = 16, GROUP = 32;
 
 constexpr int group_bytes(int bits) { return bits * LINE; }
 
-// Packs what quant(row, column) gives.
+// Packs the results of quant(row, column).
 template <class Quant>
 inline void pack_group(const Quant& quant, int bits, uint8_t* out) {
   if (in_words(bits)) return pack_words(quant, bits, out);
@@ -27,12 +28,12 @@ inline void pack_group(const Quant& quant, int bits, uint8_t* out) {
       out[LINE * chunk + byte] = (in_chunk(chunk, byte) & 15) | (in_chunk(chunk + 4, byte) & 15) << 4;
     const int planes = bits - 4;
     for (int plane = 0; plane < planes; plane++) out[LINE * (4 + plane) + byte] = 0;
-    for (int chunk = 0; planes && chunk < 8; chunk++)  // (a line that is not ours may be another member's)
+    for (int chunk = 0; planes && chunk < 8; chunk++)  // (other lines may belong to another member)
       out[LINE * (4 + chunk * planes / 8) + byte] |= in_chunk(chunk, byte) >> 4 << chunk * planes % 8;
   }
 }
 
-// What was packed, one by one.
+// Reads a single packed quant.
 inline int quant_at(const uint8_t* group, int bits, int row, int column) {
   if (in_words(bits)) return quant_in_words(group, bits, row, column);
   const int chunk = column / 4, byte = 4 * row + column % 4, planes = bits - 4;

@@ -1,5 +1,5 @@
-// The head of a decoder: logits, and what sampling asks of them, found while they are in cache. Where tokens alone are
-// wanted see search.h.
+// The head of a decoder: logits, and the summaries for sampling, computed while logits are in cache. See search.h for
+// tokens without logits.
 #pragma once
 #include "layers.h"
 #include "pass.h"
@@ -10,7 +10,7 @@ inline std::pair<int, int> panels_of(const Linear& layer, int chunk) {
   return {chunk * PANELS, std::min(int(layer.jobs.size()), (chunk + 1) * PANELS)};
 }
 
-// All of them times every row, some at a time.
+// Multiplies all panels of a chunk with every row, some rows at a time.
 template <class Emit>
 void multiply_chunk(Model::Private& own, const Linear& layer, int chunk, Rows rows, int count, const Emit& emit) {
   const int some = even_part(CHUNK / PANEL / layer.unit, units_at_once(layer, count)) * layer.unit;

@@ -1,15 +1,15 @@
-// The layers of a block but for attention, for the rows of a pass.
+// The layers of a block except attention, for the rows of a pass.
 #pragma once
 #include "model.h"
 #include "norms.h"
 
-// One row in whatever its layer multiplies.
+// Packs one row in the formats that its layer multiplies.
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   const Place place = rows.place(row);
   for (int g = 0; g < rows.groups(); g++, x += GROUP) put_group(layer.kinds, load(x), load(x + 16), rows, place, g);
 }
 
-// The same of row `row` of x, first normed if a norm is given.
+// The same for row `row` of x, after a norm if one is given.
 void prepare_row(Model& m, Model::Private& own, const float* x, const float* norm, const Linear& layer, Rows rows, int row) {
   const float* source = x + size_t(row) * layer.cols;
   if (norm) {
@@ -20,7 +20,7 @@ void prepare_row(Model& m, Model::Private& own, const float* x, const float* nor
   prepare_row(source, layer, rows, row);
 }
 
-// Rows ready to be multiplied, in `memory`, for all members.
+// Packed rows in `memory`, for all members.
 Rows prepare_together(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
                       const float* norm) {
   const Rows rows = Rows::in(memory, count, layer.cols);
@@ -28,7 +28,7 @@ Rows prepare_together(Model& m, Model::Private& own, const Linear& layer, const 
   return rows;
 }
 
-// The same for the next phase alone: few rows by every member for itself.
+// The same for the next phase only; few rows are packed by every member for itself.
 Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x, int count, uint8_t* memory,
              const float* norm) {
   if (count > FEW_ROWS) return prepare_together(m, own, layer, x, count, memory, norm);
@@ -37,14 +37,14 @@ Rows prepare(Model& m, Model::Private& own, const Linear& layer, const float* x,
   return rows;
 }
 
-// What this member multiplies the products of normed rows with.
+// The scales of products of normalized rows, for this member.
 const float* scales_of(const Model& m, Model::Private& own, const Normed& normed) {
   float* scales = own.scales.get<float>(Normed::padded(normed.rows.count));
   normed.scales(m.config.eps, scales);
   return scales;
 }
 
-// Ask for what this member reads first of a layer, while there is nothing better to do.
+// Prefetches the part of a layer that this member reads first, while it would otherwise wait.
 void fetch_start(const Model& m, const Model::Private& own, const Linear& layer, int count) {
   if (count > ROW_BLOCK) return;
   const size_t first = size_t(m.team->first(layer.units(), own.member)) * layer.unit;
@@ -68,14 +68,14 @@ void multiply_all(Model::Private& own, const Job* jobs, int n, const Linear& lay
   }
 }
 
-// Units of panels to take at a time, at most: of many rows as many as the rows like.
+// The most units of panels to take at a time: with many rows, the number that is best for the rows.
 inline int units_at_once(const Linear& layer, int count) {
   return count > ROW_BLOCK / 8 ? std::max(1, most_panels(count, layer.cols) / layer.unit) : 1;
 }
 
-constexpr int FEW_INPUTS = 128 << 10;  // numbers of all rows, that a second-level cache holds beside weights
+constexpr int FEW_INPUTS = 128 << 10;  // numbers of all rows that fit in an L2 cache beside weights
 
-// Every panel times every row, in whole units; finish() is called when a member has nothing left to do.
+// Every panel times every row, in whole units; finish() is called when a member has no work left.
 template <class Emit, class Finish>
 void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const Emit& emit,
             const Finish& finish) {
@@ -87,7 +87,7 @@ void linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int c
   }, finish);
 }
 
-// The products to `out`.
+// Stores the products in `out`.
 inline auto storing(const Linear& layer, float* out) {
   return [&layer, out](const Job* jobs, int n, int first, int block, const F* sums) {
     for (int r = 0; r < block; r++)
@@ -103,7 +103,7 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
   linear(m, own, layer, rows, count, storing(layer, out), finish);
 }
 
-// The products added to what was there `before`, to `out`, and handed on if there is anyone to take them.
+// Adds the products to `before`, stores the sums in `out`, and passes them to the next layer if there is one.
 inline auto adding(const Linear& layer, const float* before, float* out, const Normed* to) {
   return [&layer, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
@@ -115,7 +115,7 @@ inline auto adding(const Linear& layer, const float* before, float* out, const N
           return add(sum, load(before + size_t(row + i) * layer.width + jobs[job].column));
         };
         for (int i = 0; i < some; i++) a[i] = added(0, i), b[i] = added(1, i);
-        for (int i = 0; i < some; i++) {  // not between the loads: those of a row some rows on would wait for them
+        for (int i = 0; i < some; i++) {  // not between the loads: loads of later rows would wait for the stores
           float* x = out + size_t(row + i) * layer.width;
           store(x + jobs[0].column, a[i]), store(x + jobs[1].column, b[i]);
         }
@@ -129,7 +129,7 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
   linear(m, own, layer, rows, count, adding(layer, before, out, to), finish);
 }
 
-// The same of what a layer made, after a norm of its own.
+// The same for a layer's output, after a norm.
 void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* made, const float* before,
                    float* out, const Normed* to) {
   const int n = m.config.hidden;
@@ -145,8 +145,7 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
   });
 }
 
-// Gate and up, which are still to be scaled, to rows that the next layer can multiply: a unit's four panels are one group
-// of it.
+// Scales gate and up, and packs the gated rows for the next layer: a unit's four panels are one group of its input.
 inline auto gating(const Model& m, const Linear& layer, const float* scales, Rows out, const Linear& next) {
   return [&m, &layer, scales, out, &next](const Job* jobs, int n, int first, int block, const F* sums) {
     auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };

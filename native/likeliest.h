@@ -1,4 +1,4 @@
-// The largest numbers of a row, among which filters choose.
+// The largest numbers of a row, which are the candidates of filters.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -10,23 +10,23 @@
 
 constexpr int MOST_GROUPED = 64;
 
-// What at least `count` numbers are not below, and few more: the last of so many groups with the largest tops. A group is a
-// lane of some vectors.
+// A bound that at least `count` numbers reach, and few more: the smallest maximum of the `count` groups with the
+// largest maxima. A group is a lane of some vectors.
 inline float least_of(const float* row, int columns, int count, Buffer& memory) {
   const int size = std::clamp(columns / (4 * count), 1, MOST_GROUPED), vectors = columns / (16 * size);
   if (vectors * 16 < count) return -std::numeric_limits<float>::infinity();
   float* tops = memory.get<float>(size_t(vectors) * 16);
   for (int i = 0; i < vectors; i++, row += 16 * size) {
     F highest = load(row);
-    for (int k = 1; k < size; k++) highest = max(load(row + 16 * k), highest);  // of what is no number the second is taken
+    for (int k = 1; k < size; k++) highest = max(load(row + 16 * k), highest);  // for NaN, max returns its second argument
     store(tops + 16 * i, highest);
   }
   std::nth_element(tops, tops + count - 1, tops + vectors * 16, std::greater());
   return tops[count - 1];
 }
 
-// The columns of `count` of the largest, at least 1, and of all equal to the last of these, but for those below the floor, and
-// for -inf; rising. Returns how many.
+// The columns of the `count` largest numbers, at least 1, and of all equal to the last of these, except those below the
+// floor and -inf; ascending. Returns their number.
 inline int likeliest(const float* row, int columns, int count, float floor, int32_t* out, Buffer& memory) {
   if (count < columns) floor = std::max(floor, least_of(row, columns, count, memory));
   floor = std::max(floor, std::numeric_limits<float>::lowest());

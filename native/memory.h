@@ -1,4 +1,4 @@
-// Memory in whole cache lines, and huge pages where it is large.
+// Memory in whole cache lines, and in huge pages if it is large.
 #pragma once
 #include <sys/mman.h>
 
@@ -13,10 +13,10 @@
 constexpr size_t LINE = 64;
 constexpr size_t HUGE_PAGE = 2 << 20;
 
-// Memory from the system itself, in huge pages but for its end: looking up an address every 4 KiB can take longer than
-// reading. Null without memory.
+// Memory from the system, in huge pages except at its end: an address translation every 4 KiB can take longer than
+// reading. Null if there is no memory.
 inline std::shared_ptr<uint8_t> map_memory(size_t size) {
-  const size_t room = size + HUGE_PAGE;  // what is not touched takes addresses and no memory
+  const size_t room = size + HUGE_PAGE;  // untouched pages take addresses but no memory
   void* base = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   auto* memory = (uint8_t*)round_up(size_t(base), HUGE_PAGE);
@@ -35,7 +35,7 @@ class Buffer {
 
  private:
   void grow(size_t size) {
-    constexpr size_t LARGE = HUGE_PAGE / 8;  // the C library would keep what is given back
+    constexpr size_t LARGE = HUGE_PAGE / 8;  // the C library would keep freed memory
     memory_.reset();
     if (size < LARGE)
       memory_.reset((uint8_t*)std::aligned_alloc(LINE, round_up(size, LINE)), std::free);
@@ -48,14 +48,14 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Memory for matrices, one after another: a core that streams a matrix has the next one on the way already.
+// Memory for matrices, one after another, so that a core that streams a matrix already prefetches the next one.
 inline std::shared_ptr<uint8_t> take_memory(size_t bytes) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   constexpr size_t REGION = 64 << 20;
   static std::shared_ptr<uint8_t> region;
   static size_t used = 0, size = 0;
-  bytes = round_up(bytes + 1, LINE);  // at least a byte more, which kernels may read
+  bytes = round_up(bytes + 1, LINE);  // at least one byte more, as kernels may read past the end
   if (!region || used + bytes > size) {
     size = std::max(bytes, REGION), used = 0;
     region = map_memory(size);

@@ -5,10 +5,10 @@
 #include "search.h"
 #include "sketch_making.h"
 
-// A team runs one thing at a time. Threads of the caller's take turns, each for the whole of a call.
+// A team has one run at a time. Threads of the caller take turns, each for a whole call.
 using Turn = std::lock_guard<std::recursive_mutex>;
 
-// Runs job(own, product) of rows that are lent. Members may still read what it needs when it returns.
+// Runs job(own, product) for rows of the caller. Members may still read its data when this returns.
 template <class Job>
 static void multiply_rows(Model& m, const Linear& layer, const float* x, int count, float* out, Summary* summaries,
                           int phases, const Job& job) {
@@ -21,7 +21,7 @@ static void multiply_rows(Model& m, const Linear& layer, const float* x, int cou
   if (summaries) std::copy_n(product.summaries, count, summaries);
 }
 
-// found(row, chunk) of [rows, count] logits, row after row, by all members of the team.
+// Calls found(row, chunk) for [rows, count] logits, row after row, on all members of the team.
 template <class Found, class Find>
 static std::vector<Found> each_chunk(void* team, int rows, int count, const Find& find) {
   const int chunks = chunks_of(count);
@@ -52,7 +52,7 @@ static void add_block(Model& m, const float** norms, void** matrices, const floa
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Whether this process may use what this library is compiled for. To be asked before anything else.
+// Whether this process may use the instructions that this library is compiled for. Must be called before all others.
 int twostroke_usable() {
 #ifdef __AMX_BF16__
   return request_tiles();
@@ -61,7 +61,7 @@ int twostroke_usable() {
 #endif
 }
 
-// Null where the system gives no more threads.
+// Null if the system allows no more threads.
 void* twostroke_team(int size) {
   try {
     return new Team(size);
@@ -71,13 +71,13 @@ void* twostroke_team(int size) {
 }
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
-// Returns when no member is at work any more.
+// Returns when no member is working any more.
 void twostroke_settle(void* team) {
   const Turn turn(((Team*)team)->turn);
   ((Team*)team)->settle();
 }
 
-// An empty matrix; null without memory.
+// An empty matrix; null if there is no memory.
 void* twostroke_matrix(int format, int rows, int cols) {
   auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr, 0.0f});
   matrix->memory = take_memory(matrix->bytes());
@@ -85,8 +85,8 @@ void* twostroke_matrix(int format, int rows, int cols) {
   return matrix->data ? matrix.release() : nullptr;
 }
 
-// `count` raw rows that lie row_bytes apart become the rows of a matrix from `first` on; both whole panels: a vocabulary is
-// filled up.
+// Packs `count` raw rows with stride row_bytes as the rows of a matrix from `first` on. Both are multiples of a panel;
+// a vocabulary is padded.
 void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_t* raw, int64_t row_bytes) {
   Matrix& packed = *(Matrix*)matrix;
   Team& members = *(Team*)team;
@@ -110,7 +110,7 @@ void twostroke_unpack(void* matrix, int row, float* out) { unpack_row(*(Matrix*)
 
 void twostroke_read_row(int format, const uint8_t* raw, int cols, float* out) { read_row(Format(format), raw, cols, out); }
 
-// What a model has in common with its blocks to come. Without matrices it can multiply others.
+// A model without blocks, which are added later. Without matrices it can multiply others.
 void* twostroke_model(void* team, const Config* config, void* embed, void* head, const float* norm) {
   auto* m = new Model(*config, (const Matrix*)embed, (Team*)team);
   if (head) m->head = std::make_unique<Linear>(std::vector{(const Matrix*)head}), m->head_norm = norm;
@@ -119,7 +119,7 @@ void* twostroke_model(void* team, const Config* config, void* embed, void* head,
 
 void twostroke_model_free(void* model) { delete (Model*)model; }
 
-// [count, cols] float32 times the matrix: [count, rows]. `model` lends team and buffers.
+// [count, cols] float32 times the matrix: [count, rows]. The team and buffers are those of `model`.
 void twostroke_multiply(void* model, void* matrix, const float* x, int count, float* out) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
@@ -131,14 +131,15 @@ void twostroke_multiply(void* model, void* matrix, const float* x, int count, fl
   m.team->settle();
 }
 
-// [count, hidden], of a pass, normed, to [count, rows of the head] and a summary each, of tokens alone.
+// Normalizes [count, hidden] of a pass, and computes logits [count, rows of the head] and summaries of the tokens'
+// logits.
 void twostroke_logits(void* model, const float* x, int count, float* out, Summary* summaries) {
   Model& m = *(Model*)model;
   auto job = [&m, count](Model::Private& own, Product& product) { run_head(m, own, product, count); };
   multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
 }
 
-// Makes a sketch for twostroke_search: its bytes; 0 if it would be of no use, -1 without memory for it.
+// Makes a sketch for twostroke_search. Returns its bytes; 0 if it would be of no use, -1 if there is no memory.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
@@ -152,8 +153,8 @@ int64_t twostroke_sketch(void* model) {
   return m.sketch ? int64_t(m.sketch->bytes()) : 0;
 }
 
-// The tokens with the largest logits, with noise, of rows [count, hidden] of a pass; -1 where that is not finite. If
-// `highest` is not null, by way of the sketch, whose bounds go there: [count, panels] that nothing in a panel is above.
+// The tokens with the largest logits, with noise, for rows [count, hidden] of a pass; -1 if the largest is not finite.
+// If `highest` is not null, the sketch is used, and its upper bounds of panels are stored there: [count, panels].
 void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
@@ -165,7 +166,7 @@ void twostroke_search(void* model, const float* x, int count, const Noise* noise
   if (highest) std::copy_n(search.highest, count * m.head->jobs.size(), highest);
 }
 
-// [rows, count] logits to a summary each.
+// The summaries of [rows, count] logits.
 void twostroke_summarize(void* team, const float* logits, int rows, int count, Summary* out) {
   const auto found = each_chunk<Summary>(team, rows, count, [&](int row, int chunk) {
     return summarize_chunk(logits + size_t(row) * count, count, chunk);
@@ -184,7 +185,7 @@ void twostroke_weigh(void* team, const float* logits, int rows, int count, const
   }
 }
 
-// Of each row the first of its largest logits, with noise.
+// The first of each row's largest logits, with noise.
 void twostroke_draw(void* team, const float* logits, int rows, int count, const Noise* noises, int32_t* tokens) {
   const auto found = each_chunk<Best>(team, rows, count, [&](int row, int chunk) {
     return draw_chunk(logits + size_t(row) * count, count, chunk, noises[row]);
@@ -195,7 +196,7 @@ void twostroke_draw(void* team, const float* logits, int rows, int count, const 
   }
 }
 
-// Of each row the columns of counts[row] of its largest logits, and what likeliest.h says: `found` of [rows, count].
+// The columns of each row's counts[row] largest logits, in [rows, count], and their number in `found`: see likeliest.h.
 void twostroke_likeliest(void* team, const float* logits, int rows, int count, const int32_t* counts, const float* floors,
                          int32_t* columns, int32_t* found) {
   Team& members = *(Team*)team;
@@ -209,23 +210,23 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
   });
 }
 
-// Norms: attention, MLP, q, k, after attention, after MLP; null where there is none. Matrices: q, k, v, o, gate, up, down.
+// Norms: attention, MLP, q, k, after attention, after MLP; null if absent. Matrices: q, k, v, o, gate, up, down.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
   add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{}, matrices + 4, 1);
 }
 
-// The same of a block with experts, which has no norm after them. Matrices: q, k, v, o; of experts: gate, up, down of each.
-// `router`: [experts, hidden], which outlives the model; `chosen` of the experts for each row, whose weights are divided by
-// their sum if they are to be `normalized`.
+// The same for a block with experts, without a norm after them. Matrices: q, k, v, o; of experts: gate, up, down of
+// each. `router`: [experts, hidden], which must outlive the model. Each row has `chosen` experts, whose weights are
+// divided by their sum if `normalized`.
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window,
                                  const float* router, int experts, int chosen, int normalized, void** expert_matrices) {
   add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{router, experts, chosen, bool(normalized)},
             expert_matrices, experts);
 }
 
-// Run all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], of which the first three
-// dimensions have strides; result: [wanted, hidden]. Members may still read weights and `kv` when this, twostroke_logits or
-// twostroke_search returns: whoever frees either calls twostroke_settle first.
+// Runs all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], whose first three
+// dimensions have strides; result: [wanted, hidden]. Members may still read weights and `kv` when this,
+// twostroke_logits or twostroke_search returns: call twostroke_settle before freeing either.
 void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);

@@ -1,4 +1,4 @@
-// A decoder, the team that runs it, and the memory that either needs.
+// A decoder, the team that runs it, and the memory of both.
 #pragma once
 #include "pass.h"
 #include "sketch.h"
@@ -17,8 +17,8 @@ struct Model : Decoder {
     Routes routes;
   };
   std::vector<Private> own;
-  std::vector<Pass> passes;  // by the team's runs
-  Buffer common;             // of those that come one after another
+  std::vector<Pass> passes;  // [runs of the team]
+  Buffer common;             // of runs that do not overlap
   std::vector<Product> products;
   std::vector<Search> searches;
   std::unique_ptr<Sketch> sketch;  // of the head

@@ -1,23 +1,23 @@
-// Noise that makes drawing a token a search for the largest of a row. See sampling/noise.py, which has the same in numpy.
+// Gumbel noise, with which sampling a token is an argmax over a row. See sampling/noise.py for the same in numpy.
 #pragma once
 #include <limits>
 
 #include "simd.h"
 
 struct Noise {     // of a row
-  float gain;      // one over the temperature,
-  uint32_t drawn;  // or 1, if this is 0: then there is none
+  float gain;      // 1 / temperature, or 1 without noise
+  uint32_t drawn;  // 0: no noise
   uint32_t key[2];
 };
 
-// The largest of some columns and where it is.
+// The largest value of some columns, and its column.
 struct Best {
   float value = -std::numeric_limits<float>::infinity();
   int32_t column = 0;
-  bool operator<(Best other) const { return value < other.value; }  // equal ones in order
+  bool operator<(Best other) const { return value < other.value; }  // equal values: the first column wins
 };
 
-// A permutation of 32 bits in which each depends on all.
+// A permutation of 32 bits in which each output bit depends on all input bits.
 inline I mixed(I x) {
   x = mul(x ^ right<16>(x), int_set1(0x21f0aaad));
   x = mul(x ^ right<15>(x), int_set1(0x735a2d97));
@@ -26,7 +26,7 @@ inline I mixed(I x) {
 
 // The natural logarithm of positive normal numbers; relative error below 3e-7, near 1 too.
 inline F log16(F x) {
-  // x is m 2^n, m from the root of a half to that of two.
+  // x = m 2^n, with m between sqrt(1/2) and sqrt(2).
   constexpr int32_t ONE = 127 << 23, ROOT_OF_HALF = 0x3f3504f3;
   const I n = right<23>(add(bits_of(x), int_set1(ONE - ROOT_OF_HALF)));  // + 127
   const F f = sub(float_of(add(bits_of(x), sub(int_set1(ONE), left<23>(n)))), set1(1.0f)), square = mul(f, f);
@@ -41,7 +41,7 @@ inline F log16(F x) {
   return fma(sub(to_float(n), set1(127.0f)), set1(6.9314718e-1f), p);
 }
 
-// Gumbel's noise of 16 columns: -log(-log(1 - u)), u uniform, so that the least u, which win, have all of their bits.
+// Gumbel noise of 16 columns: -log(-log(1 - u)), u uniform. The least u, which win, have full precision in this form.
 inline F gumbel(const Noise& noise, int column) {
   if (!noise.drawn) return zero();
   alignas(64) static constexpr int32_t LANES[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -53,5 +53,5 @@ inline F gumbel(const Noise& noise, int column) {
   return sub(zero(), log16(sub(zero(), add(log16(rest), lost))));
 }
 
-// What is searched for the largest: 16 columns over the temperature, and their noise.
+// The values of the argmax: 16 columns divided by the temperature, plus their noise.
 inline F with_noise(F values, const Noise& noise, F its) { return fma(values, set1(noise.gain), its); }

@@ -1,6 +1,7 @@
-// RMS norms. Between the layers of a block a norm comes in two halves: who makes a part of a row multiplies it with the
-// norm's weights, hands it on ready to be multiplied, and notes its squares; who multiplies the row divides each product
-// by the root of their mean, which is the same for all of a row. So no member has to look at a whole row.
+// RMS norms. Between the layers of a block a norm has two halves. The member that computes a part of a row multiplies
+// it with the norm's weights, packs it for the next product, and stores the sum of its squares. The member that
+// multiplies the row divides each product by the root of the mean square, which is the same for the whole row. So no
+// member has to read a whole row.
 #pragma once
 #include "decoder.h"
 
@@ -11,7 +12,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
   for (int i = 0; i < n; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
-// Rows that are handed on so.
+// Rows in this form.
 struct Normed {
   Rows rows;
   Kinds kinds;
@@ -21,9 +22,9 @@ struct Normed {
   static size_t padded(size_t rows) { return round_up(rows, 16); }
   static size_t squares_of(size_t rows, int cols) { return cols / GROUP * padded(rows); }
 
-  // 32 columns of a row.
+  // Stores 32 columns of a row.
   void put(int row, int column, F a, F b) const { put(row, 1, column, &a, &b); }
-  // The same of up to 16 rows that follow one another: a[i] and b[i], which are changed.
+  // The same for up to 16 consecutive rows: a[i] and b[i], which are changed.
   void put(int first, int count, int column, F* a, F* b) const {
     float* out = squares + column / GROUP * padded(rows.count) + first;
     F powers[PANEL];
@@ -39,7 +40,7 @@ struct Normed {
     }
     put_columns(kinds, a, b, rows, first, count, column);
   }
-  // One over the root of each row's mean square, to out [padded(rows)].
+  // Stores 1 / sqrt(mean square) of each row in out [padded(rows)].
   void scales(float eps, float* out) const {
     const size_t stride = padded(rows.count);
     for (size_t row = 0; row < stride; row += 16) {

@@ -1,5 +1,5 @@
-// Products of pairs of bfloat16: by the instruction that there is for them, or as float32. Intel's takes as long as four
-// multiplications and additions of float32; AMD's is the quicker way.
+// Products of pairs of bfloat16, with the bfloat16 instruction if the build has it, else in float32. Intel's
+// instruction takes as long as four float32 FMAs; AMD's is faster than float32.
 #pragma once
 
 #ifdef __AVX512BF16__
@@ -8,7 +8,7 @@ inline F dot2(F acc, I weights, const uint16_t* x) {
   return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)int_set1(word_at(x)));
 }
 
-using Half = uint16_t;  // what attention multiplies
+using Half = uint16_t;  // operands of attention
 using Pairs = I;        // 16 pairs
 inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
 inline Pairs load_pairs(const uint16_t* bf16) { return load_bytes((const uint8_t*)bf16); }

@@ -1,5 +1,5 @@
-// What a pass works on. It keeps all of it by itself, and not what its caller lends: a member that lost its core may
-// still be in a pass that is over.
+// The data of a pass. It copies all arguments of its caller: a member that lost its core may still be in a pass that is
+// over.
 #pragma once
 #include <numeric>
 
@@ -7,10 +7,10 @@
 #include "room.h"
 #include "summary.h"
 
-// A product by itself. Results that are quickly copied have a place of their own, so that its pieces are pure.
+// A single product. Small results are first stored here and then copied, so that its pieces are pure.
 struct Product {
   const float* x;
-  uint8_t* inputs;  // ready to be multiplied
+  uint8_t* inputs;  // packed rows
   float* out;
   Summary *chunks, *summaries;  // [rows, chunks], [rows]
   bool pure;
@@ -32,14 +32,14 @@ struct Product {
   Buffer memory_;
 };
 
-// A search for the largest product of each row with its noise, in memory of its own, so that its pieces are pure.
+// An argmax of each row's products with noise, in separate memory, so that its pieces are pure.
 struct Search {
   const float* x;
   Noise* noises;            // [rows]
-  uint8_t* inputs;          // ready to be multiplied
-  bool sketched;            // whether by way of the sketch; then:
-  float *likely, *highest;  // [rows, panels]: what a panel's largest product may be, and what none is above
-  float* floors;            // [rows]: what some product is
+  uint8_t* inputs;          // packed rows
+  bool sketched;            // whether the sketch is used; then:
+  float *likely, *highest;  // [rows, panels]: estimate and upper bound of a panel's largest product
+  float* floors;            // [rows]: the value of some product, a lower bound of the largest
   Best* found;              // [rows, chunks]
 
   void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count, bool by_sketch) {
@@ -59,12 +59,12 @@ struct Search {
   Buffer memory_;
 };
 
-constexpr int DECODE_ROWS = 32;  // more take so long to multiply that what was asked for meanwhile is gone again
+constexpr int DECODE_ROWS = 32;  // with more rows, prefetched data is evicted before its use
 
-// After a pass's keys and values are stored, its last block goes on with those rows alone that are wanted.
+// A forward pass. After keys and values are stored, the last block continues with the wanted rows only.
 class Pass {
  public:
-  Batch batch{};  // in our own memory; angles by row, not by position
+  Batch batch{};  // copied; angles by row, not by position
   Room room;
 
   // `common` is memory of all passes of the model.
@@ -102,27 +102,27 @@ class Pass {
     rest_ = Room(model, 1, rest_memory_, rest_memory_, wanted_.size(), last_plan_.attention.num_partials * (config_->dim + 16));
   }
 
-  // Whether its pieces may be computed twice, and be late: see threads.h.
+  // Whether its pieces may be computed twice, and after the pass is over: see threads.h.
   bool pure() const { return room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !batch.num_queries; }
 
-  // Whether only some rows go on with a block after its keys and values; which, and where their numbers lie.
+  // Whether a block continues with only some rows after its keys and values; these rows, and their memory.
   bool cut(size_t block) const { return cut_ && block == last_; }
   std::span<const int64_t> rows(size_t block) const { return cut(block) ? wanted_ : all_; }
   Room::Places rest(size_t block) const { return cut(block) ? rest_.of(0) : room.of(block); }
   float* result(size_t block) const { return cut(block) ? rest_.of(1).x : room.of(block + 1).x; }
 
-  // The rows that are wanted, when all is done.
+  // Copies the wanted rows to the caller, at the end.
   void hand_out(float* to) const {
     const float* from = result(last_);
     for (size_t i = 0; i < wanted_.size(); i++, to += config_->hidden)
       std::copy_n(from + (cut_ ? i : wanted_[i]) * config_->hidden, config_->hidden, to);
   }
 
-  // The place of each row among those whose queries are handed out, -1 for none; null if there are none.
+  // The index of each row among those whose queries are returned, -1 for none; null if there are none.
   const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
   const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
-  // Let a member ask for what it reads first of a block's keys and values, which are wanted when so many groups of weights
-  // have been multiplied, layer by layer.
+  // Lets a member prefetch the keys and values of a block that it reads first. They are used after the products of
+  // the layers `before`, given as numbers of groups of weights.
   void begin_reads(Ahead& ahead, const Block& b, size_t index, int member,
                    std::initializer_list<size_t> before) const {
     const auto& reads = planned(index, b.window).reads;
@@ -145,7 +145,7 @@ class Pass {
   struct Plan {
     int window;
     Attention attention;
-    std::vector<std::vector<size_t>> reads;  // [member], of few rows
+    std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
   Plan plan(int window, std::span<const int64_t> rows, int members) const {
     Plan made{window, plan_attention(*config_, batch, rows, window, members), {}};

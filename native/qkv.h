@@ -1,11 +1,11 @@
-// Queries, keys and values: what a block's first product makes is normed and turned before it leaves the cache, and kept
-// as narrow as attention takes it.
+// Queries, keys and values: the outputs of a block's first product get norm and RoPE while they are in cache, and are
+// stored in the number format of attention.
 #pragma once
 #include "layers.h"
 #include "pass.h"
 
-// Where they go. Queries of the heads that share a KV head lie together, row by row: [kv_heads, rows, repeat, dim]. Keys
-// and values: [rows, 2, kv_heads, dim].
+// Their destinations. Queries of the heads that share a KV head are together, by row: [kv_heads, rows, repeat, dim].
+// Keys and values: [rows, 2, kv_heads, dim].
 struct Heads {
   const Config& config;
   const Block& block;
@@ -13,9 +13,9 @@ struct Heads {
   Half* queries;
   uint16_t* entries;
   float* handed_out;      // [num_queries, heads * dim]
-  const int32_t* places;  // [rows], of a row in it or -1; null for none
+  const int32_t* places;  // [rows], index of a row in `handed_out` or -1; null for none
 
-  // 16 columns of a row of a head from `at` on, and those half a head further on: the two are turned together.
+  // 16 columns of a row of a head from `at` on, and those half a head later: RoPE rotates the two together.
   void put(int row, int head, int at, F x, F y) const {
     const Config& c = config;
     const int half = c.dim / 2, repeat = c.heads / c.kv_heads;
@@ -43,7 +43,7 @@ struct Heads {
   }
 
  private:
-  // Softmax is in powers of 2: one multiplication less per weight.
+  // Softmax uses powers of 2, which saves one multiplication per weight.
   static void narrow(Half* out, F query) { store_narrow(out, mul(query, set1(LOG2_E))); }
 };
 
@@ -74,7 +74,7 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, const Head
   linear(m, own, b.qkv, from.rows, from.rows.count, emit, [] {});
 }
 
-// Keys and values go to pages, which may be another's when the pass is over: so not by a member that is late.
+// Copies keys and values to pages. A late member must not do this: pages may have another owner after the pass.
 void store_entries(Model& m, Model::Private& own, const Heads& from, Layer kv) {
   const Batch& batch = from.batch;
   m.team->share_once(batch.num_rows, own.member, [&](int row) {

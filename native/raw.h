@@ -1,8 +1,8 @@
-// Rows as GGUF files have them: made into panels, or read one by one.
+// Rows in the layout of GGUF files: converted to panels, or read one by one.
 #pragma once
 #include "weights.h"
 
-// A row's block as a GGUF file has it: quants made unsigned, scales as they are.
+// A row's block in a GGUF file: quants converted to unsigned, scales unchanged.
 struct RawBlock {
   uint8_t q[256];
   uint16_t d, m;
@@ -30,7 +30,7 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
     case Q4_K: case Q5_K: {
       std::memcpy(&out.d, p, 2), std::memcpy(&out.m, p + 2, 2);
       const uint8_t *s = p + 4, *high = p + 16, *low = bits == 5 ? p + 48 : p + 16;
-      for (int g = 0; g < 8; g++) {  // 6-bit scales and minima, the last four of each split over two places
+      for (int g = 0; g < 8; g++) {  // 6-bit scales and minima; the bits of the last four are in two places
         out.scales[g] = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | (s[g - 4] >> 6 << 4);
         out.mins[g] = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | (s[g] >> 6 << 4);
         for (int i = 0; i < 32; i++) {
@@ -56,7 +56,7 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
   }
 }
 
-// No weight of the block is larger in magnitude.
+// A bound of the magnitude of the block's weights.
 inline float bound(Format format, const RawBlock& block) {
   const float scale = std::abs(_cvtsh_ss(block.d)), quant = float(1 << LAYOUTS[format].bits);
   const float minimum = LAYOUTS[format].zero == 0 ? std::abs(_cvtsh_ss(block.m)) : 0.0f;
@@ -64,7 +64,7 @@ inline float bound(Format format, const RawBlock& block) {
   return scale * quant * (format == Q6_K ? 128.0f : nested ? 64.0f : 1.0f) + minimum * (nested ? 64.0f : 1.0f);
 }
 
-// One panel from 16 raw rows that lie row_bytes apart. Returns a bound of its weights.
+// One panel from 16 raw rows with stride row_bytes. Returns a bound of the magnitude of its weights.
 inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
   const Layout& l = matrix.layout();
   uint8_t* out = scales + matrix.scale_bytes();
@@ -96,7 +96,7 @@ inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byt
   return highest;
 }
 
-// The scale of a block's group g, of its second half, and what is added to each of its weights: see load_scales.
+// The scales of both halves of a block's group g, and the number added to each of its weights: see load_scales.
 struct RawScales {
   float first, second, minimum;
 };

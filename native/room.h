@@ -1,27 +1,26 @@
-// Where the numbers of a pass lie.
+// The memory of a pass.
 #pragma once
 #include "batch.h"
 #include "norms.h"
 
-constexpr size_t APART = 16 << 20;  // bytes that blocks may take for places of their own
+constexpr size_t APART = 16 << 20;  // most bytes with which blocks have separate memory
 
-// If the numbers of a pass are few, every block has places of its own: nothing is overwritten while
-// the pass lasts, so its pieces are pure. If they are many, the blocks take turns in one set of places, and so do passes:
-// no member is in one of those any more when it is over.
+// In a small pass every block has separate memory: nothing is overwritten during the pass, so its pieces are pure. In a
+// large pass all blocks use the same memory, and so do all large passes: no member is still in one when it is over.
 class Room {
  public:
   struct Places {
-    float *x, *after, *attention_out, *mlp_out, *partials;  // after: what the MLP begins with
+    float *x, *after, *attention_out, *mlp_out, *partials;  // after: input of the MLP
     float *squares, *mlp_squares;                           // of inputs: see norms.h
     Half* queries;
     uint16_t* entries;                                // keys and values
-    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // rows ready to be multiplied; gated: see gated_of
+    uint8_t *inputs, *attended, *mlp_inputs, *gated;  // packed rows; gated: see gated_of
     float* logits;                                    // of routers, [rows, stride]
     Choice* choices;                                  // [rows, chosen], of each block: see experts.h
   };
 
   Room() = default;
-  // Of so many blocks, and of an x after the last.
+  // Memory of `blocks` blocks, and of an x after the last.
   Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
@@ -42,7 +41,7 @@ class Room {
   }
   bool apart() const { return apart_; }
 
-  // Where the rows of an expert are gated: each expert's begin in a line of their own.
+  // The gated rows of an expert, which begin at a new cache line.
   static Rows gated_of(uint8_t* gated, const Routes::Group& group, int cols) {
     return Rows::in(gated + round_up(Rows::bytes(group.first, cols), LINE) + LINE * group.expert, group.count, cols);
   }
@@ -77,7 +76,7 @@ class Room {
     take_or_share(to.mlp_inputs, ready, to.inputs);
     take(to.squares, Normed::squares_of(rows_, c.hidden));
     take_or_share(to.mlp_squares, Normed::squares_of(rows_, c.hidden), to.squares);
-    uint8_t* const shared = at;  // what attention needs is of no use any more when there is something gated
+    uint8_t* const shared = at;  // the data of attention is no longer needed when gated rows are stored
     take(to.queries, rows_ * q_size);
     take(to.entries, rows_ * 2 * c.kv_heads * c.dim);
     take(to.partials, partials_);
@@ -90,7 +89,7 @@ class Room {
 
   const Config* config_ = nullptr;
   size_t rows_ = 0, partials_ = 0;
-  size_t gated_ = 0, logits_ = 0, choices_ = 0;  // the most of any block
+  size_t gated_ = 0, logits_ = 0, choices_ = 0;  // the maxima over blocks
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;

@@ -5,9 +5,9 @@
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr int ceil_div(int count, int part) { return (count + part - 1) / part; }
-// How large parts of at most `most` are, if they are as large as each other.
+// The size of equal parts that are at most `most`.
 constexpr int even_part(int count, int most) { return ceil_div(count, ceil_div(count, most)); }
-// Where one of so many even parts of them begins.
+// The beginning of one of several equal parts.
 constexpr int begin_of(int count, int part, int parts) { return int(int64_t(count) * part / parts); }
 
 // Calls step<M>(row) for tiles of M rows, the largest first, until all `count` are done.

@@ -1,4 +1,4 @@
-// Which experts a row passes through, and which rows an expert has.
+// The experts of each row, and the rows of each expert.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,10 +8,10 @@
 #include "simd.h"
 
 struct Router {
-  const float* weights = nullptr;  // [experts, hidden], lent
-  int experts = 1, chosen = 1;     // in all, and of each row
+  const float* weights = nullptr;  // [experts, hidden], owned by the caller
+  int experts = 1, chosen = 1;     // in total, and for each row
   bool normalized = false;         // whether the weights of a row's experts are divided by their sum
-  // Logits of a row, those that fill up the last 16 included.
+  // Logits of a row, padded to a multiple of 16.
   int stride() const { return int(round_up(experts, PANEL)); }
 };
 
@@ -20,8 +20,8 @@ struct Choice {
   float weight;
 };
 
-// The softmax over all experts of a row, and its largest probabilities, in order; of equal ones the lower expert first.
-// Logits may be anything: experts are always distinct. `logits` has router.stride() places and is changed.
+// The softmax over all experts of a row, and its largest probabilities in descending order; among equal ones, the lower
+// expert is first. Experts are distinct for any logits, even NaN. `logits` has router.stride() places and is changed.
 inline void choose(const Router& router, float* logits, Choice* out) {
   int count = 0;
   for (int expert = 0; expert < router.experts; expert++) {
@@ -33,7 +33,7 @@ inline void choose(const Router& router, float* logits, Choice* out) {
   }
   const F top = set1(logits[out[0].expert]);
   F powers = zero();
-  std::fill(logits + router.experts, logits + router.stride(), -1e30f);  // of power 0
+  std::fill(logits + router.experts, logits + router.stride(), -1e30f);  // with power 0
   for (int i = 0; i < router.stride(); i += PANEL) {
     const F power = power16(mul(sub(load(logits + i), top), set1(LOG2_E)));
     powers = add(powers, power), store(logits + i, power);
@@ -44,18 +44,18 @@ inline void choose(const Router& router, float* logits, Choice* out) {
   for (int i = 0; i < count; i++) out[i].weight /= total;
 }
 
-// The rows of each expert that any row chose.
+// The rows of each expert that is chosen by any row.
 class Routes {
  public:
   struct Group {
-    int expert, first, count;  // `first` among the rows of all groups
+    int expert, first, count;  // `first`: index in the rows of all groups
   };
   struct Row {
     int row;
     float weight;
   };
 
-  // Of [rows, chosen] choices.
+  // Sorts [rows, chosen] choices.
   void sort(const Router& router, const Choice* choices, int count) {
     const int all = count * router.chosen;
     ends_.assign(router.experts, 0), groups_.clear(), rows_.resize(all);
@@ -68,7 +68,7 @@ class Routes {
     for (int i = 0; i < all; i++) rows_[ends_[choices[i].expert]++] = {i / router.chosen, choices[i].weight};
   }
   const std::vector<Group>& groups() const { return groups_; }  // by expert
-  const Row* rows(const Group& group) const { return &rows_[group.first]; }  // rising
+  const Row* rows(const Group& group) const { return &rows_[group.first]; }  // ascending
 
  private:
   std::vector<Group> groups_;

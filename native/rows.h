@@ -1,4 +1,4 @@
-// Rows of activations, ready to be multiplied: int8 per group of 32 columns, or bfloat16.
+// Rows of activations, packed for products: int8 with a scale per group of 32 columns, or bfloat16.
 #pragma once
 #include <algorithm>
 
@@ -6,15 +6,15 @@
 #include "scales.h"
 #include "weights.h"
 
-// Rows share a pass over a panel, and what it takes to read and unpack, in tiles: of PASS_ROWS, whose sums wait in memory,
-// and what is left in tiles of half as many, and half of that. The last ones registers hold.
-constexpr int ROW_BLOCK = PASS_ROWS;  // rows whose activations stay in cache while panels go by
+// Rows share a pass over a panel, and so its reading and unpacking, in tiles. Tiles have PASS_ROWS rows, whose sums are
+// in memory; the rest is in tiles of half as many, and so on. The sums of the smallest tiles fit in registers.
+constexpr int ROW_BLOCK = PASS_ROWS;  // rows whose activations stay in cache for all panels
 
-// Which of a group's zeros is what a zero of 8, 16 or 128 adds, and Q6_K's of 32 for either half: ready to begin a sum with.
+// The index, in a group's zeros, of the initial value of sums for a zero point: 8, 16, 128, or 32 for each half (Q6_K).
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
 constexpr bool rounds_minima(Format format) { return FROM_MIDDLE && has_minima(format); }
-// The quant that products take for 0.
+// The quant that represents 0 in products.
 constexpr int zero_of(Format format) {
   return rounds_minima(format) ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
 }
@@ -25,7 +25,7 @@ inline void load_factors(const uint8_t* block, int group, F& scale, F& second) {
   if (rounds_minima(T)) second = fma(set1(zero_of(T)), scale, second);
 }
 
-// Where a row lies: its first group and the sum of that, and so many rows side by side, from it on and in all.
+// The place of a row: its first group and that group's sum, the rows from it to the end of its tile, and those in it.
 struct Place {
   size_t first, first_sum;
   int left, stride;
@@ -33,17 +33,17 @@ struct Place {
   size_t sum(int g) const { return first_sum + size_t(g / TOGETHER) * TOGETHER * stride + g % TOGETHER; }
 };
 
-// Rows ready to be multiplied. A tile holds group after group, and of each group its rows side by side.
+// Packed rows. A tile holds one group after another, each with the tile's rows side by side.
 struct Rows {
   int8_t* q;
-  float* step;     // what quants are multiplied with
-  int32_t* zeros;  // what the weights' zero adds: by format, `all` numbers apart
-  Sum* sums;       // step * sum of q: row by row, TOGETHER groups after another
+  float* step;     // scales of quants
+  int32_t* zeros;  // corrections for the weights' zero points: by format, with stride `all`
+  Sum* sums;       // step * sum of q: by row, in blocks of TOGETHER groups
   uint16_t* b;     // the row in bfloat16
   int count, cols;
   size_t all;      // groups of all rows
   int groups() const { return cols / GROUP; }
-  // The first row of a tile.
+  // The rows from `row` on, which begins a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
     return {q + GROUP * g, step + g, zeros + g, sums + row * sums_of(cols), b + GROUP * g, count - row, cols, all};
@@ -57,7 +57,7 @@ struct Rows {
     const int before = row - start;
     return {size_t(start) * groups() + before, start * sums_of(cols) + TOGETHER * before, stride - before, stride};
   }
-  // Whether the group comes last, without those that it should be together with.
+  // Whether the group is the last, and its block of TOGETHER groups is incomplete.
   bool lonely(int g) const { return g + 1 == groups() && (g + 1) % TOGETHER; }
   static size_t sums_of(int cols) { return round_up(cols / GROUP, TOGETHER); }
   static size_t bytes(size_t rows, int cols) {
@@ -72,15 +72,15 @@ struct Rows {
   }
 };
 
-// What the matrices of a layer multiply.
+// The formats of activations that the matrices of a layer multiply.
 struct Kinds {
   bool ints = false, bf16 = false;
-  uint32_t zeros = 0;  // those of a group's zeros that they begin sums with, as bits
+  uint32_t zeros = 0;  // bit mask of the group's zeros that they use
   void add(Format format) {
     (format == BF16 ? bf16 : ints) = true;
     if (format != BF16 && zero_of(format)) zeros |= (format == Q6_K ? 3 : 1) << zero_at(zero_of(format));
   }
-  // Calls action(which, what a quant's zero is, half) for each: of which of the group's halves, or -1 for both.
+  // Calls action(index, zero point, half) for each; `half` is the half of the group, or -1 for both.
   template <class Action>
   void each_zero(const Action& action) const {
     constexpr int OF[ZEROS] = {8, 16, 128, 32, 32}, HALF[ZEROS] = {-1, -1, -1, 0, 1};
@@ -89,8 +89,7 @@ struct Kinds {
   }
 };
 
-// Asks for all rows at once. Other members made parts of them, and lines that come from their caches group by group would
-// be waited for.
+// Prefetches all rows at once. Parts of them are in the caches of other members, and products would wait for each line.
 inline void fetch_rows(Kinds kinds, Rows rows) {
   if (kinds.bf16) fetch_near(rows.b, rows.all * GROUP * sizeof(*rows.b));
   if (!kinds.ints) return;
@@ -115,7 +114,7 @@ inline void quantize_group(Kinds kinds, F a, F b, Rows rows, Place place, int g)
   if (rows.lonely(g)) put_sum(out + 1, 0);
 }
 
-// The same of 16 rows that lie side by side.
+// The same for 16 adjacent rows.
 inline void quantize_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   const size_t at = place.group(g);
   F highest[PANEL];
@@ -145,19 +144,19 @@ inline void round_group(F a, F b, Rows rows, size_t at) {
   store_bf16(rows.b + at * GROUP, a), store_bf16(rows.b + at * GROUP + 16, b);
 }
 
-// 32 columns of a row.
+// Stores 32 columns of a row.
 inline void put_group(Kinds kinds, F a, F b, Rows rows, Place place, int g) {
   if (kinds.ints) quantize_group(kinds, a, b, rows, place, g);
   if (kinds.bf16) round_group(a, b, rows, place.group(g));
 }
 
-// The same of 16 rows that lie side by side: a[i] and b[i].
+// The same for 16 adjacent rows: a[i] and b[i].
 inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   if (kinds.ints) quantize_groups(kinds, a, b, rows, place, g);
   for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
 }
 
-// All groups of a row, as they are, to a row of others.
+// Copies all groups of a row to a row of other rows.
 inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
   const Place source = from.place(row), target = to.place(to_row);
   for (int g = 0; g < from.groups(); g++) {
@@ -171,7 +170,7 @@ inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
   }
 }
 
-// What products take for those 32 columns.
+// The form of 32 columns that products use.
 inline void read_group(Kinds kinds, Rows rows, Place place, int g, float* out) {
   const size_t at = place.group(g);
   for (int i = 0; i < GROUP; i++)

@@ -1,4 +1,4 @@
-// What the members of a team tell each other of a run: who has taken and done how much of which phase.
+// The shared state of a run: how much of each phase every member has taken and done.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,10 +15,10 @@ using Time = std::chrono::nanoseconds;
 
 constexpr int RESERVES = 1;  // for each member
 
-struct alignas(64) Tally {                   // of a member in a phase
-  std::atomic<int> taken{0};                 // parts of its range, by anyone
-  std::atomic<int> done[1 + RESERVES] = {};  // pieces, by it and by its reserve
-  std::atomic<int64_t> busy{0};              // how long its pieces took, if they were timed
+struct alignas(64) Tally {                   // one member in one phase
+  std::atomic<int> taken{0};                 // parts of its range that any member has taken
+  std::atomic<int> done[1 + RESERVES] = {};  // pieces done by it and by its reserve
+  std::atomic<int64_t> busy{0};              // duration of its pieces, if they were timed
 
   void clear() {
     taken.store(0, std::memory_order_relaxed), busy.store(0, std::memory_order_relaxed);
@@ -29,7 +29,7 @@ struct alignas(64) Tally {                   // of a member in a phase
 struct Run {
   using Job = std::function<void(int member)>;
   struct alignas(64) Place {
-    std::atomic<int> phase{0};  // the member's next one
+    std::atomic<int> phase{0};  // the member's next phase
   };
 
   Job job;
@@ -39,7 +39,7 @@ struct Run {
   std::unique_ptr<Tally[]> tallies;          // [phase, member]
   std::unique_ptr<std::atomic<int>[]> over;  // [phase], to sleep on
   std::unique_ptr<Place[]> places;           // [member], with the reserve
-  alignas(64) std::atomic<int> users{0};     // members in it, but for the first
+  alignas(64) std::atomic<int> users{0};     // members in it, except the first
 
   void open(int phases, int members, int all, bool is_pure, Job its_job, uint32_t its_id) {
     if (phases > room) {
@@ -48,7 +48,7 @@ struct Run {
       over.reset(new std::atomic<int>[phases]());
       places.reset(new Place[all]);
     }
-    const int used = places[0].phase;  // since it was last open: the first member goes through all phases
+    const int used = places[0].phase;  // phases of the last run: the first member goes through all
     for (int i = 0; i < used * members; i++) tallies[i].clear();
     for (int i = 0; i < used; i++) over[i].store(0, std::memory_order_relaxed);
     for (int i = 0; i < all; i++) places[i].phase.store(0, std::memory_order_relaxed);
@@ -63,8 +63,9 @@ struct Run {
     return sum;
   }
 
-  // Where each member's range of a phase should begin, of 1, by how quick they were in the last phases that were timed.
-  // These are over, so all members find the same. False if nobody was much slower than others, as far as is known.
+  // The beginning of each member's range of a phase, as a share of 1, from the members' speeds in the last timed
+  // phases. These phases are over, so all members compute the same. False if no member is known to be much slower than
+  // others.
   bool weigh(int next, std::vector<double>& cuts) const {
     constexpr int LAST = 4;
     constexpr double NOISE = 1.15;
@@ -84,7 +85,7 @@ struct Run {
     return true;
   }
 
-  // A name that no other piece of any run has for a long time.
+  // The name of a piece, which is not reused for a long time.
   static constexpr int PIECE_BITS = 26, PHASE_BITS = 14;
   uint64_t name(int phase, int piece) const {
     return (uint64_t(id) << PHASE_BITS | uint64_t(phase)) << PIECE_BITS | uint64_t(piece);

@@ -1,16 +1,16 @@
-// A group's scales and minima for 16 rows of weights, times those of activations. Zen 4 multiplies 16 numbers a cycle, and
-// products of quants leave it little time for others: there is a quicker way to each for it. Elsewhere they are multiplied.
+// A group's scales and minima for 16 rows of weights, times those of activations. Zen 4 multiplies 16 numbers per
+// cycle, and products of quants use most of that, so this file has faster ways for it. Other cores multiply.
 #pragma once
 #include "memory.h"
 #include "simd.h"
 
 #ifdef __AVX512BF16__
-// For many rows: a step is a power of two times one of STEPS numbers, and those times the scale are looked up. Powers of
-// two come from the ports that add. The bits are those that a multiplication makes.
+// For many rows: a step is a power of two times one of STEPS numbers. The scale times these is looked up, and powers of
+// two are applied on the ports that add. The bits are those of a multiplication.
 constexpr bool LOOKS_UP = true;
 struct ManyScales {
   static constexpr int STEPS = 1 << STEP_BITS;
-  // Where a step's entry is, in bytes: its bits, shifted and masked.
+  // The byte offset of a step's entry: its bits, shifted and masked.
   static constexpr int SHIFT = 23 - STEP_BITS - 6, MASK = (STEPS - 1) << 6;
 
   F times[STEPS];
@@ -20,12 +20,12 @@ struct ManyScales {
   }
 };
 
-// Minima of two groups are added at a time, as pairs of bfloat16. They are counted from the middle quant, where they are
-// small and so is what rounding takes.
+// Minima of two groups are added at a time, as pairs of bfloat16. They are relative to the middle quant, where they and
+// their rounding errors are small.
 constexpr int TOGETHER = 2;
 constexpr bool FROM_MIDDLE = true;
 using Minima = I;
-using Sum = uint16_t;  // of a row's group: what its minimum is multiplied with
+using Sum = uint16_t;  // factor of a minimum, for a row's group
 inline Minima minima_of(F first, F second) {
   alignas(LINE) static constexpr uint16_t IN_TURN[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};

@@ -1,13 +1,13 @@
-// Tokens without logits: of each row the column of the head's largest product with its noise, so the likeliest token or one
-// that is drawn. Products are looked at while they are in registers or cache, and never stored.
+// Tokens without logits: for each row the argmax of the head's products with noise, which is the likeliest token or a
+// sample. Products are compared in registers or cache, and never stored.
 //
-// Of few rows a sketch of the head (sketch.h), where there is one, rules out most panels first.
+// With few rows a sketch of the head (sketch.h), if there is one, first rules out most panels.
 #pragma once
 #include "head.h"
 
 constexpr int SEARCH_PHASES = 4;  // at most
 
-// Products of a panel, of which those that are no token's can't be the largest.
+// Products of a panel. Those of padding columns can never be the largest.
 inline F of_tokens(const Model& m, F products, int column) {
   const int left = m.config.vocab - column;
   return left >= PANEL ? products : select((1u << left) - 1, products, set1(-INFINITY));
@@ -31,7 +31,7 @@ inline void search_all(Model& m, Model::Private& own, const Search& search, int 
   });
 }
 
-// From the panels that the sketch does not rule out.
+// A search of the panels that the sketch does not rule out.
 inline void search_by_sketch(Model& m, Model::Private& own, const Search& search, int count) {
   const Linear& layer = *m.head;
   const Sketch& sketch = *m.sketch;
@@ -55,7 +55,7 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
       for (int r = 0; r < count; r++) highest[r].look(of_tokens(m, sums[r], job.column), search.noises[r], job.column);
     });
   };
-  // One that is likely to be the largest, or not far from it.
+  // A product that is likely to be the largest, or close to it.
   m.team->share(count, own.member, [&](int r) {
     const float* likely = search.likely + size_t(r) * panels;
     Job job = layer.jobs[std::max_element(likely, likely + panels) - likely];
@@ -73,7 +73,7 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
       if (may_win) own.candidates.push_back(layer.jobs[p]);
     }
     for (size_t i = 0; i + 1 < own.candidates.size(); i++) own.candidates[i].next = own.candidates[i + 1].begin();
-    Highest found[SKETCH_ROWS];  // another member may be in this piece: it gets to see nothing unfinished
+    Highest found[SKETCH_ROWS];  // another member may be in this piece, and must not read incomplete data
     for (const Job& job : own.candidates) look_at(job, found);
     for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = found[r].best();
   });
@@ -84,7 +84,7 @@ inline void run_search(Model& m, Model::Private& own, const Search& search, int 
   search_all(m, own, search, count);
 }
 
-// Of each row the first of its largest; -1 where that is not a finite number.
+// The first column of each row's largest value; -1 if that is not finite.
 inline void end_search(const Search& search, int count, int chunks, int32_t* columns) {
   for (int r = 0; r < count; r++) {
     const auto* found = search.found + r * chunks;

@@ -1,5 +1,5 @@
-// Sixteen lanes, on whichever instructions this file is compiled for. Every reduction has one fixed order, so results
-// never depend on who computes what. Builds differ in bits where one multiplies bfloat16.
+// Sixteen lanes, with the instructions that this file is compiled for. Every reduction has a fixed order, so results do
+// not depend on the distribution of work. Bits differ between builds that multiply bfloat16 and those that do not.
 #pragma once
 #include <immintrin.h>
 
@@ -20,7 +20,7 @@ inline float from_bf16(uint16_t half) {
   return x;
 }
 
-// Whether some instructions are laid out by hand, for Zen 4. The bits are those that a compiler's order makes.
+// Whether some instruction sequences are hand-written, for Zen 4. The bits are the same as with a compiler's order.
 #if defined(__AVX512BF16__) && !defined(IN_SOFTWARE)
 #define BY_HAND
 #endif
@@ -46,7 +46,7 @@ inline F power16(F x) {
   return times_power(p, n);
 }
 
-// Relative error below 4e-6. Far below zero it stays at 2^-100: an infinite divisor would make it no number.
+// Relative error below 4e-6. Far below zero it stays at 2^-100: an infinite divisor would make it NaN.
 inline F sigmoid16(F x) { return inverse(add(set1(1.0f), power16(min(mul(x, set1(-LOG2_E)), set1(100.0f))))); }
 
 inline F silu16(F x) { return mul(x, sigmoid16(x)); }
@@ -57,7 +57,7 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
-// Whose cores alone the build is for, if it has AVX-512: of those without tiles, AMD's have the one with BF16.
+// The vendor whose cores the build is for, if it has AVX-512. Of builds without AMX, the one with BF16 is for AMD.
 #if defined(__AMX_BF16__) || (defined(__AVX512F__) && !defined(__AVX512BF16__))
 constexpr bool INTEL = true, AMD = false;
 #elif defined(__AVX512F__)
@@ -66,8 +66,8 @@ constexpr bool INTEL = false, AMD = true;
 constexpr bool INTEL = false, AMD = false;
 #endif
 
-// What int8 quants of numbers are multiplied with if none is larger: STEP_BITS bits follow its first, few enough for
-// scales.h to look up what they make, or all that a float has.
+// The scale of int8 quants for numbers of at most this magnitude. Its mantissa has STEP_BITS bits: few enough for the
+// look-up in scales.h, or all of a float.
 #ifdef __AVX512BF16__
 constexpr int STEP_BITS = 4;
 #else
@@ -78,36 +78,36 @@ inline F step_of(F highest) {
   const uint32_t none = equal_lanes(max(least, highest), least);
   return select(none, zero(), cut_up<23 - STEP_BITS>(div(highest, set1(127.0f))));
 }
-// What makes quants: numbers that step is 0 of are 0.
+// The factor that turns numbers into quants: 0 if the step is 0.
 inline F inverse_of(F step) { return select(equal_lanes(step, zero()), zero(), div(set1(1.0f), step)); }
 
-// 32 numbers as int8. Returns what these are to be multiplied with.
+// 32 numbers as int8. Returns their scale.
 inline float to_int8(F a, F b, I& qa, I& qb) {
   const F step = step_of(set1(top(max(abs(a), abs(b))))), inverse = inverse_of(step);
   qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
   return first_lane(step);
 }
 
-// Into the second-level cache: the first has room for few lines under way, 24 on Zen 4.
+// Prefetches into the L2 cache: L1 supports few outstanding lines, 24 on Zen 4.
 inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
-// Intel's cores have few lines under way that they asked for themselves: most come by a prefetcher that follows what is
-// asked for to the end of its page. Two pages in turn keep it busier than one.
+// Intel's cores support few outstanding software prefetches. Most lines come from a hardware prefetcher, which follows
+// requests to the end of a page. Alternating between two pages keeps it busier than one.
 constexpr bool PAGES_IN_TURN = INTEL;
 constexpr ptrdiff_t PAGE = 4096;
-// AMD's with AVX-512 drop some of what is asked for, the more where a host's small pages make addresses slow to look up.
-// Asked for again half way, all has come in time: one row's weights from memory in 0.7 to 0.8 of the time on Zen 4.
+// AMD's cores with AVX-512 drop some prefetches, more of them if a host's small pages make address translation slow.
+// A second prefetch half way fixes this: one row's weights from memory take 0.7 to 0.8 of the time on Zen 4.
 constexpr bool ASKS_TWICE = AMD;
-// A line of either of two pages, for the next two of a stream that goes by `at`.
+// Prefetches one line of each of two pages, for the next two lines of a stream at `at`.
 inline void fetch_in_turn(const void* at) {
   const uintptr_t a = uintptr_t(at), line = (a & -2 * PAGE) | (a >> 1 & (PAGE - 64));
   fetch((const void*)line), fetch((const void*)(line + PAGE));
 }
-// Into the first, to be written.
+// Prefetches into L1, for writing.
 inline void fetch_to_change(const void* line) { __builtin_prefetch(line, 1, 3); }
 inline void fetch_bytes(const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) fetch((const char*)from + at);
 }
-// Into the first, what is read at once.
+// Prefetches into L1 data that is read soon.
 inline void fetch_near(const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
 }

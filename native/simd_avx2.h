@@ -39,7 +39,7 @@ inline F abs(F v) {
   return {_mm256_andnot_ps(sign, v.a), _mm256_andnot_ps(sign, v.b)};
 }
 inline F round(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
-inline __m256 times_power(__m256 a, __m256 n) {  // a is a normal number; 0 where the result would not be
+inline __m256 times_power(__m256 a, __m256 n) {  // a is a normal number; 0 if the result would be subnormal
   const __m256 low = _mm256_set1_ps(-126.0f);
   const __m256i by = _mm256_slli_epi32(_mm256_cvtps_epi32(_mm256_max_ps(n, low)), 23);
   const __m256 power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), by));
@@ -155,10 +155,10 @@ inline I add_planes(I w, I v) {
   return {add_planes<PLANES, SHIFT>(w.a, v.a), add_planes<PLANES, SHIFT>(w.b, v.b)};
 }
 
-// Unsigned bytes times signed ones, in pairs: 16-bit words, which are to fit.
+// Unsigned bytes times signed ones, summed in pairs: 16-bit words, which must not overflow.
 inline I times_bytes(I w, I four) { return {_mm256_maddubs_epi16(w.a, four.a), _mm256_maddubs_epi16(w.b, four.b)}; }
 inline I add_words(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
-// Both words of each lane, times a number, added to acc.
+// Adds both words of each lane, times a number, to acc.
 template <int TIMES>
 inline I add_both(I acc, I words) {
   const __m256i times = _mm256_set1_epi16(TIMES);

@@ -4,10 +4,10 @@
 using F = __m512;   // 16 floats
 using I = __m512i;  // 16 int32, or 64 bytes
 
-constexpr int TILE_ROWS = 8;    // rows that share one pass over keys or values,
-constexpr int TILE_SUMS = 16;   // with so many sums of 16: as many as registers hold
-constexpr int PASS_ROWS = 128;  // rows that share a pass over weights,
-constexpr int BF16_ROWS = 8;    // over bfloat16
+constexpr int TILE_ROWS = 8;    // rows that share one pass over keys or values
+constexpr int TILE_SUMS = 16;   // vectors of 16 sums in such a pass: as many as registers hold
+constexpr int PASS_ROWS = 128;  // rows that share a pass over weights
+constexpr int BF16_ROWS = 8;    // the same for bfloat16 weights
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }
@@ -21,7 +21,7 @@ inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
-// 1 / x of x >= 1, to the last bit or two: a third of a division's time.
+// 1 / x for x >= 1, exact except for the last bit or two, in a third of a division's time.
 inline F inverse(F x) {
   const F r = _mm512_rcp14_ps(x);
   return mul(r, fnma(x, r, set1(2.0f)));
@@ -41,7 +41,7 @@ inline float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
-// With the last BITS bits 0, and no smaller.
+// Rounded up so that the last BITS bits are 0.
 template <int BITS>
 inline F cut_up(F v) {
   const I below = _mm512_set1_epi32((1 << BITS) - 1);
@@ -50,7 +50,7 @@ inline F cut_up(F v) {
 inline float first_lane(F v) { return _mm512_cvtss_f32(v); }
 inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
 
-// The same of each of 16, to the bit.
+// The same for each of 16 vectors, with the same bits.
 template <class Both>
 inline F across(F* v, const Both& both) {
 #pragma GCC unroll 8
@@ -62,7 +62,7 @@ inline F across(F* v, const Both& both) {
 #pragma GCC unroll 2
   for (int i = 0; i < 2; i++) v[i] = both(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
   v[0] = both(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
-  // Lanes are of vectors 0, 2, 1, 3, then the same + 8, + 4, + 12.
+  // The lanes belong to vectors 0, 2, 1, 3, then the same + 8, + 4, + 12.
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), v[0]);
 }
 inline F sums(F* v) { return across(v, [](F a, F b) { return add(a, b); }); }
@@ -97,7 +97,7 @@ inline I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
-// w with bits PLANES of v, moved there by a shift to the left (or right if negative), added.
+// w with the bits PLANES of v set, after v is shifted to the left (to the right if negative).
 template <int PLANES, int SHIFT>
 inline I add_planes(I w, I v) {
   if constexpr (SHIFT > 0) v = _mm512_slli_epi16(v, SHIFT);
@@ -108,7 +108,7 @@ inline I add_planes(I w, I v) {
 // Each lane: four unsigned weights times the same four int8 activations, added to acc.
 inline I dot4(I acc, I weights, I activations) { return _mm512_dpbusd_epi32(acc, weights, activations); }
 inline I dot4(I acc, I weights, const int8_t* q) {
-#ifdef BY_HAND  // activations that have a register each keep others from being computed ahead
+#ifdef BY_HAND  // a separate register for each activation would delay the next ones
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*(const int32_t*)q));
   return acc;
 #else

@@ -1,43 +1,43 @@
-// A sketch of a head: 4 bits of each weight, from which one sees which tokens may have the largest logit, or the largest
-// with noise. A step that wants no more than that multiplies their panels alone: of 8 bits or 16 it reads little more
+// A sketch of a head: 4 bits of each weight, which bound the tokens' logits, with noise if there is any. A step that
+// needs only the largest logit multiplies only the panels that may have it, so a head of 8 or 16 bits reads little more
 // than the sketch.
 //
 // Row r of the head is mean + sketch_r + rest_r. The mean of all rows, often most of a row, adds the same to every
-// product. WIDE columns, those of the largest weights or activations, have 8 bits. By Cauchy and Schwarz
-// a row's product is at most |rest_r| |x| from that of its mean and its sketch. Here x is what the head's own kernel
-// multiplies, activations as it rounds them, and rest_r is what the sketch leaves of weights as it rounds those.
+// product. WIDE columns, those with the largest weights or activations, have 8 bits. By the Cauchy-Schwarz inequality
+// a row's product differs by at most |rest_r| |x| from that of mean + sketch_r. Here x is the activations as the head's
+// kernel rounds them, and rest_r is the error of the sketch for weights as the kernel rounds them.
 //
 // Two groups share a scale, of weights and of activations, so that their products are scaled once. A panel is the
-// SketchPanel of its 16 rows and then one stretch of four groups after another: a line of scales, in pairs of bfloat16 for
-// its first two groups and its last two, and the quants as in groups.h.
+// SketchPanel of its 16 rows, followed by stretches of four groups. Each stretch has a line of scales, in pairs of
+// bfloat16 for its first two groups and its last two, and the quants as in groups.h.
 #pragma once
 #include "decoder.h"
 #include "dots.h"
 #include "noise.h"
 #include "threads.h"
 
-constexpr int WIDE = GROUP, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; rows at a time, at most
-// Rows, at most, for which a search by sketch is quicker: more are multiplied for as long as all of the head takes to come.
+constexpr int WIDE = GROUP, SKETCH_BITS = 4, SKETCH_ROWS = 8;  // columns; bits; most rows at a time
+// The most rows for which a search by sketch is faster. With more, its products take as long as reading the whole head.
 constexpr int SKETCH_PAYS = AMD ? 4 : SKETCH_ROWS;
 constexpr int STRETCH = 4;               // groups
-constexpr float WIDE_PART = 1.0f / 512;  // of `size`: the wide columns' rest is smaller
+constexpr float WIDE_PART = 1.0f / 512;  // share of `size` that bounds the rest of the wide columns
 
 struct alignas(LINE) SketchPanel {
-  float rest[PANEL], size[PANEL];  // norms: of the rest outside of the wide columns, and of the sketch
+  float rest[PANEL], size[PANEL];  // norms of the rest without the wide columns, and of the sketch
   float wide_scale[PANEL];
   uint8_t wide[WIDE / 4][LINE];    // quants + 128
 };
 
-// Rows to be multiplied with a sketch, by group and side by side, and what their products may be off by.
+// Rows packed for products with a sketch, by group and side by side, and the error bounds of the products.
 struct SketchRows {
   int count;
   int8_t *q, *wide;     // [groups, count, GROUP], [count, WIDE]
-  float* scale;         // [twos of groups, count]
-  int32_t* zero;        // [twos of groups, count]: what the quants' zero adds
+  float* scale;         // [pairs of groups, count]
+  int32_t* zero;        // [pairs of groups, count]: corrections for the zero point
   const Noise* noises;  // [count]
   struct Row {
-    float mean, slack;  // the product of the head's mean; how far rounding of sums may lead
-    float rest, size;   // what the panel's norms are multiplied with
+    float mean, slack;  // the product with the head's mean; the bound of rounding errors of sums
+    float rest, size;   // factors of the panel's norms
     float wide_scale;
     int32_t wide_zero;
   } row[SKETCH_ROWS];
@@ -45,8 +45,8 @@ struct SketchRows {
 
 class Sketch {
  public:
-  // `norm` [cols] is what activations are normed with. Null if a weight is not finite. Throws std::bad_alloc without
-  // memory for it.
+  // `norm` [cols] is the weights of the norm of activations. Null if a weight is not finite. Throws std::bad_alloc if
+  // there is no memory.
   static std::unique_ptr<Sketch> of(const Matrix& head, const float* norm, Team& team);
 
   size_t panel_bytes() const {
@@ -55,9 +55,9 @@ class Sketch {
   size_t bytes() const { return panel_bytes() * panels(); }
   int panels() const { return head_.rows / PANEL; }
 
-  // `rows` of the head, as they are ready to be multiplied, in `memory`.
+  // Packs `rows`, the packed inputs of the head, for the sketch, in `memory`.
   SketchRows prepare(Kinds kinds, Rows rows, const Noise* noises, Buffer& memory) const;
-  // Of a panel and each of rows.count: what its largest product with noise is likely to be, and what none is above.
+  // For a panel and each row: an estimate and an upper bound of its largest product with noise.
   void bounds(int panel, const SketchRows& rows, float* likely, float* highest) const {
     with_count(rows.count, [&]<int M>() { multiply<M>(panel, rows, likely, highest); });
   }
@@ -96,7 +96,7 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, B
     double mean = 0, squares = 0, wide = 0, lost = 0;
     for (int g = 0; g < n; g++) read_group(kinds, rows, place, g, x + g * GROUP);
     for (int c = 0; c < cols; c++) mean += double(x[c]) * mean_[c];
-    // So many columns as int8, groups `count` of them apart. Returns what the quants add up to.
+    // Quantizes columns to int8, with groups at a stride of `count`. Returns the sum of the quants.
     auto quantize = [&](const float* from, int columns, int8_t* q, float& scale) {
       F highest = zero();
       for (int c = 0; c < columns; c += 16) highest = max(highest, abs(load(from + c)));
@@ -123,7 +123,7 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, B
       out.zero[i] = -8 * quantize(x + first * GROUP, columns, q, out.scale[i]);
     }
     constexpr double ROUNDED_UP = 1.001;
-    // Of sums in float32: of so many terms, which are some times larger than what they add up to.
+    // Bound for sums in float32, from the number of terms, whose magnitudes may be several times that of their sum.
     const double rounding = (2 * n + GROUP) * 0x1p-19, norm = std::sqrt(squares + wide);
     row.mean = float(mean), row.slack = float(rounding * norm * mean_size_ * ROUNDED_UP);
     row.rest = float((std::sqrt(squares) + rounding * norm) * ROUNDED_UP);
@@ -136,7 +136,7 @@ template <int M>
 [[gnu::noinline]] void Sketch::multiply(int p, const SketchRows& rows, float* likely, float* highest) const {
   const SketchPanel& from = panel(p);
   const uint8_t* quants = (const uint8_t*)(&from + 1);
-  F acc[M];  // in registers only if all loops over them are unrolled
+  F acc[M];  // in registers only if all loops over it are unrolled
   I sums[M], scales = int_zero();
   auto ask = [](const uint8_t* at, size_t bytes) {
     fetch_bytes(at + AHEAD, bytes);

@@ -1,4 +1,4 @@
-// How a sketch is made of a head: which columns are wide, each panel's scales and quants, and what they leave.
+// Making a sketch of a head: the choice of wide columns, each panel's scales and quants, and their errors.
 #pragma once
 #include "sketch.h"
 
@@ -19,9 +19,9 @@ inline std::unique_ptr<Sketch> Sketch::of(const Matrix& head, const float* norm,
   return finite ? std::move(sketch) : nullptr;
 }
 
-// The means of columns and which are wide, from some of the panels: any would do. What a row's product may be off by goes
-// with the norms of weights and of activations in the other columns, so wide are those with most of either. Activations
-// are about as large as what they are normed with.
+// Computes the means of columns and chooses the wide ones, from a sample of panels; any sample gives valid bounds. The
+// error of a product grows with the norms of weights and activations in the other columns, so the wide columns are
+// those with the largest norms. Activations are about as large as the weights of their norm.
 inline void Sketch::look(const float* norm, Team& team) {
   constexpr int SOME = 256;
   const int count = std::min(panels(), SOME), cols = head_.cols;
@@ -55,7 +55,7 @@ inline void Sketch::look(const float* norm, Team& team) {
   std::copy_n(order.begin(), WIDE, wide_);
 }
 
-// 16 bytes each of four columns, as a chunk: see groups.h.
+// Interleaves 16 bytes of each of four columns as a chunk: see groups.h.
 inline void interleave(const uint8_t* columns, uint8_t* chunk) {
   auto column = [&](int i) { return _mm_loadu_si128((const __m128i*)(columns + PANEL * i)); };
   const __m128i low[] = {_mm_unpacklo_epi8(column(0), column(1)), _mm_unpackhi_epi8(column(0), column(1))};
@@ -66,9 +66,10 @@ inline void interleave(const uint8_t* columns, uint8_t* chunk) {
   }
 }
 
-// The least squares' scales of one or two groups, and their quants to `lines`. Adds the squares of what these make and leave.
+// Stores the least-squares scales of one or two groups, and their quants in `lines`. Adds the squares of the quantized
+// weights to `made`, and those of the errors to `left`.
 inline void draw_groups(const F* w, int count, uint16_t* scales, uint8_t* lines, F& made, F& left) {
-  constexpr float STEP = 0.37f;  // of the root of the mean square: what leaves least of most rows
+  constexpr float STEP = 0.37f;  // share of the root mean square: the best for most rows
   const int columns = count * GROUP;
   F squares = zero(), product = zero(), power = zero();
   for (int c = 0; c < columns; c++) squares = fma(w[c], w[c], squares);
@@ -99,7 +100,7 @@ inline void draw_groups(const F* w, int count, uint16_t* scales, uint8_t* lines,
     }
 }
 
-// One panel, from its weights, which are changed. False if any is not finite.
+// Makes one panel from its weights, which are changed. False if a weight is not finite.
 inline bool Sketch::draw(int p, F* w) const {
   constexpr float ROUNDED_UP = 1.001f;
   SketchPanel& out = panel(p);

@@ -1,4 +1,5 @@
-// What sampling asks of a row of logits, found in chunks of fixed size, so that the bits do not depend on threads.
+// The statistics of a row of logits for sampling, computed in chunks of fixed size, so that bits do not depend on
+// threads.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -11,10 +12,10 @@ constexpr int chunks_of(int columns) { return ceil_div(columns, CHUNK); }
 
 struct Summary {
   int32_t best;              // the first column of the largest value
-  float top, sum, weighted;  // that value, and the sums of exp(x - top) and of exp(x - top) (x - top)
+  float top, sum, weighted;  // the largest value, and the sums of exp(x - top) and of exp(x - top) (x - top)
 };
 
-// The first column that holds `wanted`, the last if none does.
+// The first column with the value `wanted`, the last if there is none.
 inline int find(const float* x, int count, float wanted) {
   int i = 0;
   for (; i + 16 <= count; i += 16)
@@ -23,11 +24,11 @@ inline int find(const float* x, int count, float wanted) {
   return std::min(i, count - 1);
 }
 
-// Four sums go on side by side: one would wait for its last addition most of the time.
+// Four sums are accumulated in parallel, since a single one would wait for the latency of additions.
 constexpr int ABREAST = 4;
 inline float total(const F (&sums)[ABREAST]) { return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3]))); }
 
-// A row's chunk in whole vectors, and what is left, filled up with -inf.
+// A row's chunk as whole vectors, and the rest, padded with -inf.
 struct Chunk {
   const float* x;
   int first, count, whole;
@@ -38,7 +39,7 @@ struct Chunk {
     std::fill_n(rest, 16, -INFINITY);
     std::copy_n(x + whole, count - whole, rest);
   }
-  // Calls step(k, vector) for all that are whole, k going round.
+  // Calls step(k, vector) for all whole vectors, with k in rotation.
   template <class Step>
   void each(const Step& step) const {
     int i = 0;
@@ -83,17 +84,17 @@ inline float weigh_chunk(const float* row, int columns, int chunk, float top, fl
   return total(all);
 }
 
-// The first of the largest of a row's columns, with noise, found 16 columns at a time in any order that rises in each lane.
+// The first of the largest values of a row with noise. It takes 16 columns at a time, in any order ascending per lane.
 struct Highest {
   F value = set1(-INFINITY), where = zero();
-  uint32_t numbers = 0xffff;  // lanes in which all were
+  uint32_t numbers = 0xffff;  // lanes without NaN
 
   void look(F v, const Noise& noise, int column) {
     numbers &= equal_lanes(v, v);
     const F seen = max(with_noise(v, noise, gumbel(noise, column)), value);
     where = select(equal_lanes(seen, value), where, set1(float(column))), value = seen;
   }
-  // Infinite where something was no number.
+  // The value is infinite if there was a NaN.
   Best best() const {
     if (numbers != 0xffff) return {INFINITY, 0};
     alignas(64) float values[16], places[16];
@@ -107,7 +108,7 @@ struct Highest {
   }
 };
 
-// The largest of a row's chunk with noise; what is no number is larger than all others.
+// The largest value of a row's chunk with noise; NaN counts as the largest.
 inline Best draw_chunk(const float* row, int columns, int chunk, const Noise& noise) {
   const Chunk c(row, columns, chunk);
   Highest highest;
@@ -117,7 +118,7 @@ inline Best draw_chunk(const float* row, int columns, int chunk, const Noise& no
   return {INFINITY, c.first + int(std::find_if(c.x, c.x + c.count, [](float x) { return std::isnan(x); }) - c.x)};
 }
 
-// Chunks in order.
+// Merges chunks in order.
 inline Summary merge_chunks(const Summary* chunks, int count) {
   for (const Summary* c = chunks; c < chunks + count; c++)
     if (std::isnan(c->top)) return {c->best, NAN, NAN, NAN};

@@ -1,17 +1,17 @@
 // A team of threads that runs one function at a time on all its members (SPMD), phase after phase.
 //
-// The work of a phase comes in small pieces. Each member begins with a range of its own, so it can ask for the memory of
-// its next pieces ahead of time; who is done takes pieces of the others. A phase is over when all its pieces are done:
-// nobody waits for a member, so one whose core was given to another process holds up nothing but the piece that it is
-// in. Where pieces are taken many at a time, ranges are as long as their members were quick in the phases before: who
-// shares a core with somebody else is slow for a while, and a part that is taken can't be taken away.
+// The work of a phase is divided into small pieces. Each member begins with its own range, so that it can prefetch its
+// next pieces; then it steals pieces of other members. A phase is over when all its pieces are done: no one waits for a
+// member, so a member that lost its core to another process delays only the piece that it is in. If pieces are taken
+// many at a time, the lengths of ranges follow the speeds of members in earlier phases: a member that shares its core
+// stays slow for a while, and pieces that it has taken cannot be stolen.
 //
-// In a pure run not even that. Its pieces write final numbers only, to places where nothing else is written as long as
-// the run or a member in it lasts. So two members may compute the same piece: who waits for one does it again, and a
-// run may be over while a member that lost its core is still in it.
+// In a pure run a member does not even delay its piece. Pieces write only final values, to memory that nothing else
+// writes while the run lasts or a member is in it. So two members may compute the same piece: a waiting member computes
+// it again, and a run may be over while a member that lost its core is still in it.
 //
-// Threads share cores evenly with those of other processes. So beside a busy one a team that gets less time than it
-// has members wakes a reserve, which sleeps otherwise.
+// The system shares cores evenly among the threads of all processes. So a team that gets less time than it has members
+// wakes a reserve of threads, which otherwise sleeps.
 #pragma once
 #include <cmath>
 #include <mutex>
@@ -25,9 +25,9 @@
 class Team {
  public:
   using Job = Run::Job;
-  std::recursive_mutex turn;  // held by whoever calls for runs; members do not take it
+  std::recursive_mutex turn;  // held by callers of run(); members do not take it
 
-  // Throws std::system_error where the system gives no more threads.
+  // Throws std::system_error if the system allows no more threads.
   explicit Team(int size)
       : size_(size), all_(size > 1 ? size * (1 + RESERVES) : 1), seats_(new Seat[all_]), runs_(all_ + 1) {
     try {
@@ -41,15 +41,15 @@ class Team {
   int size() const { return size_; }  // without the reserve
   int all() const { return all_; }
 
-  // Runs have numbers below this; there is always a vacant one, that nobody is in.
+  // Runs have numbers below this. There is always a vacant one, without members in it.
   int runs() const { return int(runs_.size()); }
   int vacant() const {
     for (int i = 0;; i = (i + 1) % runs())
       if (runs_[i].users == 0) return i;
   }
 
-  // Runs job(member), of `phases` phases at most, on all members that come before it is over, as a run that is vacant.
-  // Returns when all phases are over, and unless it is pure no member is in it any more.
+  // Runs job(member), with at most `phases` phases, in a vacant run, on all members that join before it is over.
+  // Returns when all phases are over, and, unless it is pure, all members have left it.
   void run(int number, int phases, bool pure, Job job) {
     Run& run = runs_[number];
     run.open(phases, size_, all_, pure, std::move(job), generation_ + 1);
@@ -70,10 +70,10 @@ class Team {
     for (Run& run : runs_) wait_for(run);
   }
 
-  // The first of a member's own pieces, of `count`.
+  // The first piece of a member's own range, of `count` pieces.
   int first(int count, int member) const { return begin(count, member % size_); }
 
-  // Whether the member's next phase is over, since somebody is beyond it.
+  // Whether the member's next phase is over, since another member is beyond it.
   bool late(int member) const {
     const Run& run = *seats_[member].run;
     const int next = run.places[member].phase.load(std::memory_order_relaxed);
@@ -91,28 +91,28 @@ class Team {
   void share(int count, int member, const Piece& piece) {
     share(count, member, piece, [] {});
   }
-  // Runs parts(first, n) of up to `most` pieces each, if the run isn't pure, and of one piece if it is.
+  // Runs parts(first, n) with up to `most` pieces each, or with one piece each if the run is pure.
   template <class Parts, class Finish>
   void share_parts(int count, int most, int member, const Parts& parts, const Finish& finish) {
     const bool pure = seats_[member].run->pure;
     share(pure, count, pure ? 1 : most, member, parts, finish);
   }
-  // The same for pieces that are not pure, in a run that may be.
+  // The same for impure pieces in a run that may be pure.
   template <class Piece>
   void share_once(int count, int member, const Piece& piece) {
     share(false, count, 1, member, [&](int i, int) { piece(i); }, [] {});
   }
 
  private:
-  static constexpr Time PATIENCE{20'000};    // some small pieces
-  static constexpr Time BETWEEN{1'000'000};  // two steps
-  static constexpr Time WINDOW{20'000'000};  // to see how much processor time there is
-  static constexpr int ALONE = 85;           // percent of it that are as good as all
+  static constexpr Time PATIENCE{20'000};    // duration of some small pieces
+  static constexpr Time BETWEEN{1'000'000};  // time between two steps
+  static constexpr Time WINDOW{20'000'000};  // window for measuring processor time
+  static constexpr int ALONE = 85;           // percent of wall time at which cores count as not shared
 
   struct alignas(64) Seat {
     std::atomic<uint64_t> holds{0};  // the name of a piece
     Run* run = nullptr;
-    std::vector<double> cuts;        // where ranges begin in a phase, of 1: [members + 1]
+    std::vector<double> cuts;        // [members + 1]: beginnings of ranges in a phase, as shares of 1
   };
 
   int begin(int count, int member) const { return begin_of(count, member, size_); }
@@ -153,15 +153,15 @@ class Team {
     }
     finish();
     if (size_ == 1) return;
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // the last to be done sees that all are
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // the last member sees that all pieces are done
     if (over()) {
       if (!pure) run.over[phase].store(1, std::memory_order_release), run.over[phase].notify_all();
       return;
     }
-    // Pieces may be long. What others hold should not take longer than all of ours did.
+    // Pieces may be long. Those that others hold should not take longer than all of ours did.
     if (spin(std::clamp<Time>(Clock::now() - began, PATIENCE, BETWEEN), over)) return;
     if (!pure) return run.over[phase].wait(0, std::memory_order_acquire);
-    while (!over())  // what is not done is what somebody holds
+    while (!over())  // some member holds each piece that is not done
       for (int i = 0; i < all_; i++) {
         const uint64_t name = seats_[i].holds.load(std::memory_order_acquire);
         if (!Run::same_phase(name, run.name(phase, 0))) continue;
@@ -170,7 +170,7 @@ class Team {
       }
   }
 
-  // Counts n pieces once, however many have computed them.
+  // Counts n pieces once, even if several members computed them.
   static void count_once(Seat& holder, uint64_t name, std::atomic<int>& own, int n) {
     if (holder.holds.compare_exchange_strong(name, 0, std::memory_order_acq_rel))
       own.store(own.load(std::memory_order_relaxed) + n, std::memory_order_release);

@@ -1,6 +1,6 @@
-// AMX: eight tiles of up to 16 rows of 64 bytes, and the product of two of them added to a third. Here 0 to 3 collect
-// sums of 16 columns, 4 and 5 hold rows, 6 and 7 columns: two tiles of rows meet two of columns, which keeps the tile
-// unit busy while the next ones are loaded.
+// AMX: eight tiles of up to 16 rows of 64 bytes; an instruction adds the product of two of them to a third. Here tiles
+// 0 to 3 have sums of 16 columns, 4 and 5 rows, 6 and 7 columns: each of two tiles of rows is multiplied with each of
+// two tiles of columns, which keeps the tile unit busy while the next ones are loaded.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -11,20 +11,21 @@
 
 constexpr int TILE = 16;
 
-// The tiles' shapes. Tiles lose what they hold when these change.
+// The tiles' shapes. Tiles lose their contents when shapes change.
 class TileShapes {
  public:
-  // So many rows, up to 2 TILE in all, times two tiles of columns.
+  // For products of `rows` rows, at most 2 TILE, with two tiles of columns.
   void for_products(int rows) {
     if (!change(rows)) return;
     const int first = std::min(TILE, rows), second = std::max(1, rows - TILE);
     set({first, first, second, second, first, second, TILE, TILE}, LINE);
   }
-  // So many rows, up to TILE in each tile of sums and of 4, times 6; or of 5, half as long, times 7, half as high.
+  // For products of tile 4 with 6, or of tile 5, half as long, with 7, half as high. Tiles of sums and tiles 4 and 5
+  // have `rows` rows, at most TILE.
   void for_attention(int rows) {
     if (change(ATTENTION + rows)) set({rows, rows, rows, rows, rows, rows, TILE, TILE / 2}, LINE / 2);
   }
-  // Between passes the processor's state is anybody's: others in this process use tiles too.
+  // Called after a pass, as other code in this process may use tiles too.
   void release() {
     tile_release();
     now_ = 0;
@@ -42,7 +43,7 @@ class TileShapes {
   int now_ = 0;
 };
 
-// This thread's.
+// The shapes of this thread.
 inline TileShapes& tile_shapes() {
   static thread_local TileShapes shapes;
   return shapes;

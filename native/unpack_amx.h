@@ -1,8 +1,9 @@
 // Weights as tiles of bfloat16 for AMX.
 //
-// A weight is scale * (q - zero), or scale * q + minimum, in float16, whose sign and exponent are then moved to where
-// bfloat16 has them. That leaves it 2^-112 times too small, which a sum is told at its end; activations are 2^64 times
-// too large meanwhile, so that nothing in between is below what AMX takes for 0.
+// A weight is scale * (q - zero), or scale * q + minimum, in float16. Its bits are then shifted to the sign and
+// exponent positions of bfloat16. The result is too small by a factor of 2^-112, which is corrected at the end of a
+// sum. Meanwhile activations are scaled by 2^64, so that no intermediate value is small enough for AMX to flush it to
+// 0.
 #pragma once
 #include <array>
 #include <bit>
@@ -31,17 +32,17 @@ inline Halves from_bytes(const uint8_t* p) {
   return SIGNED ? _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(bytes)) : _mm512_cvtepu16_ph(_mm512_cvtepu8_epi16(bytes));
 }
 
-// What a block has for all its groups, in float16 and times 2^lift: scales of 16 rows, and their minima or scales again.
+// The factors of a whole block in float16, times 2^lift: scales of 16 rows, and their minima or the scales again.
 template <Format T>
 inline Halves load_block(const uint8_t* block, Halves lift) {
   constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
-  constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // which are subtracted
+  constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // these are subtracted
   const Halves stored = HAS_MINIMUM ? (Halves)load_bytes(block)
                                     : (Halves)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
   const Halves lifted = _mm512_scalef_ph(stored, lift);
   return MINIMA ? _mm512_mask_sub_ph(lifted, MINIMA, _mm512_setzero_ph(), lifted) : lifted;
 }
-// What load_scales gives of one of its groups, likewise.
+// The results of load_scales for one of its groups, in float16 and times 2^lift.
 template <Format T>
 inline void load_halves(const uint8_t* block, int g, Halves both, Halves& scale, Halves& second) {
   if constexpr (T == Q4_K || T == Q5_K) both = _mm512_mul_ph(both, from_bytes<false>(block + 64 + PANEL * 2 * g));
@@ -50,7 +51,7 @@ inline void load_halves(const uint8_t* block, int g, Halves both, Halves& scale,
   second = LAYOUTS[T].zero == 0 || T == Q6_K ? twice<true>(both) : _mm512_setzero_ph();
 }
 
-// Kept in a register: the compiler would make it anew for every group, on a port that is needed.
+// A constant kept in a register: the compiler would create it again for every group, on a busy port.
 inline I kept(int16_t words) {
   I x = _mm512_set1_epi16(words);
   asm("" : "+v"(x));
@@ -58,24 +59,24 @@ inline I kept(int16_t words) {
 }
 inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_t>(_Float16(number))); }
 
-// float16 to bfloat16 (rounded, half away from zero) without the difference of their biases.
+// float16 to bfloat16 (rounded, half away from zero), without the correction for the difference of their biases.
 inline I narrow(Halves w) {
   return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, kept(1 << 12)), kept(int16_t(0x8fff)));
 }
 
-// 2^(10 - ONE) and what so many bits of a word, from bit AT on, say where bit ONE is 1: a float16's fraction.
+// 2^(10 - ONE) plus the value of the BITS bits of a word from bit AT on, where bit ONE counts as 1: a float16's
+// fraction.
 template <int BITS, int AT, int ONE = AT>
 inline Halves field(I word) {
   constexpr int MASK = ((1 << BITS) - 1) << AT, EXPONENT = (15 + 10 - ONE) << 10;
   return (Halves)_mm512_ternarylogic_epi32(word, kept(MASK), kept(EXPONENT), 0xea);
 }
 
-// A group's quants to weights: scale * (q - ZERO), or scale * q + second where ZERO is 0.
+// A group's quants to weights: scale * (q - ZERO), or scale * q + second if ZERO is 0.
 //
-// While tiles are multiplied, all else that multiplies has one port, and look-ups have the other: so numbers of 4 bits
-// come from look-ups, and of bytes, as those of words keep both ports busy. The higher byte of a float16 is all that -8
-// to 7 need. It is looked up by the lowest bits of that byte, where even columns are if they are read from one byte
-// before.
+// While tiles are multiplied, other multiplications have one port and look-ups the other. So 4-bit numbers are looked
+// up, by bytes, since word look-ups use both ports. The higher byte of a float16 is enough for -8 to 7. It is looked up
+// by the lowest bits of that byte; for even columns these are in place if the load begins one byte earlier.
 template <int ZERO>
 inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out) {
   constexpr __mmask64 HIGHER = 0xaaaaaaaaaaaaaaaa;
@@ -94,9 +95,9 @@ inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out)
       out[2 * j + odd] = weights(x), out[2 * (j + 4) + odd] = weights(_mm512_srli_epi16(x, 4));
     }
 }
-// Fields of words (`words.h`) come with a power of two. Where they are a fraction's highest bits it is not much larger
-// than they are, and the minimum takes it off again; where they are its lowest it is subtracted first, or a minimum that
-// is rounded would spoil them.
+// Fields of words (`words.h`) have a power of two added. If they are a fraction's highest bits, the power is not much
+// larger than they are, and it is subtracted with the minimum. If they are its lowest bits, it is subtracted first,
+// since the rounding of the minimum would be too coarse for them.
 template <int ZERO>
 inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out) {
   const Halves least = _mm512_fnmadd_ph(kept_number(32 + ZERO), scale, second), low = kept_number(1024 + ZERO);
@@ -112,7 +113,7 @@ inline void unpack_5(const uint8_t* quants, Halves scale, Halves second, I* out)
   }
   out[15] = lowest(highest);
 }
-// The first and the last 16 columns have a scale each.
+// The first and the last 16 columns have separate scales.
 template <int ZERO>
 inline void unpack_6(const uint8_t* quants, Halves first, Halves last, I* out) {
   const Halves scales[] = {first, last}, offset = kept_number(-64 - ZERO), low = kept_number(1024 + ZERO);
@@ -151,8 +152,8 @@ inline void unpack_16(const uint8_t* quants, I* out) {
   }
 }
 
-// A group as the 16 rows of a tile: two for each chunk, its even columns and its odd ones. 2^lift times any weight is a
-// float16.
+// A group as the 16 rows of a tile: two for each chunk, its even and its odd columns. 2^lift times any weight must be a
+// finite float16.
 template <Format T>
 inline void unpack_group(const uint8_t* block, int in_block, Halves both, const uint8_t* quants, I* out) {
   constexpr Layout L = LAYOUTS[T];
@@ -168,21 +169,21 @@ inline void unpack_group(const uint8_t* block, int in_block, Halves both, const 
   }
 }
 
-// The same power of two for a whole matrix, as large as float16 lets it be.
+// The exponent of a power of two for a whole matrix, as large as float16 allows.
 inline int lift_of(const Matrix& matrix) {
-  const int exponent = int(std::bit_cast<uint32_t>(matrix.highest) >> 23) - 127;  // what is stored is normal or zero
+  const int exponent = int(std::bit_cast<uint32_t>(matrix.highest) >> 23) - 127;  // `highest` is normal or zero
   return matrix.format == BF16 || matrix.highest == 0 ? 0 : FLOAT16_TOP - exponent - 1;
 }
 
-// Not the library's, nor its logarithm above: they are SSE instructions, which wait for ours, and the next for them.
+// Not the library's ldexp, nor its logarithm above: mixing their SSE instructions with ours makes both wait.
 inline F power_of_two(int exponent) { return (F)_mm512_set1_epi32((127 + exponent) << 23); }
 
-// What a sum is multiplied with at its end.
+// The factor of a sum at its end.
 inline F factor_of(const Matrix& matrix) {
   return power_of_two(matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix));
 }
 
-// Calls unpack(g, out) of what makes tiles of a panel's groups, in order from `first` on.
+// Unpacks a panel's groups to tiles, in order from `first` on.
 template <Format T>
 class Unpacker {
  public:

@@ -1,6 +1,6 @@
-// Matrices in panels of 16 output rows, streamed from front to back. GGUF's bits are kept, only reordered.
+// Matrices in panels of 16 output rows, streamed from front to back. GGUF's bits are only reordered.
 //
-// A panel is the scales of all its blocks (32 columns each, 256 for the K formats), for all 16 rows, and then the
+// A panel is the scales of all its blocks (32 columns each, 256 for the K formats), for all 16 rows, followed by the
 // quants of one group of 32 columns after another (`groups.h`).
 #pragma once
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
 
-constexpr int AHEAD = 8192;  // bytes of weights asked for before they are needed
+constexpr int AHEAD = 8192;  // bytes of weights to prefetch
 
 struct Layout {
   int block;      // columns
   int raw_bytes;  // of one row's block in a file
   int bits;
-  int zero;         // what a quant of weight 0 reads, where there is no minimum
-  int scale_bytes;  // of a panel's block
+  int zero;         // the quant of weight 0, in formats without minimum
+  int scale_bytes;  // per block of a panel
 };
 
 constexpr Layout LAYOUTS[] = {
@@ -39,9 +39,9 @@ constexpr bool has_minima(Format format) { return format != BF16 && LAYOUTS[form
 struct Matrix {
   Format format;
   int rows, cols;
-  std::shared_ptr<uint8_t> memory;  // of this matrix and its neighbours
+  std::shared_ptr<uint8_t> memory;  // shared with neighbouring matrices
   uint8_t* data;
-  float highest = 0;  // no weight is larger in magnitude; bfloat16 is not looked at
+  float highest = 0;  // bound of the weights' magnitude; not computed for bfloat16
 
   const Layout& layout() const { return LAYOUTS[format]; }
   int groups() const { return cols / GROUP; }
@@ -51,7 +51,7 @@ struct Matrix {
   const uint8_t* panel(int p) const { return data + panel_bytes() * p; }
 };
 
-// A panel of a matrix, the column where its sums go, and the two panels that are wanted after it.
+// A panel of a matrix, the column of its sums, and the two panels that are used after it.
 struct Job {
   const Matrix* matrix;
   int panel, column;
@@ -59,7 +59,7 @@ struct Job {
 
   const uint8_t* begin() const { return matrix->panel(panel); }
   const uint8_t* end() const { return matrix->panel(panel + 1); }
-  // Where a group's block has its scales, and where its quants are.
+  // The scales of a group's block, and the group's quants.
   const uint8_t* scales(int group) const {
     return begin() + size_t(group) * GROUP / matrix->layout().block * matrix->layout().scale_bytes;
   }
@@ -68,19 +68,19 @@ struct Job {
   }
 };
 
-// Asks for weights before they are needed, a step for each group of a job: for those that follow, as they lie, and then for
-// the panel `next`. A panel's scales lie before its quants, so what is asked for is so many bytes ahead besides. Long panels
-// are asked for by two pages in turn where that is quicker.
+// Prefetches weights, one step for each group of a job: first the following bytes of the panel, then the panel `next`.
+// A panel's scales precede its quants, so the effective distance is longer by their size. Long panels are prefetched
+// from two pages in turn if that is faster.
 template <Format T>
 class Lookahead {
  public:
-  // Out of line it would keep its object, and with AVX2 what is beside it, in memory: one row took 1.0 to 1.5 times as long.
+  // Not inlined, the object, and with AVX2 its neighbours, would be in memory: one row took 1.0 to 1.5 times as long.
   [[gnu::always_inline]] Lookahead(const Job& job, const uint8_t* next, ptrdiff_t bytes = AHEAD)
       : in_turn_(PAGES_IN_TURN && job.end() - job.begin() >= 2 * PAGE),
         at_(job.quants(0) + std::min(in_turn_ ? 3 * PAGE : bytes, job.end() - job.quants(0))), end_(job.end()), next_(next) {}
   void step() {
     if (at_ >= end_) at_ = next_ + (at_ - end_), end_ = (const uint8_t*)UINTPTR_MAX;  // no further end
-    if (PAGES_IN_TURN && in_turn_)  // where they never are, nothing is left of it
+    if (PAGES_IN_TURN && in_turn_)  // compiled away if PAGES_IN_TURN is false
       for (int at = 0; at < STEP; at += 2 * LINE) fetch_in_turn(at_ + at);
     else
       for (int line = 0; line < STEP; line += LINE) fetch(at_ + line);
@@ -88,13 +88,14 @@ class Lookahead {
   }
 
  private:
-  // Of quants and scales, all together.
+  // Bytes of quants and scales together.
   static constexpr int STEP = group_bytes(LAYOUTS[T].bits) + LAYOUTS[T].scale_bytes * GROUP / LAYOUTS[T].block;
   const bool in_turn_;
   const uint8_t *at_, *end_, *next_;
 };
 
-// Asks again half way, where that is quicker and M rows are few: more are multiplied for longer than their weights take.
+// Prefetches again half way, if that is faster and M is small: with more rows, products take longer than loading
+// weights.
 template <Format T, int M>
 class Again {
  public:
@@ -110,7 +111,7 @@ class Again {
   std::optional<Lookahead<T>> ahead_;
 };
 
-// Scales and minima of a block's group g for 16 rows. Q6_K has two scales a group, one for each half.
+// Scales and minima of a block's group g for 16 rows. Q6_K has two scales per group, one for each half.
 template <Format T>
 inline void load_scales(const uint8_t* block, int g, F& scale, F& second) {
   const F d = load((const uint16_t*)block);

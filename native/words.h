@@ -1,8 +1,9 @@
 // Quants of 5 and 6 bits as fields of words, for AMX: one mask makes a field the fraction of a float16.
 //
-// A line is 32 words, two columns of each row: a pair. The 16 pairs of a group are the rows of a tile. 5 bits: pairs 3 j
-// to 3 j + 2 fill line j but for its words' highest bit, and these are pair 15. 6 bits: pairs 2 j and 2 j + 1 fill line j
-// but for four bits, which pairs 12 to 15 have in lines 0 to 3, and their two higher bits in lines 4 and 5.
+// A line is 32 words, two columns of each row: a pair. The 16 pairs of a group are the rows of a tile. 5 bits: pairs 3
+// j to 3 j + 2 fill line j except the highest bit of its words; pair 15 is in these bits. 6 bits: pairs 2 j and 2 j + 1
+// fill line j except four bits. Pairs 12 to 15 have their lower bits there, in lines 0 to 3, and their two higher bits
+// in lines 4 and 5.
 #pragma once
 #include <cstring>
 
@@ -16,7 +17,7 @@ constexpr bool in_words(int bits) {
 #endif
 }
 
-// So many bits of a quant, `from` its bit on, lie in a line's words, at a bit.
+// `count` bits of a quant, from bit `from` on, are in the words of a line, at bit `at`.
 struct Field {
   int line, at, from, count;
 };
@@ -33,7 +34,7 @@ inline void with_fields(int bits, int pair, const Action& action) {
     action(Field{pair - 12, 0, 0, 4}), action(Field{4 + (pair - 12) / 2, pair % 2 * 2, 4, 2});
 }
 
-// Of four columns the first and the third are a pair, as activations lie.
+// The first and the third of four columns are a pair, in the order of activations.
 constexpr int pair_of(int column) { return column / 4 * 2 + column % 2; }
 constexpr int column_of(int pair, int which) { return pair / 2 * 4 + pair % 2 + 2 * which; }
 

@@ -102,7 +102,7 @@ template <Format T, int M>
 [[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP;
-  F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // `few` is in registers if all loops over it are unrolled
+  F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // few: in registers if all loops are unrolled
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) acc[m] = zero();
   const int groups = rows.groups();

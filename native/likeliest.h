@@ -18,7 +18,7 @@ inline float least_of(const float* row, int columns, int count, Buffer& memory) 
   float* tops = memory.get<float>(size_t(vectors) * 16);
   for (int i = 0; i < vectors; i++, row += 16 * size) {
     F highest = load(row);
-    for (int k = 1; k < size; k++) highest = max(load(row + 16 * k), highest);  // for NaN, max returns its second argument
+    for (int k = 1; k < size; k++) highest = max(load(row + 16 * k), highest);  // of a NaN max takes the other
     store(tops + 16 * i, highest);
   }
   std::nth_element(tops, tops + count - 1, tops + vectors * 16, std::greater());

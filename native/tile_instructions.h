@@ -1,4 +1,4 @@
-// The instructions of AMX, and nothing else: tests/amx has the same in software, for processors without AMX.
+// The instructions of AMX, and nothing else: tests/software has the same in software, for processors without AMX.
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>

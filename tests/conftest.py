@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny random models of every family, and the catalog's smallest where a test needs a real one."""
+"""Shared fixtures: tiny random models of every family, and the smallest of the catalog for tests with a real model."""
 
 import gc
 from collections.abc import Callable, Generator, Iterator
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """For fixtures: whether the test passed. The traceback of one that failed keeps all values of its frames."""
+    """Tells fixtures whether the test passed. The traceback of a failed test keeps all values of its frames."""
     if call.when == "call":
         item.stash[PASSED] = call.excinfo is None
     return (yield)
@@ -75,8 +75,8 @@ def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureReque
 
 
 def no_page_may_be_lost(opened: list[LLM]) -> None:
-    """Raise AssertionError if anything but a prefix index holds a page. The test's own values must be gone."""
-    gc.collect()  # an exception that a test caught is a circle with the frame it was caught in, and all it holds
+    """Raise AssertionError if a page is held outside of prefix indexes. The test's own values must be gone."""
+    gc.collect()  # a caught exception and its frame form a cycle, which keeps the frame's values
     for llm in opened:
         assert (llm.engine.num_running, llm.engine.num_waiting) == (0, 0), "finish or cancel what the test began"
         models = llm.engine.models.values()
@@ -89,7 +89,7 @@ def no_page_may_be_lost(opened: list[LLM]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_large_model_is_fetched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for tests with the mark `models`: the default model has 1.1 GB, that of the tests 0.1."""
+    """Except in tests with the mark `models`: the default model has 1.1 GB, that of the tests 0.1."""
 
     def fetch_small(entry: CatalogEntry, **options: Any) -> Path:
         assert entry.size < 1 << 27, f"a test without the mark `models` asks for {entry.name}"

@@ -26,7 +26,7 @@ def layers() -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every twostroke module that a file imports, inside functions too, but not for type checking only."""
+    """Every twostroke module that a file imports, also inside functions, except for type checking only."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -85,7 +85,7 @@ def test_importing_the_package_is_quick() -> None:
 
 
 def imported_at_once(node: ast.AST) -> Iterator[str]:
-    """What importing a file imports: not for type checking only, nor when a function is called."""
+    """The imports that run when a file is imported, without those for type checking or inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
@@ -98,7 +98,7 @@ def imported_at_once(node: ast.AST) -> Iterator[str]:
 
 
 def test_who_imports_torch() -> None:
-    """At the top of a file: whoever imports the file loads torch."""
+    """Imports at the top of a file, which load torch whenever the file is imported."""
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
@@ -136,14 +136,14 @@ sys.exit("torch was loaded" if "torch" in sys.modules else 0)
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_the_native_backend_does_without_torch(tmp_path: Path) -> None:
-    """Opened, sampled from, watched as it attends, and its values saved and loaded."""
+    """Opening, sampling, attention weights, and saving and loading values."""
     command = [sys.executable, "-c", NATIVE, str(tmp_path / "a.kv")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_what_the_package_offers() -> None:
-    """Every name is there, and is loaded when it is asked for."""
+    """Every name exists, and is loaded on first access."""
     import twostroke
 
     for name in twostroke.__all__:
@@ -154,7 +154,7 @@ def test_what_the_package_offers() -> None:
 
 
 def test_every_package_says_what_it_is() -> None:
-    """In the docstring of its `__init__`, without which it would not be installed either."""
+    """In the docstring of its `__init__`, which is also required for its installation."""
     for directory in {path.parent for path in PACKAGE.rglob("*.py")}:
         assert ast.get_docstring(ast.parse((directory / "__init__.py").read_text())), directory
 

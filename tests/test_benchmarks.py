@@ -1,4 +1,4 @@
-"""benchmarks/itl.py, hit_rate.py, overhead.py, page_tiers.py and speculation.py: what they count, on tiny models."""
+"""benchmarks/itl.py, hit_rate.py, overhead.py, page_tiers.py and speculation.py: their figures, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ LOAD = itl.Load(streams=3, stream_prompt=5, output_tokens=60, prompt=200, answer
 
 
 def quiet(_: str) -> None:
-    """Progress that nobody reads."""
+    """Ignores progress."""
 
 
 def test_policies_take_turns_on_the_same_tokens(tiny_llm: Callable[..., LLM]) -> None:
@@ -158,7 +158,7 @@ def test_a_preempted_request_comes_back_in_three_ways(tiny_llm: Callable[..., LL
     turns = [page_tiers.measure(llms, name, page_tiers.techniques(64)[name], 64, 16, 1) for name in ("plain", "repeat")]
     assert [llm.pool.num_used for llm in llms] == [0, 0]
     assert [llm.engine.preemptions for llm in llms] == [2, 2]
-    # The latter has a page of sinks besides.
+    # The latter also has a page of sinks.
     assert [turn.bytes / llms[0].pool.page_bytes for turn in turns] == [5, 6]
     assert all(turn.copied_s > 0 for turn in turns)
     assert page_tiers.translation(llms[0], 8, 1) > 0

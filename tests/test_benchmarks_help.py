@@ -1,4 +1,4 @@
-"""Every program of benchmarks/ tells what it takes, with no more installed than `pip install twostroke` brings."""
+"""Every program of benchmarks/ has --help, with only the packages that `pip install twostroke` installs."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ PROGRAMS = sorted(
         *(path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")),
     ]
 )
-# Whatever an extra of pyproject.toml brings; huggingface_hub, which is in the base, may bring httpx itself.
+# Packages of the extras in pyproject.toml, without httpx, which huggingface_hub in the base may install.
 WITHOUT = """
 import runpy, sys
 

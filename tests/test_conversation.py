@@ -1,4 +1,4 @@
-"""A conversation's value is what a fresh prefill of the same tokens is, and no entry is computed twice."""
+"""A conversation's value equals a fresh prefill of the same tokens, and no entry is computed twice."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {
     "max_tokens": 12,
     "logit_bias": {0: -1e9},
     "ignore_eos": True,
-}  # never a special token amid a reply
+}  # no special tokens inside a reply
 SHOUTING = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content if m.role != 'assistant' else m.content | upper }}</s>"
     "{% endfor %}[assistant]"
@@ -36,7 +36,7 @@ def model(tiny_directory: Callable[[str], Path]) -> LLM:
 
 @pytest.fixture
 def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each forward pass of the model enters."""
+    """The number of tokens that each forward pass of the model enters."""
     counts: list[int] = []
     forward = model.model.compiled.forward
 
@@ -50,7 +50,7 @@ def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no key is made among this user's models."""
+    """A separate home, so that no key is made in this user's."""
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
 
 
@@ -112,7 +112,7 @@ def test_an_ending_token_is_not_entered_twice(model: LLM, rows: list[int]) -> No
     assert conversation.kv.tokens[: len(start) + 2] == [*start, end, model.tokenizer.encode("[", add_bos=False)[0]]
     assert said != end
     assert_equals_fresh_prefill(conversation)
-    assert sum(rows) > len(conversation.kv)  # the first one and the check were counted, too
+    assert sum(rows) > len(conversation.kv)  # including the first one and the check
 
 
 def test_the_text_is_that_of_a_chat_from_scratch(model: LLM) -> None:
@@ -148,7 +148,7 @@ def test_what_was_said_before_an_interruption_is_entered_with_the_next_turn(mode
     conversation = Conversation(model, **PLAIN)
     reply = conversation.say("the quick fox")
     list(islice(reply, 5))
-    after = conversation.say("jumps over")  # nobody closed the reply before it
+    after = conversation.say("jumps over")  # the reply before it was not closed
     assert after.reused == reply.prompt_tokens
     list(after)
     assert sum(rows) == len(conversation.kv) + 4  # four of the five tokens had been entered while decoding
@@ -269,7 +269,7 @@ def test_damaged_files_are_told(model: LLM, tmp_path: Path) -> None:
 
 
 def with_said(data: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """The file with other messages, whose checksum is right."""
+    """The file with other messages and a valid checksum."""
     start = len(b"twostroke-conversation-2\n")
     size = int.from_bytes(data[start : start + 8], "little")
     said = json.loads(data[start + 8 : start + 8 + size])

@@ -1,4 +1,4 @@
-"""Distillation: the student reads as the engine would let it, learns, and is written as it was."""
+"""Distillation: the student computes what it computes in the engine, learns, and is written in the same form."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def pruned(family: str, directories: Directory, student: Path, share: float = 0.
 
 @pytest.mark.parametrize("family", ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"])
 def test_it_reads_what_the_engine_reads(family: str, tiny_directory: Directory, tmp_path: Path) -> None:
-    """The teacher's logits and entries, and the student's logits behind them, are the reference backend's."""
+    """The teacher's logits and entries, and the student's logits after them, equal the reference backend's."""
     teacher = pruned(family, tiny_directory, tmp_path / "student")
     (window, *_) = distilling.windows_of(teacher, TEXT)
     expected, kv = distilling.Reader(teacher, learning=False)(window)
@@ -80,7 +80,7 @@ def test_a_seed_makes_one_student(tiny_directory: Directory, tmp_path: Path) -> 
 
 
 def test_nothing_taken_away_leaves_nothing_to_learn(tiny_directory: Directory, tmp_path: Path) -> None:
-    """But for what bfloat16 rounds, and AdamW's steps, which are as long for small gradients as for large."""
+    """Except for bfloat16 rounding, and for AdamW's steps, whose size does not depend on that of gradients."""
     teacher = pruned("llama", tiny_directory, tmp_path / "student", share=0)
     made = distilling.distill(teacher, tmp_path / "student", distilling.windows_of(teacher, TEXT), 20)
     assert made.before < 1e-3

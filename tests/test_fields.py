@@ -1,4 +1,4 @@
-"""Parameters declared once: what is taken, what is said of the rest, and who reads the declarations."""
+"""Parameters declared once: accepted values, messages for others, and the users of declarations."""
 
 import math
 from dataclasses import dataclass, fields

@@ -27,7 +27,7 @@ def test_rates_of_one_sequence() -> None:
 
 
 def test_decode_of_a_batch_counts_from_the_last_first_token() -> None:
-    # One sequence decodes while the other is still in its prompt: its second token belongs to neither stroke's rate.
+    # One sequence decodes while the other is prefilled: its second token counts in neither rate.
     found = rates(100, [[1.0, 3.0, 5.0], [4.0, 5.0, 6.0]])
     assert found == Rates(prefill_s=4.0, prefill=50.0, decode=3 / 2, total=206 / 6)
 
@@ -102,9 +102,9 @@ def test_a_disturbed_comparison_says_so() -> None:
         ([[1, 2]], [[0.5]], 0.5),  # a time is missing
         ([[1, 2]], [[0.5, 0.4]], 0.5),  # backwards
         ([[1, 2]], [[-1.0, 0.5]], 0.5),  # another clock
-        ([[1, 2]], [[0.1, 0.2]], 0.5),  # faster than it was
+        ([[1, 2]], [[0.1, 0.2]], 0.5),  # faster than the elapsed time
         ([[1, 2]], [[0.1, 0.6]], 0.5),  # later than the answer
-        ([[1, 2], [1, 2]], [[0.1, 0.5], [0.1, 0.5]], 0.5),  # more sequences than were asked for
+        ([[1, 2], [1, 2]], [[0.1, 0.5], [0.1, 0.5]], 0.5),  # more sequences than requested
     ],
 )
 def test_a_worker_refuses_what_was_not_asked(tokens: list[list[int]], times: list[list[float]], elapsed: float) -> None:

@@ -1,4 +1,4 @@
-"""Pruning: what stays is what the text uses, the rest of the model is itself, and the student fits its teacher."""
+"""Pruning keeps the channels that the text uses and the rest of the model, and the student fits its teacher."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """To bfloat16, as they are written."""
+    """Values rounded to bfloat16, as they are written."""
     return values.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
@@ -37,7 +37,7 @@ def test_nothing_taken_away_is_the_model(family: str, tiny_directory: Callable[[
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_student_of_its_teacher(family: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    """It opens beside it, shares its KV, and the hand-over runs."""
+    """It opens with its teacher, shares the teacher's KV, and the hand-over runs."""
     teacher = str(tiny_directory(family))
     kept = prune(open_checkpoint(teacher), TEXT, tmp_path / "student", 0.5, 0.3)
     assert (kept.hidden_size, mlp_of(kept).intermediate_size) == (32, 64)
@@ -48,7 +48,7 @@ def test_a_student_of_its_teacher(family: str, tiny_directory: Callable[[str], P
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_what_stays_is_what_the_text_uses(family: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    """By transformers' own activations; and what is cut is cut everywhere alike."""
+    """By transformers' activations. The same channels are removed in all tensors."""
     checkpoint = open_checkpoint(str(tiny_directory(family)))
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
     tokens = tokenizer.encode(TEXT)
@@ -74,7 +74,7 @@ def test_what_stays_is_what_the_text_uses(family: str, tiny_directory: Callable[
 
 
 def test_from_a_gguf_file(tmp_path: Path) -> None:
-    """Tokenizer and geometry survive the way into a directory."""
+    """The directory has the tokenizer and the geometry of the GGUF file."""
     checkpoint = open_checkpoint("smollm2-135m")
     prune(checkpoint, TEXT, tmp_path / "student", 0.9, 0.9, max_tokens=32)
     llm = LLM(checkpoint, student=str(tmp_path / "student"), kv_bytes=64 << 20)

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/quality.py: what is compared is right, and shuffling a model changes nothing."""
+"""The parts of benchmarks/quality.py: the figures are correct, and shuffling a model does not change its answers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The comparison of servers in `benchmarks/serving.py`: medians, ratios, and what the table says of them."""
+"""The comparison of servers in `benchmarks/serving.py`: medians, ratios, and the table."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The soak's verdict can fail: each thing that may be left of a storm is found."""
+"""The soak test's verdict can fail: every kind of leak is found."""
 
 import random
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_what_is_left_is_found(left: dict[str, int], name: str) -> None:
 
 
 def test_growth_is_of_the_second_half() -> None:
-    """Of half an hour; what is held for a moment is no growth, and a minute cannot tell."""
+    """It takes the second half of half an hour. Brief peaks are not growth, and a minute is too short to tell."""
     warming = [(float(at), min(at, 900) * 1_000_000) for at in range(1800)]
     growing = [(at, held + int(at * 2 * GROWTH_LIMIT / 60)) for at, held in warming]
     assert slope(warming) == pytest.approx(0, abs=1)

@@ -70,7 +70,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            # Every tensor must count: a bias left at 0 or a norm left at 1 would hide a mistake.
+            # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
             shift = 1.0 if "norm" in parameter_name and kind != "Gemma3" else 0.0
             scale = 0.2 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + shift)

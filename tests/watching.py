@@ -1,4 +1,4 @@
-"""Programs watched at work."""
+"""Observation of running programs."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,8 +15,8 @@ Answer = tuple[list[Token], list[str]]  # tokens, and the bits of their KV
 
 
 def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Program:
-    """The program that is made, and see(what each of its strokes returned)."""
-    program, results = make(), [None]  # popped, or what the program lets go of would stay
+    """Runs the program and calls see(result) with the result of each stroke."""
+    program, results = make(), [None]  # popped, else values that the program drops would be kept
     while True:
         try:
             stroke = program.send(results.pop())
@@ -25,11 +25,11 @@ def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Progra
         results.append((yield stroke))
         for result in results[0] if isinstance(results[0], list) else results:
             see(result)
-        result = None  # or it would keep a value
+        result = None  # else it would keep a value
 
 
 class Bits:
-    """The bits of every key and value that a request's strokes leave behind, in order."""
+    """The bits of all keys and values of a request's strokes, in order."""
 
     def __init__(self, request: Request) -> None:
         self.seen: list[str] = []
@@ -46,7 +46,7 @@ class Bits:
 
 
 def answers(llm: LLM, requests: list[Request], config: SchedulerConfig, steps: int = 0) -> list[Answer]:
-    """Of requests that come so many steps after one another."""
+    """The answers to requests that arrive `steps` steps apart."""
     llm.engine.config = config
     bits = [Bits(request) for request in requests]
     for request in requests:

@@ -1,4 +1,4 @@
-"""Pages on a device of PyTorch's give and take the same bytes and entries as those on the host."""
+"""Pages on a PyTorch device return and accept the same bytes and entries as those on the host."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ NUM_PAGES, PAGE_SIZE = 7, 4
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """To the bit, in type and in shape."""
+    """Bitwise equality, with the same dtype and shape."""
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
@@ -24,7 +24,7 @@ def test_entries_are_the_same_as_on_the_host(dtype: str) -> None:
     host, device = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
     written = np.zeros(NUM_PAGES * PAGE_SIZE, bool)
     for count in (1, 5, 0, 12, 28):
-        places = random.permutation(NUM_PAGES * PAGE_SIZE)[:count]  # each once: of two writes either may be the last
+        places = random.permutation(NUM_PAGES * PAGE_SIZE)[:count]  # distinct: the order of two writes is not defined
         entries = random.standard_normal((geometry.num_layers, 2, count, geometry.num_kv_heads, geometry.head_dim))
         entries = entries.astype(geometry.dtype)
         for memory in (host, device):

@@ -1,4 +1,4 @@
-"""The native backend: GGUF's bits kept, products right, and no bit that depends on the rows beside a row."""
+"""The native backend: GGUF's bits are kept, products are correct, and a row's bits do not depend on other rows."""
 
 import math
 import shutil
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no n
 
 
 def raw_tensor(name: str, rows: int, cols: int, seed: int = 0, size: float = 0.01) -> RawTensor:
-    """Any bytes are valid blocks, but for their float16 scales, which are made finite and of a size."""
+    """A random tensor. Any bytes are valid blocks, except for float16 scales, which are set to a finite size."""
     generator, kind = np.random.default_rng(seed), FORMATS[name]
     if name == "BF16":
         values = (generator.standard_normal((rows, cols)) * size).astype(ml_dtypes.bfloat16)
@@ -47,7 +47,7 @@ def raw_tensor(name: str, rows: int, cols: int, seed: int = 0, size: float = 0.0
 
 
 def odd_columns(name: str) -> int:
-    """An odd number of groups, where the format has blocks of one: some kernels take two at a time."""
+    """Columns with an odd number of groups, if blocks have one group: some kernels take two at a time."""
     return 544 if FORMATS[name].block_size <= 32 else 512
 
 
@@ -62,17 +62,17 @@ def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeBackend) ->
     assert matrix.nbytes <= 1.03 * raw.nbytes
 
 
-NIBBLES = {"Q4_1": 4, "Q5_1": 8, "Q4_K": 16, "Q5_K": 48}  # where they begin in a block, of formats with minima
-FIFTH_BITS = {"Q5_1": 4, "Q5_K": 16}  # which end there
+NIBBLES = {"Q4_1": 4, "Q5_1": 8, "Q4_K": 16, "Q5_K": 48}  # offset in a block, for formats with minima
+FIFTH_BITS = {"Q5_1": 4, "Q5_K": 16}  # offset in a block
 
 
 def rounds_minima(name: str, variant: str) -> bool:
-    """To bfloat16, counted from the middle quant, and what they are multiplied with."""
+    """Whether minima, relative to the middle quant, and their factors are rounded to bfloat16."""
     return variant == "avx512bf16" and name in NIBBLES
 
 
 def minima(raw: RawTensor) -> np.ndarray:
-    """Of each group, counted from the middle quant: [rows, groups]."""
+    """The minimum of each group relative to the middle quant: [rows, groups]."""
     blocks = raw.data.reshape(-1, FORMATS[raw.format].block_bytes).copy()
     fifth, nibbles = FIFTH_BITS.get(raw.format), NIBBLES[raw.format]
     blocks[:, nibbles:] = 0x88 if fifth is None else 0
@@ -81,12 +81,12 @@ def minima(raw: RawTensor) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, weights: str, variant: str) -> np.ndarray:
-    """Activations as the kernels see them: bfloat16 with AMX and where weights are, else int8 per group of 32."""
+    """Activations as kernels round them: bfloat16 with AMX and for bfloat16 weights, else int8 per group of 32."""
     if weights == "BF16" or variant == "amx":
         return to_bfloat16(x)
     groups = x.reshape(len(x), -1, 32)
     step = np.abs(groups).max(-1, keepdims=True) / 127
-    if variant == "avx512bf16":  # four bits follow the first
+    if variant == "avx512bf16":  # a mantissa of four bits
         mantissa, exponent = np.frexp(step)
         step = np.ldexp(np.ceil(mantissa * 32) / 32, exponent)
     with np.errstate(invalid="ignore"):  # a step of 0
@@ -98,7 +98,7 @@ def to_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 def products(x: np.ndarray, raw: RawTensor, variant: str) -> np.ndarray:
-    """What the kernels make of them, but for the rounding of float32."""
+    """The products of the kernels, without float32 rounding."""
     seen = rounded(x, raw.format, variant)
     made = seen @ raw.dequantize().astype(np.float64).T
     if rounds_minima(raw.format, variant):
@@ -112,13 +112,13 @@ def products(x: np.ndarray, raw: RawTensor, variant: str) -> np.ndarray:
 def test_products(name: str, size: float, kernels: native.NativeBackend) -> None:
     cols = odd_columns(name)
     raw = raw_tensor(name, 64, cols, size=size)
-    x = torch.randn(21, cols, generator=torch.Generator().manual_seed(0)).numpy()  # what the bounds were found with
+    x = torch.randn(21, cols, generator=torch.Generator().manual_seed(0)).numpy()  # as when the bounds were found
     x[3] = 0
     x[4, 32:64] = 0
     mine = packed.Matrix(kernels.team, raw).multiply(x)
     expected = products(x, raw, kernels.variant)
-    # A value on the edge between two steps may be rounded either way: hence not to the last bit. AMX rounds weights,
-    # and for these two a minimum that they do not have stored.
+    # A value between two steps may be rounded either way, so bits may differ. AMX rounds weights, and for these two
+    # formats also a minimum that is not stored.
     tolerance = 2e-3 if kernels.variant == "amx" and name != "BF16" else 2e-4
     if kernels.variant == "amx" and name in ("Q5_0", "Q6_K"):
         tolerance = 2.3e-3
@@ -128,7 +128,7 @@ def test_products(name: str, size: float, kernels: native.NativeBackend) -> None
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0xFF])
 @pytest.mark.parametrize("name", [name for name in packed.FORMATS if name != "BF16"])
 def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBackend) -> None:
-    """Quants at their ends times activations at theirs: what is added up in few bits must hold all of them."""
+    """Extreme quants times extreme activations: sums in few bits must not overflow."""
     if kernels.variant == "amx":
         pytest.skip("adds up float32")
     raw = raw_tensor(name, 64, 512)
@@ -154,7 +154,7 @@ def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeBacke
 
 @pytest.mark.skipif(len(library.variants()) < 2, reason="no second variant here to compare with")
 def test_variants_agree() -> None:
-    """They differ in what they round to bfloat16, and in nothing else that shows."""
+    """They differ visibly only in what they round to bfloat16."""
 
     def logits(variant: str) -> np.ndarray:
         llm = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 28, prefix_index="off")
@@ -167,7 +167,7 @@ def test_variants_agree() -> None:
 
 @pytest.mark.parametrize("name", ["smollm2-135m"])
 def test_close_to_the_reference(name: str) -> None:
-    """What int8 activations cost: within a few hundredths of a nat where the reference is sure of itself."""
+    """The loss of int8 activations is a few hundredths of a nat where the reference is confident."""
     mine, theirs = (LLM(name, backend=b, kv_bytes=1 << 28, prefix_index="off") for b in ("native", "reference"))
     ids = mine.tokenizer.encode("The quick brown fox jumps over the lazy dog, and the cat looks on. " * 12)
     p, q = (log_softmax(all_logits(llm, ids)) for llm in (theirs, mine))
@@ -190,7 +190,7 @@ def test_head_sizes(head_dim: int, variant: str, tmp_path: Path) -> None:
     assert np.linalg.norm(mine - theirs) < 0.04 * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])  # an embedding that is the head, and one that is not
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # a tied embedding, and an untied one
 @pytest.mark.parametrize("variant", library.VARIANTS)
 def test_a_vocabulary_of_any_size(family: str, variant: str, tmp_path: Path) -> None:
     if variant not in library.variants():
@@ -238,7 +238,7 @@ def test_an_embedding_that_stays_in_its_file(variant: str, tmp_path: Path) -> No
     expected = all_logits(in_memory, ids)
     assert (all_logits(in_file, ids) == expected).all()
     shutil.copytree(narrow, tmp_path / "other")
-    (tmp_path / "other" / "model.safetensors").replace(weights)  # another file of that name is not this one
+    (tmp_path / "other" / "model.safetensors").replace(weights)  # another file of the same name
     assert (all_logits(in_file, ids) == expected).all()
     changed = opened(narrow, "stored")
     with weights.open("r+b") as stream:
@@ -256,9 +256,9 @@ def test_what_it_cannot_run_is_said() -> None:
 
 @pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
 def test_summaries(kernels: native.NativeBackend, width: int) -> None:
-    """The figures of the reference, whatever the width; the same bits alone, and in every variant and thread count."""
+    """The reference's figures for any width; the same bits alone, and in every variant and thread count."""
     logits = np.random.default_rng(width).standard_normal((5, width), np.float32) * 8
-    logits[1, 3] = logits[1, -1] = 99.0  # the lowest of several
+    logits[1, 3] = logits[1, -1] = 99.0  # several largest: the first wins
     logits[2] = -3.0
     logits[4, width // 2] = math.nan
     got, wanted = kernels.statistics.summarize(logits), summarize(logits)
@@ -290,11 +290,11 @@ def test_weights(kernels: native.NativeBackend, width: int) -> None:
 
 @pytest.mark.parametrize("width", [16, 100, 4096, 10_001])
 def test_draws(kernels: native.NativeBackend, width: int) -> None:
-    """Those of the reference, but for the nearest of races; a row's own, and the lowest of equal ones."""
+    """Samples equal the reference's, except in near ties; they depend only on the row; of equal ids the lowest wins."""
     logits = np.random.default_rng(width).standard_normal((400, width), np.float32) * 2
     logits[:50, ::3] = -math.inf
     logits[50:60] = -math.inf
-    logits[np.arange(50, 60), width - 1 - np.arange(10)] = -40.0  # all that is left, and far away
+    logits[np.arange(50, 60), width - 1 - np.arange(10)] = -40.0  # the only ids left, with very low logits
     noises = [Noise.of((0.0, 0.3, 1.0, 5.0)[i % 4], b"seed", i) for i in range(400)]
     found = kernels.statistics.draw(logits, noises)
     ids = np.arange(width)
@@ -306,7 +306,7 @@ def test_draws(kernels: native.NativeBackend, width: int) -> None:
     for i in range(0, 400, 37):
         assert kernels.statistics.draw(logits[i : i + 1], noises[i : i + 1]) == [found[i]]
     assert kernels.statistics.draw(np.zeros((1, width), np.float32), [NO_NOISE]) == [0]
-    # The most and the least noise there is: of id 0 with these keys.
+    # The largest and the smallest possible noise: that of id 0 with these keys.
     for others, key, wins in ((8.0, 0, True), (30.0, 0, False), (-30.0, 0xD629356C00000000, True)):
         row = np.full((1, width), others, np.float32)
         row[0, 0] = 0
@@ -316,7 +316,7 @@ def test_draws(kernels: native.NativeBackend, width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 15, 100, 2049, 49152, 151936])
 def test_the_likeliest(width: int, kernels: native.NativeBackend) -> None:
-    """The very ids: of ties, of few that can be, of all that are equal, and above a floor."""
+    """The exact ids: with ties, with few finite ones, with all equal, and above a floor."""
     counts = [0, 1, 2, 20, 50, 512, 4096, width]
     logits = np.random.default_rng(width).standard_normal((4 * len(counts), width), np.float32) * 3
     logits[1::4] = logits[1::4].round()
@@ -334,7 +334,7 @@ def test_the_likeliest(width: int, kernels: native.NativeBackend) -> None:
 
 @pytest.mark.parametrize("variant", library.variants())
 def test_summaries_that_a_head_makes(variant: str) -> None:
-    """Those of its logits, to the bit, whatever their number."""
+    """They equal those of its logits bitwise, for any number of rows."""
     model = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26, prefix_index="off").model.compiled
     assert isinstance(model, NativeModel)
     for count in (1, 7, 70):

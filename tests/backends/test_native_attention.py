@@ -1,4 +1,4 @@
-"""Native attention over whatever a value may be: pages cut anywhere, gaps in positions, windows, any rows."""
+"""Native attention over all kinds of values: pages cut anywhere, gaps in positions, windows, any number of rows."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Models = Callable[[str], tuple[LLM, LLM]]
 
 @pytest.fixture(scope="module", params=library.VARIANTS)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A family's tiny model, natively and by the reference."""
+    """A family's tiny model, on the native and the reference backend."""
     if request.param not in library.variants():
         pytest.skip(f"the {request.param} kernels cannot run here")
 
@@ -39,7 +39,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def logits_after(llm: LLM, cuts: list[tuple[int, int]], rows: int) -> np.ndarray:
-    """Of so many tokens behind these slices of a prompt's value, joined: [rows, vocab]."""
+    """Logits [rows, vocab] of `rows` tokens after these slices of a prompt's value, joined."""
 
     def program() -> Program:
         whole = yield Prefill([3 + i * 7 % 90 for i in range(LENGTH)])
@@ -54,7 +54,7 @@ def logits_after(llm: LLM, cuts: list[tuple[int, int]], rows: int) -> np.ndarray
 
 @st.composite
 def slices(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """One to four of them, in order, anywhere."""
+    """One to four ascending slices at random places."""
     ends = sorted(draw(st.sets(st.integers(0, LENGTH), min_size=2, max_size=8)))
     return list(zip(ends[::2], ends[1::2], strict=False))
 

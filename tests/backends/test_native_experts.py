@@ -1,5 +1,4 @@
-"""Mixtures of experts on the native backend: the values of their definition, the same bits in any company, and nothing
-read that no row chose.
+"""Mixtures of experts on the native backend: values as defined, bits that do not depend on other rows, no unused reads.
 
 Every row is a sequence of one token, so that its attention is its value, and a model is a few lines of numpy.
 """
@@ -44,7 +43,7 @@ class Block:
 
 @dataclass
 class Model:
-    """Blocks with experts, without, and with. Routers are made so that a token's logits are far from each other."""
+    """Blocks with experts, without, and with. Routers give each token logits that are far from each other."""
 
     formats: Sequence[str]  # of one expert after another
     variant: str
@@ -75,7 +74,7 @@ class Model:
             x = self._block(x, block, None)
 
     def expected(self, dropout: np.ndarray | None = None) -> np.ndarray:
-        """[tokens, hidden], of all of them."""
+        """The results of all tokens, [tokens, hidden]."""
         x = self.embed.dequantize().astype(np.float64)
         for i, block in enumerate(self.blocks):
             x = self._block(x, block, None if dropout is None else dropout[i])
@@ -86,7 +85,7 @@ class Model:
         return Mlp(*(self._matrix(name, *shape) for shape in shapes))
 
     def _matrix(self, name: str, rows: int, cols: int) -> RawTensor:
-        """Weights of a size that makes outputs as large as inputs."""
+        """Random weights with which outputs are as large as inputs."""
         seed = int(self.random.integers(1 << 30))
         size = 0.01 / raw_tensor(name, rows, cols, seed, 0.01).dequantize().std()
         return raw_tensor(name, rows, cols, seed, size * cols**-0.5)
@@ -95,7 +94,7 @@ class Model:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * norm
 
     def _scaled(self, x: np.ndarray, norm: np.ndarray, raw: RawTensor) -> np.ndarray:
-        """Products of normed rows; kernels round what is to be divided by the norm."""
+        """Products of normalized rows; kernels round rows before the division by the norm."""
         scales = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + EPS)
         return self._products(x * norm, raw) * scales
 
@@ -139,7 +138,7 @@ class Model:
 
 
 class Unreadable(ctypes.Structure):
-    """What native/weights.h has as Matrix, with an address that nobody may read."""
+    """The Matrix of native/weights.h, with an address that must not be read."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("format", "rows", "cols")),
@@ -240,8 +239,11 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def same(found: np.ndarray, expected: np.ndarray, variant: str) -> None:
-    """A value on the edge between two steps may be rounded either way; rows without one agree to float32. AMX rounds
-    weights, too."""
+    """Whether results agree.
+
+    A value between two steps may be rounded either way; rows without such a value agree up to float32 rounding. AMX
+    also rounds weights.
+    """
     errors = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert errors.max() <= 0.03
     if variant != "amx":
@@ -261,7 +263,7 @@ def test_experts_of_several_formats(variant: str) -> None:
 
 
 def test_dropout(variant: str) -> None:
-    """It multiplies what the router sees, too."""
+    """It also applies to the router's input."""
     model = Model(["Q8_0"], variant)
     factors = np.random.default_rng(1).uniform(0.98, 1.02, (3, TOKENS, model.hidden)).astype(np.float32)
     factors[:, ::2] = 1

@@ -1,4 +1,4 @@
-"""A pool that holds K and V in pairs gives and takes the same entries as any other."""
+"""A pool with K and V in pairs returns and accepts the same entries as any other."""
 
 import numpy as np
 

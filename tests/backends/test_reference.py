@@ -1,4 +1,4 @@
-"""Attention over pages against attention written down naively, entry by entry."""
+"""Attention over pages against a naive implementation, entry by entry."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def naive(q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, w
 
 @st.composite
 def batches(draw: st.DrawFn) -> RaggedBatch:
-    """Sequences of spans of any length, gaps in positions between them, pages in any order and shared at will."""
+    """Sequences of spans of any length, with gaps in positions, and pages in any order, some of them shared."""
     tables, starts, position_of_row = [], [0], []
     for _ in range(draw(st.integers(1, 5))):
         spans, position = [], draw(st.integers(0, 9))
@@ -72,7 +72,7 @@ def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int
 
 
 def test_stray_values_in_unused_slots_do_no_harm() -> None:
-    """A slot past the end may hold anything finite: it has weight 0."""
+    """A slot past the end may hold any finite value: it has weight 0."""
     kv = torch.full((2, 2, KV_HEADS, SIZE, DIM), 1e30)
     kv[:, 1, :, :2] = 1.0
     nothing = torch.zeros(1, dtype=torch.int64)

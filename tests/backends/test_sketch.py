@@ -1,4 +1,4 @@
-"""What a search finds is what all logits make, by the head's sketch or not: that only rules out what loses."""
+"""A search finds the same tokens as all logits do, with or without the head's sketch."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ COLUMNS = 256
 
 
 def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.NativeModel:
-    """A model of no layers, whose embedding is its head."""
+    """A model without layers, whose embedding is its head."""
     sizes = dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "embedding_scale"), 1)
     config: Any = SimpleNamespace(
         **sizes, hidden_size=raw.shape[1], norm_eps=1e-6, tied=True, head_tensor="embed", ropes=(), layers=()
@@ -38,12 +38,12 @@ def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.Native
 
 
 def noises_of(x: np.ndarray) -> list[Noise]:
-    """No two rows' alike, and every fifth without any."""
+    """Noise that differs between rows; every fifth row has none."""
     return [Noise.of((1.0, 0.2, 0.0, 3.0, 1e-3)[i % 5], b"seed", i) for i in range(len(x))]
 
 
 def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
-    """Of the likeliest tokens and of some that are drawn, by way of the sketch, too, where it has not paid."""
+    """Whether likeliest and sampled tokens equal those of all logits, also with the sketch forced."""
 
     def same(noises: list[Noise]) -> bool:
         logits, _ = head.logits(x)
@@ -59,12 +59,12 @@ def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
 
 
 def slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
-    """[R, panels]: how far the largest logit of a panel is below what the sketch says that it may be."""
+    """[R, panels]: the sketch's upper bound of a panel minus its largest logit."""
     return head.draw_by_sketch(x, [NO_NOISE] * len(x))[1] - head.logits(x)[0].reshape(len(x), -1, packed.PANEL).max(-1)
 
 
 def noisy_slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
-    """The same with noise, relative to the size of what is compared."""
+    """The same with noise, relative to the magnitude of the values."""
     logits, noises = head.logits(x)[0].astype(np.float64), [noise for noise in noises_of(x) if noise.gain < 100]
     kept = [i for i, noise in enumerate(noises_of(x)) if noise.gain < 100]
     ids = np.arange(logits.shape[1])
@@ -84,7 +84,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_any_weights(name: str, kernels: native.NativeBackend) -> None:
-    """Any number of rows, more than a sketch takes too, and panels that do not fill the last chunk."""
+    """With any number of rows, also more than a sketch supports, and an incomplete last chunk."""
     head = head_of(kernels, raw_tensor(name, 2 * 1024 + 48, COLUMNS))
     assert (head.sketch_bytes > 0) == (not name.startswith("Q4") and not rounds_minima(name, kernels.variant))
     for count in [*range(1, native_pass.SKETCH_ROWS + 2), 70]:
@@ -96,7 +96,7 @@ def test_any_weights(name: str, kernels: native.NativeBackend) -> None:
 @pytest.mark.parametrize("name", packed.FORMATS)
 @pytest.mark.parametrize("vocab", [1, 17, 1025, 2100])
 def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeBackend) -> None:
-    """What fills up the last panel has products of 0, larger than any logit, and is no token."""
+    """Padding of the last panel has products of 0, larger than all logits, but is not a token."""
     below_zero = name in ENCODERS
     raw = stored(-np.abs(noise(vocab, COLUMNS)), name) if below_zero else raw_tensor(name, vocab, COLUMNS)
     head = head_of(kernels, raw)
@@ -105,7 +105,7 @@ def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeBackend) ->
         logits, _ = head.logits(x)
         assert logits.shape == (count, vocab)
         normed, weights = x * (x**2).mean(-1, keepdims=True) ** -0.5, raw.dequantize().T
-        error = np.linalg.norm(logits - normed @ weights)  # beside what is added up, for a lone sum may come to nothing
+        error = np.linalg.norm(logits - normed @ weights)  # relative to the norm, as a single sum may be near 0
         assert error < 0.002 * np.linalg.norm(normed @ np.abs(weights))
         assert not below_zero or logits.max() < 0
         made = head.statistics.summarize(logits)
@@ -121,9 +121,9 @@ def test_bounds_that_rule_most_out(name: str, kernels: native.NativeBackend) -> 
 
 @pytest.mark.parametrize("name", ["Q8_0", "BF16"])
 def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeBackend) -> None:
-    """Logits so close to each other that only the exact ones tell which is the largest: one in each panel.
+    """Logits so close that only exact products find the largest, with one candidate in each panel.
 
-    The fewer columns, the nearer a rest comes to what is the most that it can be.
+    With fewer columns, errors of the sketch come closer to their bound.
     """
     for seed in range(60):
         rows = noise(1, 64, seed=seed) + 0.05 * noise(2048, 64, seed=100 + seed)
@@ -135,7 +135,7 @@ def test_rows_that_are_nearly_alike(name: str, kernels: native.NativeBackend) ->
 
 
 def test_activations_are_rounded_too(kernels: native.NativeBackend) -> None:
-    """Weights of one size, with a mean of 0, are exact in the sketch: all that it is wrong about is x."""
+    """Weights of equal magnitude and mean 0 are exact in the sketch, so its only error is that of x."""
     for seed in range(60):
         x = noise(1, 64, seed=seed)
         small = np.where(noise(128, 64, seed=100 + seed) > 0.5 * np.abs(x), -1.0, 1.0)
@@ -181,7 +181,7 @@ def test_weights_that_are_not_finite_have_no_sketch(kernels: native.NativeBacken
 )
 @settings(deadline=None, max_examples=60)
 def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: float, name: str) -> None:
-    """Rows that have much in common, columns of very different sizes, single large weights, rows of zeros."""
+    """Similar rows, columns of very different sizes, single large weights, rows of zeros."""
     generator = np.random.default_rng(seed)
     rows = generator.standard_normal((512, 96)) * np.exp(spread * generator.standard_normal(96))
     rows += common * generator.standard_normal(96)
@@ -197,7 +197,7 @@ def test_weights_of_any_kind(seed: int, common: float, spread: float, outlier: f
 
 @pytest.mark.parametrize("variant", library.variants())
 def test_late_members_change_nothing(variant: str) -> None:
-    """More threads than cores: pieces are computed twice, and members come when a search is over."""
+    """With more threads than cores, pieces are computed twice, and members join after a search is over."""
     head = head_of(native.NativeBackend(5, variant), raw_tensor("Q8_0", 16384, COLUMNS))
     xs = [noise(1 + i % (native_pass.SKETCH_ROWS + 8), COLUMNS, seed=i) for i in range(24)]
     expected = [head.statistics.draw(head.logits(x)[0], noises_of(x)) for x in xs]
@@ -208,7 +208,7 @@ def test_late_members_change_nothing(variant: str) -> None:
 @pytest.mark.parametrize("variant", library.variants())
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_an_answer_is_the_same_in_any_company(variant: str, temperature: float) -> None:
-    """Whoever asks for log-probabilities, or filters what may be drawn, makes the step compute all logits."""
+    """A request with log-probabilities or filters makes the whole step compute all logits."""
     llm = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 28)
     prompts = [f"The history of {name} begins" for name in ("Rome", "bread", "the bicycle")]
 

@@ -1,6 +1,6 @@
-"""More threads than cores: members lose theirs all the time, what they held is computed again, and they come late.
+"""More threads than cores: members often lose their core, their pieces are computed again, and they are late.
 
-Pages are few, so that those of one answer are soon the next one's: who writes late writes into another's.
+There are few pages, so that pages of one answer are soon reused by the next: a late write would change another answer.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +36,7 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
     alone = LLM(path, threads=1, kv_bytes=16 << 20, **options)
     expected = [done.tokens for done in alone.generate(PROMPTS, params=SAMPLING)]
     page_bytes = alone.pool.memory.storage[:, :, 0].nbytes
-    for _ in range(3):  # also: a model goes while members are late
+    for _ in range(3):  # also tests closing a model while members are late
         crowded = LLM(path, threads=5, kv_bytes=16 * page_bytes, **options)
         for _ in range(5):
             assert [done.tokens for done in crowded.generate(PROMPTS, params=SAMPLING)] == expected
@@ -45,7 +45,7 @@ def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("variant", library.variants())
 def test_uneven_shares_change_nothing(variant: str) -> None:
-    """Of a prompt's many rows a member gets as much as it was quick before, and five on two cores never are alike."""
+    """Members' shares of a prompt's rows depend on their earlier speeds, which always differ for five on two cores."""
     options: dict[str, Any] = {"backend": f"native-{variant}", "prefix_index": "off", "kv_bytes": 32 << 20}
     alone, crowded = (LLM("smollm2-135m", threads=threads, **options) for threads in (1, 5))
     prompt = [1000 + 13 * i for i in range(400)]
@@ -60,7 +60,7 @@ def test_uneven_shares_change_nothing(variant: str) -> None:
 
 
 def test_calls_from_several_threads_take_turns() -> None:
-    """A tail's logits are read while a step runs: both are what they are alone."""
+    """Reading a tail's logits while a step runs changes neither result."""
     llm = LLM("smollm2-135m", backend="native", kv_bytes=64 << 20, prefix_index="off", threads=2)
     kv = llm.prefill(list(range(100, 140)))
     assert kv.tail is not None

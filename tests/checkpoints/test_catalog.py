@@ -1,4 +1,4 @@
-"""The catalog's entries, and what `open_checkpoint` makes of what a user types."""
+"""The catalog's entries, and how `open_checkpoint` resolves names."""
 
 import hashlib
 import re
@@ -121,7 +121,7 @@ def test_what_is_not_there_is_said_in_one_line(
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: list[str]) -> list[object]:
-    """A reachable hub whose repositories all hold these files, as they lie in `folder`."""
+    """A reachable hub whose repositories all have the files in `folder`."""
     asked: list[object] = []
     siblings = [SimpleNamespace(rfilename=name, size=1) for name in files]
 

@@ -40,7 +40,7 @@ TOOL_CHATS = {"call": [USER, CALL, *ANSWERS], "call and answer": [SYSTEM, USER, 
 
 
 def reference(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Any, prompt: bool) -> str:
-    """What transformers' apply_chat_template does once it has chosen the template."""
+    """The result of transformers' apply_chat_template with the chosen template."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     present = [{key: value for key, value in message.items() if value is not None} for message in messages]

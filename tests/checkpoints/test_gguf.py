@@ -51,7 +51,7 @@ def make_weights(arch: str, tied: bool = False, layers: int = LAYERS) -> Weights
 
 
 def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """What the llama converter does to Q and K."""
+    """The llama converter's permutation of Q and K."""
     return weights.reshape(heads, 2, weights.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
 
 

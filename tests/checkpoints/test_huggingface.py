@@ -1,4 +1,4 @@
-"""Hugging Face directories, made with transformers itself, against what transformers makes of them."""
+"""Hugging Face directories written by transformers, against transformers' results."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""What names a set of weights: every byte of their files, read once and remembered."""
+"""The identity of weights depends on every byte of their files, which are hashed once and cached."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ wheels = packages.wheels
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of this test's, where files of any size and age are remembered."""
+    """A separate home, where digests of files of any size and age are cached."""
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(identity, "SMALL", 0)
     monkeypatch.setattr(identity, "RECENT_NS", 0)
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process that has read nothing yet."""
+    """Clears the state, as in a new process."""
     monkeypatch.setattr(identity, "_known", {})
 
 
@@ -72,7 +72,7 @@ def changed_in(checkpoint: Checkpoint, name: str, target: Path) -> Path:
 
 
 def test_every_byte_counts(model: Path, tmp_path: Path) -> None:
-    """Of every tensor, those of norms included, which are a few hundred bytes."""
+    """For every tensor, including norms, which have a few hundred bytes."""
     checkpoint = open_path(model)
     ids = {checkpoint.weights_id}
     for number, name in enumerate(sorted(checkpoint.stored)):
@@ -112,13 +112,13 @@ def test_a_file_is_read_once(model: Path, reads: list[str], monkeypatch: pytest.
 def test_a_file_that_was_touched_is_read_again(
     model: Path, reads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever time was turned back: only the times, the size and the inode together say that it is the same."""
+    """Even if one timestamp was reset: a file is the same only if timestamps, size and inode all agree."""
     file = model / "model.safetensors"
     before = file.stat()
     first = open_path(model).weights_id
     other = changed_in(open_path(model), "layers.1.down", tmp_path / "other") / "model.safetensors"
     forget(monkeypatch)
-    with file.open("r+b") as out:  # the same file with other bytes, which says it is as old as before
+    with file.open("r+b") as out:  # the same file with other bytes and the old timestamps
         out.write(other.read_bytes())
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     second = open_path(model).weights_id
@@ -135,7 +135,7 @@ def test_a_file_that_was_touched_is_read_again(
 def test_what_was_changed_a_moment_ago_is_not_remembered(
     model: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clocks of file systems are coarse: it may change again and look the same."""
+    """File system clocks are coarse: the file may change again with the same timestamps."""
     monkeypatch.setattr(identity, "RECENT_NS", 1 << 60)
     for _ in range(2):
         assert open_path(model).weights_id
@@ -191,7 +191,7 @@ def _digest_of(path: Path, results: "multiprocessing.Queue[str]") -> None:
 
 
 def test_several_processes_at_once(home: Path, tmp_path: Path) -> None:
-    """Each finds what is right, and what they leave behind is a whole note."""
+    """Each finds the right digest, and the cache file is intact afterwards."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 1000)
     expected = file_digest(MappedFile(path))
@@ -210,7 +210,7 @@ def test_several_processes_at_once(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_fetched_model_is_not_read_again(wheels: Path, home: Path, reads: list[str]) -> None:
-    """Its digest was just found right."""
+    """Its digest was just verified."""
     entry = packages.make_entry()
     path = fetch(entry)
     assert file_digest(MappedFile(path)) == entry.sha256

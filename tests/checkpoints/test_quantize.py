@@ -1,4 +1,4 @@
-"""Weights quantized on load: which matrices become what, what it changes in answers, and that KV tells them apart."""
+"""Weights quantized on load: the format of each matrix, the effect on answers, and separate KV identities."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_matrices_change_and_the_rest_does_not(weights: str, tiny_directory: Cal
 
 @pytest.mark.parametrize(("weights", "bits"), [("int3", 3), ("int2", 2)])
 def test_fewer_bits_are_simulated(weights: str, bits: int, tiny_directory: Callable[[str], Path]) -> None:
-    """In the blocks of 4 bits, with so few values to a group, as near as any fit by least squares would be."""
+    """In blocks of 4 bits, with 2**bits values per group, and an error no larger than that of a least-squares fit."""
     original = open_checkpoint(str(tiny_directory("qwen2")))
     errors = {}
     for name in ("layers.1.down", "layers.0.q"):
@@ -100,7 +100,7 @@ def test_schedules_still_agree(weights: str, tiny_llm: Callable[..., LLM]) -> No
 
 
 def test_values_know_the_weights_that_computed_them(tiny_llm: Callable[..., LLM], tmp_path: Path) -> None:
-    """They may meet, being of one geometry, but none passes for the other's work."""
+    """They can be joined, as their geometry is equal, but neither is canonical for the other model."""
     llms = {weights: tiny_llm(weights=weights) for weights in ("stored", *WEIGHTS)}
     assert len({llm.model.id for llm in llms.values()}) == len(llms)
     llms["int8"].prefill(IDS).save(tmp_path / "a.kv")

@@ -1,4 +1,4 @@
-"""Incremental text equals text made at once, however tokens split characters and pieces split stop strings."""
+"""Incremental text equals the text of all tokens, even if characters or stop strings are split."""
 
 from itertools import pairwise
 
@@ -73,7 +73,7 @@ def test_stops_are_found_as_in_the_whole_text(pieces: list[str], stops: list[str
             break
         held = seen[len(emitted) :]
         assert seen.startswith(emitted)
-        # Exactly as much is held as could still become a stop string.
+        # Exactly the text that could still become a stop string is held back.
         beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
         assert held == max((begin for begin in beginnings if seen.endswith(begin)), key=len, default="")
     assert (emitted + finder.flush(), matched) == first_stop("".join(pieces), stops)

@@ -1,4 +1,4 @@
-"""Token ids and texts agree with independent implementations: transformers, and SentencePiece itself."""
+"""Token ids and texts agree with independent implementations, transformers and SentencePiece."""
 
 import io
 import json
@@ -27,7 +27,7 @@ PIECES = ["  ", " ", "\n", "\n\n", "\t", "\r\n", "'s", "'LL", "123", " 7", "½",
           "x1y2", "한국어", "日本語", "русский", "العربية", "ไทย", "हिन्दी", "def f(x):\n  return x",
           "<|im_end", "|>"]  # fmt: skip
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=25).map("".join)
-LIBRARY = Path(json.__file__).parent.parent  # source code that is at hand wherever Python is
+LIBRARY = Path(json.__file__).parent.parent  # source code that every Python installation has
 SOURCES = [path.read_text(encoding="utf-8")[:20_000] for path in sorted(LIBRARY.glob("t*.py"))]
 
 
@@ -36,7 +36,7 @@ def load(name: str) -> Tokenizer:
 
 
 def transformers_ids(name: str, change: Callable[[tokenizers.Tokenizer], None]) -> Callable[[str], list[int]]:
-    """transformers reads the same file; `change` mends what its conversion is known to leave out."""
+    """transformers reads the same file; `change` adds parts that its conversion omits."""
     from transformers import AutoTokenizer
 
     source = open_checkpoint(name).tokenizer_source
@@ -401,7 +401,7 @@ def test_gemma_ids_are_those_of_sentencepiece() -> None:
 
 
 def test_saved_and_opened_again_it_is_the_same(tmp_path: Path) -> None:
-    """Ids, what goes around a text, ends and template."""
+    """Ids, affixes, EOS ids and template."""
     write_tokenizer(tmp_path)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     template = "{{ bos_token }}{{ messages[0].content }}"

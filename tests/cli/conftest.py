@@ -18,12 +18,12 @@ def tiny(tiny_directory: Callable[[str], Path]) -> str:
 
 @pytest.fixture
 def run(tiny: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run `twostroke` with arguments; what is not a clean exit raises."""
+    """Run `twostroke` with arguments; raises unless it exits cleanly."""
 
     def invoke(*arguments: object, stdin: str | None = None) -> Result:
         monkeypatch.setenv("COLUMNS", "200")
         if tiny in arguments and arguments[0] not in ("models", "prune") and "--threads" not in arguments:
-            arguments = (*arguments, "--threads", 1)  # quicker for so small a model
+            arguments = (*arguments, "--threads", 1)  # faster for a tiny model
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -34,7 +34,7 @@ def run(tiny: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 @pytest.fixture
 def run_json(run: Callable[..., Result]) -> Callable[..., dict[str, Any]]:
-    """The JSON object that is all of stdout."""
+    """The JSON object on stdout, which must have nothing else."""
 
     def invoke(*arguments: object, stdin: str | None = None) -> dict[str, Any]:
         result = run(*arguments, "--json", stdin=stdin)

@@ -1,4 +1,4 @@
-"""The command itself: quick help, clean exits, shared options."""
+"""The command: fast help, clean exits, shared options."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`twostroke bench latency`: fields, definitions, and that nothing is remembered between repeats."""
+"""`twostroke bench latency`: fields, definitions, and no caching between repeats."""
 
 import json
 from collections.abc import Callable

@@ -45,7 +45,7 @@ def test_json(load: tuple[object, ...], server: Serving, run_json: Callable[...,
 
 
 def test_every_token_is_timed(server: Serving, tmp_path: Path, run_json: Callable[..., dict[str, Any]]) -> None:
-    """Also those whose text comes with the next: a random model's bytes seldom make characters."""
+    """Also tokens whose text comes with a later one: a random model's bytes are seldom complete characters."""
     pytest.importorskip("matplotlib", reason="an extra that --output needs")
     arguments = ("--concurrency", 2, *SMALL, "--output-tokens", 40, "--output", tmp_path / "run")
     facts = run_json(*bench("--url", f"{server.url}/v1/", *arguments))
@@ -139,7 +139,7 @@ def test_files_are_not_replaced_and_what_is_missing_is_named(
 
 
 def test_ctrl_c_gives_the_report_so_far(server: Serving) -> None:
-    """As a process: what was measured, on the last line, and the status that shells expect."""
+    """As a process: the results so far on the last line, and the exit status that shells expect."""
     arguments = ("--concurrency", 2, "--requests", 100_000, "--input-tokens", 8, "--output-tokens", 8, "--json")
     command = [sys.executable, "-m", "twostroke", *bench("--url", server.url, *arguments)]
     before = read_done(server)
@@ -152,7 +152,7 @@ def test_ctrl_c_gives_the_report_so_far(server: Serving) -> None:
             os.kill(process.pid, signal.SIGINT)
             out, errors = process.communicate(timeout=40)
         finally:
-            process.kill()  # or a test that fails would wait for 100,000 requests
+            process.kill()  # else a failing test would wait for 100,000 requests
     assert process.returncode == 130, errors
     facts = json.loads(out.splitlines()[-1])
     assert facts["cut_short"]

@@ -138,7 +138,7 @@ def test_a_models_own_defaults(
     run: Callable[..., Result],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For what is not given, and only in a chat: generate is greedy."""
+    """They apply to parameters that are not given, and only in a chat: generate is greedy."""
     seen: list[SamplingParams] = []
     make = Request.__init__
 

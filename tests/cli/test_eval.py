@@ -1,4 +1,4 @@
-"""`twostroke eval`: its JSON, the files it leaves, and what it says to bad input."""
+"""`twostroke eval`: its JSON, its files, and its messages for bad input."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_json_and_report(run_json: Callable[..., dict[str, Any]], tiny: str, tmp
         assert report.count("What this cannot show") == 3
     figures = page.split("<svg ")[1:]
     assert len(figures) > 4
-    for figure in figures:  # well-formed, each method's line or dot in it, and nothing that is not a number
+    for figure in figures:  # well-formed, with each method's line or dot, and without NaN
         svg = ElementTree.fromstring("<svg " + figure.partition("</svg>")[0] + "</svg>")
         shown = {element.text for element in svg.iter("text")}
         assert {"plain", "ptdo", "ptdo+sinks"} <= shown

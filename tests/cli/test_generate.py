@@ -1,4 +1,4 @@
-"""`twostroke generate`: the API's answer, its facts, and what it says to bad input."""
+"""`twostroke generate`: the same answer as the API, its facts, and its messages for bad input."""
 
 import inspect
 from collections.abc import Callable, Iterator

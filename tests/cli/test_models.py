@@ -1,4 +1,4 @@
-"""`twostroke models`: the catalog, and what a model is made of."""
+"""`twostroke models`: the catalog, and the description of a model."""
 
 from collections.abc import Callable
 from pathlib import Path

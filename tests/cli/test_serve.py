@@ -1,4 +1,4 @@
-"""`twostroke serve` as a process: it says where it listens, answers, and ends on SIGTERM."""
+"""`twostroke serve` as a process: it prints its address, answers, and ends on SIGTERM."""
 
 import json
 import signal

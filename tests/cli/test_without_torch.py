@@ -1,4 +1,4 @@
-"""PyTorch is an extra: what needs it says so, and how to get it."""
+"""PyTorch is an extra: commands that need it say so, and how to install it."""
 
 import sys
 from collections.abc import Callable

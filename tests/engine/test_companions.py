@@ -1,4 +1,4 @@
-"""Several models in one engine: students share the pool, drafts need not, and what does not fit is refused by name."""
+"""Several models in one engine: students share the pool, drafts need not, and mismatches are refused with names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_student_shares_the_pool_and_nothing_else(tiny_llm: TinyLLM, twin: Pat
     kv = llm.prefill(PROMPT)
     made = llm.decode(kv, model="student", max_tokens=4, ignore_eos=True)
     tokens = [token.id for token in made]
-    assert tokens[0] == next(llm.decode(kv, max_tokens=1, ignore_eos=True)).id  # the teacher's logits are at hand
+    assert tokens[0] == next(llm.decode(kv, max_tokens=1, ignore_eos=True)).id  # the value has the teacher's logits
     assert made.kv[: len(kv)].canonical_length(teacher.id) == len(kv)
     assert made.kv.canonical_length(teacher.id) == made.kv.canonical_length(student.id) + len(kv) == len(kv)
 

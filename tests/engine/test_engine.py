@@ -1,4 +1,4 @@
-"""The engine: batching, chunking, preemption, cancellation and errors change nothing but the time it takes."""
+"""The engine: batching, chunking, preemption, cancellation and errors do not change answers."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ PROMPTS = [[7, 9, 11] * n for n in (1, 4, 9, 30)]
 
 @pytest.fixture(autouse=True)
 def no_garbage_collector() -> Iterator[None]:
-    """Pages must come back the moment the last holder drops a value, not when a collector finds a circle."""
+    """Pages must be freed as soon as the last holder drops a value, without a collection of cycles."""
     gc.collect()
     gc.disable()
     yield
@@ -36,7 +36,7 @@ def ids(llm: LLM, prompts: list[list[int]], **options: Any) -> list[list[list[in
 
 
 def most_pages(llm: LLM, prompt: list[int], chosen: Method, **options: Any) -> int:
-    """That a request takes at any time."""
+    """The most pages that a request takes at any time."""
     allocate, most = llm.pool.allocate, 0
 
     def counted(count: int) -> list[int]:
@@ -57,7 +57,7 @@ def run(llm: LLM, program: Callable[[], Program], **fields: Any) -> Request:
     return request
 
 
-# With its parameters as they are, and those that make another program of it.
+# Each method with its defaults, and with parameters that change its program.
 CASES: list[Method] = [
     *(method(name) for name in sorted(METHODS)),
     method("drop", window=9, every=4),
@@ -97,7 +97,7 @@ def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, A
     for token in plain.stream(PROMPTS[2], method=chosen, max_tokens=24, ignore_eos=True, **sampling):
         streamed.setdefault(token.choice, []).append(token.id)
     assert [streamed[choice] for choice in sorted(streamed)] == expected[2], "streamed"
-    # Room for what the largest request takes, and no more: short ones that begin in a page each soon want two.
+    # Room for exactly the largest request: short ones that begin with a page each soon need two.
     tight = tiny_llm(kv_bytes=most_pages(plain, PROMPTS[-1], chosen, **sampling) * plain.pool.page_bytes)
     crowd, answers = PROMPTS[:1] * 16 + PROMPTS, expected[:1] * 16 + expected
     assert ids(tight, crowd, method=chosen, **sampling) == answers, "short of pages"
@@ -106,7 +106,7 @@ def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, A
 
 
 def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
-    """Ten requests in room for two and a half finish with the tokens they make alone."""
+    """Ten requests in room for two and a half end with the same tokens as alone."""
     prompts = [[k + 2] * 20 for k in range(10)]
     plain = tiny_llm(prefix_index="off")
     expected = [ids(plain, [prompt], max_tokens=60)[0] for prompt in prompts]
@@ -117,7 +117,7 @@ def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
 
 
 def test_a_program_that_finds_no_page_starts_again(tiny_llm: TinyLLM) -> None:
-    """Joining parts of two pages takes a page, which whoever is younger gives up."""
+    """Joining parts of two pages takes a page, which a younger request gives up."""
     page_bytes = tiny_llm().pool.page_bytes
 
     def joining() -> Program:
@@ -157,7 +157,7 @@ def test_prefill_and_decode_share_pages_with_what_they_extend(tiny_llm: TinyLLM)
     made = [token.id for token in decoding]
     assert decoding.kv.tokens == kv.tokens + made[:-1]
     assert decoding.kv.pending == made[-1]
-    assert llm.pool.num_used == 3  # written behind the last entry, in the page that kv holds as well
+    assert llm.pool.num_used == 3  # written after the last entry, in a page that kv also holds
     again = [token.id for token in llm.decode(kv, max_tokens=3, ignore_eos=True)]
     assert again == made
     longer = llm.prefill([9, 9], after=decoding.kv)
@@ -167,7 +167,7 @@ def test_prefill_and_decode_share_pages_with_what_they_extend(tiny_llm: TinyLLM)
 
 
 def test_pending_and_recomputed_starts_agree(tiny_llm: TinyLLM) -> None:
-    """Continuing with a pending token, or from a value whose tail was cut off, is continuing the same text."""
+    """A pending token and a value without tail continue the same text."""
     llm = tiny_llm()
     kv = llm.prefill([5, 6, 7, 8])
     whole = [token.id for token in llm.decode(kv, max_tokens=12, ignore_eos=True)]
@@ -180,7 +180,7 @@ def test_pending_and_recomputed_starts_agree(tiny_llm: TinyLLM) -> None:
 
 
 def test_every_choice_continues_its_own_values(tiny_llm: TinyLLM) -> None:
-    """Values of different choices may come to lie at one address; they must not be taken for each other."""
+    """Values of different choices may have the same address in turn; they must not be confused."""
     llm = tiny_llm()
     right: list[bool] = []
 
@@ -202,7 +202,7 @@ def test_every_choice_continues_its_own_values(tiny_llm: TinyLLM) -> None:
 
 
 def test_a_recomputed_entry_stays_where_it_was(tiny_llm: TinyLLM) -> None:
-    """Also behind a gap in the positions."""
+    """Also after a gap in the positions."""
     llm = tiny_llm()
     kv = llm.prefill(list(range(5, 21)))
     gap = kv[:2] + kv[8:9]
@@ -217,7 +217,7 @@ def test_a_recomputed_entry_stays_where_it_was(tiny_llm: TinyLLM) -> None:
 
 
 def test_penalties_see_every_token_before_the_first(tiny_llm: TinyLLM) -> None:
-    """One that is pending or computed again counts like one that was entered."""
+    """A pending or recomputed token counts like one that was entered."""
     llm = tiny_llm()
     whole = llm.prefill([5, 6, 7, 8])
     options: dict[str, Any] = {"max_tokens": 12, "repetition_penalty": 3.0, "ignore_eos": True}
@@ -231,7 +231,7 @@ def test_penalties_see_every_token_before_the_first(tiny_llm: TinyLLM) -> None:
 
 
 def test_dropping_an_iterator_frees_the_pages(tiny_llm: TinyLLM) -> None:
-    """Before its first token as well."""
+    """Also before its first token."""
     llm = tiny_llm(prefix_index="off")
     kv = llm.prefill([5] * 20)
     decoding = llm.decode(kv, max_tokens=5)
@@ -311,7 +311,7 @@ def test_a_failing_program_ends_alone(tiny_llm: TinyLLM) -> None:
     ],
 )
 def test_bad_requests(ask: Callable[[LLM], object], error: type[Exception], message: str, tiny_llm: TinyLLM) -> None:
-    """Each is refused in one line, and the engine goes on."""
+    """Each is refused in one line, and the engine continues."""
     llm = tiny_llm(prefix_index="off")
     with pytest.raises(error, match=message) as caught:
         ask(llm)
@@ -357,7 +357,7 @@ def test_the_context_fills_up(tiny_llm: TinyLLM) -> None:
 
 
 def test_emit_after_candidates(tiny_llm: TinyLLM) -> None:
-    """Candidates stay private; what is emitted goes to the caller, once, up to the request's own end."""
+    """Candidates are not streamed. Emitted tokens go to the caller once, up to the request's end."""
     llm = tiny_llm()
 
     def program() -> Program:

@@ -1,4 +1,4 @@
-"""What an entry's bits depend on is in its model's identity: no value of another one passes for its own work."""
+"""A model's identity has everything that determines an entry's bits, so values of other models are not canonical."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ TEXT = "In the beginning the engine read the prompt, all of it, at once; and the
 
 
 def scores(llm: LLM, tokens: list[int]) -> list[float | None]:
-    """Log-probabilities of what follows, likeliest first choice each time."""
+    """Log-probabilities of the greedy continuation."""
     made = llm.generate([tokens], max_tokens=6, ignore_eos=True, logprobs=1)[0].tokens
     return [token.logprob for token in made]
 
@@ -24,7 +24,7 @@ def scores(llm: LLM, tokens: list[int]) -> list[float | None]:
 @pytest.mark.skipif(len(VARIANTS) < 2, reason="this processor has one native variant, or none")
 @pytest.mark.parametrize("variant", VARIANTS[:-1])
 def test_a_value_of_another_variant_is_usable_and_not_canonical(variant: str, tmp_path: Path) -> None:
-    """Nor is what is computed behind it: a later request gets a cold one's answer, to the bit."""
+    """Entries computed after it are not canonical either: a later request gets the same bits as a cold one."""
     theirs = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 26)
     ids = theirs.tokenizer.encode(TEXT)
     theirs.prefill(ids[:105]).save(tmp_path / "a.kv")

@@ -1,4 +1,4 @@
-"""An ITL objective: chunks are the largest that fit, prompts get on whatever is predicted, and no answer changes."""
+"""An ITL objective: chunks are the largest that fit, prompts always make progress, and no answer changes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True)
 
 
 class Millisecond:
-    """A forecast of so many milliseconds for each token and each ten entries behind a chunk."""
+    """A forecast with a number of milliseconds for each token and for each ten entries before a chunk."""
 
     def planned(self, plan: Plan) -> float:
         return sum(count + len(lane.writer) // 10 * (count > 1) for lane, count in plan) / 1e3
@@ -51,7 +51,7 @@ def paced(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., L
 
 
 def chunks(llm: LLM, decoding: int, prompt: int) -> list[int]:
-    """Tokens of a prompt that each step enters beside so many streams, until its first token."""
+    """The number of prompt tokens that each step enters beside `decoding` streams, until the first token."""
     streams = [llm.engine.submit(llm.request([5], ENDLESS)) for _ in range(decoding)]
     llm.engine.step()
     request = llm.engine.submit(llm.request([7] * prompt, SamplingParams(max_tokens=1)))
@@ -66,7 +66,7 @@ def chunks(llm: LLM, decoding: int, prompt: int) -> list[int]:
 
 
 def test_chunks_are_the_largest_that_fit(paced: Callable[..., LLM]) -> None:
-    # 40 ms for three streams: 37 tokens, then 34 as 37 are behind it, then 30 as 71 are, and so on.
+    # 40 ms for three streams: 37 tokens, then 34 as 37 precede them, then 30 as 71 precede them, and so on.
     assert chunks(paced(itl_ms=40), 3, 150) == [37, 34, 30, 27, 22]
 
 
@@ -96,7 +96,7 @@ def test_wrong_objectives(itl_ms: float) -> None:
 
 
 def test_calibration(family: str, tiny_llm: TinyLLM) -> None:
-    """Takes no page, and prices something; steps are then predicted, and the answer is the same."""
+    """Calibration takes no page and sets prices; steps are then predicted, and the answer is the same."""
     plain, paced = tiny_llm(family), tiny_llm(family, itl_ms=0.5)
     assert paced.pool.num_used == 0
     options: Any = {"max_tokens": 12, "ignore_eos": True}
@@ -109,7 +109,7 @@ def test_calibration(family: str, tiny_llm: TinyLLM) -> None:
 
 
 def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
-    """A step over two models takes the seconds of both; the correction is the whole step's."""
+    """A step over two models takes the sum of both times; the correction applies to the whole step."""
     a, b = tiny_llm().model, tiny_llm().model
     cost = a.cost
     first, second = Predictor(cost, Work(0, 0, 1e-6, 0, 0)), Predictor(cost, Work(0, 0, 2e-6, 0, 0))
@@ -122,7 +122,7 @@ def test_models_are_added_up(tiny_llm: TinyLLM) -> None:
 @settings(max_examples=6, deadline=None)
 @given(asked=st.lists(schedules.ASKED, min_size=2, max_size=4), itl_ms=st.sampled_from([0.1, 8.0, 40.0]))
 def test_an_objective_never_changes_a_bit(asked: list[schedules.Asked], itl_ms: float) -> None:
-    """Chunks that follow a clock, with real predictions on a real model, while those that came before decode."""
+    """Chunks depend on measured times, with real predictions on a real model, while earlier requests decode."""
     config = SchedulerConfig(max_step_tokens=64, itl_ms=itl_ms)
     llm = schedules.model("off", 256, 2)
     found = answers(llm, schedules.requests(llm, asked), config, steps=3)

@@ -1,4 +1,4 @@
-"""Who gets pages, who waits for them, and in which pool."""
+"""Placement: which requests get pages or wait for them, and in which pool."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +18,12 @@ TinyLLM = Callable[..., LLM]
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another model of the tiny Llama's tokenizer, with fewer layers: a draft with a pool of its own."""
+    """Another model with the tiny Llama's tokenizer and fewer layers: a draft with a separate pool."""
     return write_model("llama", tmp_path_factory.mktemp("smaller"), seed=1, num_hidden_layers=1)
 
 
 def test_a_preempted_choice_comes_back_when_each_of_its_pools_has_room(tiny_llm: TinyLLM, smaller: Path) -> None:
-    """What it held of the draft's pool takes no room in the model's, where another request goes on."""
+    """Its pages in the draft's pool take no room in the model's pool, where another request continues."""
     page_bytes = tiny_llm().pool.page_bytes
     llm = tiny_llm(draft=str(smaller), kv_bytes=10 * page_bytes, prefix_index="off", max_step_tokens=17)
     draft = llm.engine.models["draft"].pool
@@ -67,7 +67,7 @@ def test_lanes_that_share_pages_count_them_once(tiny_llm: TinyLLM) -> None:
 
 
 def test_a_lost_page_is_found(tiny_llm: TinyLLM) -> None:
-    """By what the fixture does at the end of every test."""
+    """By the check that the fixture makes at the end of every test."""
     llm = tiny_llm()
     llm.prefill([5] * 64)
     pages = np.array(llm.pool.allocate(1))

@@ -1,4 +1,4 @@
-"""Queries that strokes hand out, and the attention weights found from them: transformers', and the same bits always."""
+"""Queries that strokes return, and attention weights from them: equal to transformers', always the same bits."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ LONG = PROMPT * 4
 
 @pytest.fixture(scope="module")
 def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for the native backend with normed keys and sliding windows: what else may happen to a query."""
+    """A model for the native backend with normalized keys and sliding windows."""
     return write_model("gemma3", tmp_path_factory.mktemp("native"), head_dim=64)
 
 
@@ -63,7 +63,7 @@ def run(llm: LLM, program: Callable[[], Program], **fields: Any) -> Request:
 def test_weights_are_those_of_transformers(
     family: str, length: int, count: int, max_step_tokens: int, tiny_llm: TinyLLM, tiny_directory: Callable[[str], Path]
 ) -> None:
-    """Grouped heads, sliding windows, normed queries and scales: layer by layer and head by head."""
+    """With grouped heads, sliding windows, normalized queries and scales, for each layer and head."""
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         tiny_directory(family), dtype=torch.float32, attn_implementation="eager"
     )
@@ -83,7 +83,7 @@ def test_weights_are_those_of_transformers(
 
 
 def test_of_a_value_with_gaps(tiny_llm: TinyLLM, tiny_directory: Callable[[str], Path]) -> None:
-    """Weights are over what the value holds, windows by position: a mask in one softmax."""
+    """Weights are over the entries of the value, with windows by position: a mask in one softmax."""
     llm = tiny_llm("mistral")
     whole = queried(llm, LONG, 5)
     (*_, all_of_it) = attention_weights(whole.kv, whole.queries)
@@ -116,7 +116,7 @@ def test_nothing_asked_nothing_given(tiny_llm: TinyLLM, monkeypatch: pytest.Monk
 
 
 def observed(llm: LLM, ids: list[int], window: int = 9, every: int = 4) -> Callable[[], Program]:
-    """Prefill, then runs of a few tokens: what each handed out."""
+    """The queries that a prefill and the following runs of a few tokens return."""
 
     def program() -> Program:
         made: Prefilled = yield Prefill(ids, queries=window)
@@ -198,7 +198,7 @@ def test_wrong_guesses_hand_out_nothing(count: int, native_llm: TinyLLM) -> None
 
 @needs_native
 def test_the_two_backends_agree(native_directory: Path) -> None:
-    """As far as int8 activations let them."""
+    """Up to the rounding of int8 activations."""
     mine, theirs = (
         queried(LLM(str(native_directory), backend=backend, weights="int8", kv_bytes=16 << 20), LONG, 8)
         for backend in ("native", "reference")
@@ -210,7 +210,7 @@ def test_the_two_backends_agree(native_directory: Path) -> None:
 
 @pytest.mark.skipif("avx512" not in library.variants(), reason="no AVX-512 here to compare with")
 def test_variants_agree(native_llm: TinyLLM) -> None:
-    """But for attention in bfloat16, below the first layer."""
+    """Except for attention in bfloat16, after the first layer."""
     found: list[Queries] = []
     for variant in ("avx2", "avx512"):
         found.append(queried(native_llm(backend=f"native-{variant}"), LONG, 20).queries)
@@ -219,7 +219,7 @@ def test_variants_agree(native_llm: TinyLLM) -> None:
 
 
 def test_choices_share_what_a_prefill_hands_out(tiny_llm: TinyLLM) -> None:
-    """And what was prefilled without is no answer to one that asks."""
+    """A prefill without queries is not reused for a request with queries."""
     llm, handed_out = tiny_llm(), []
 
     def program() -> Program:

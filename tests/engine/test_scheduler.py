@@ -1,4 +1,4 @@
-"""Who goes when: nobody starves, whatever comes; and constraints, which fail for themselves."""
+"""Scheduling: no request starves. Constraints: a failure ends only its own request."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +21,13 @@ TinyLLM = Callable[..., LLM]
 
 @given(todo=st.lists(st.integers(1, 50), max_size=12), budget=st.integers(1, 60))
 def test_share(todo: list[int], budget: int) -> None:
-    """The budget is spent as far as there is work; the oldest has half of it, or all it needs."""
+    """The whole budget is used if there is enough work; the oldest request gets half of it, or all that it needs."""
     counts = share(todo, budget)
     assert all(0 <= count <= most for count, most in zip(counts, todo, strict=True))
     assert sum(counts) == min(budget, sum(todo))
     if todo:
         assert counts[0] >= min(todo[0], (budget + 1) // 2)
-        # Alone the shortest by more than the others can catch up with in this step.
+        # The shortest by more than the others can catch up in this step.
         shortest, *others = sorted(todo)
         if all(other > shortest + budget for other in others):
             assert counts[todo.index(shortest)] >= min(shortest, budget // 2)
@@ -35,7 +35,7 @@ def test_share(todo: list[int], budget: int) -> None:
 
 @pytest.mark.parametrize(("mine", "theirs"), [(400, 8), (8, 400)], ids=["long among short", "short among long"])
 def test_an_endless_stream_of_others_starves_nobody(mine: int, theirs: int, tiny_llm: TinyLLM) -> None:
-    """However many arrive with every step, a request is done in as many steps as its share of the budget takes."""
+    """A request ends after the number of steps that its share of the budget takes, however many others arrive."""
     llm = tiny_llm(max_step_tokens=20, prefix_index="off", max_running=64)
     params = SamplingParams(max_tokens=1)
     others = [llm.engine.submit(llm.request([9] * theirs, params)) for _ in range(3)]
@@ -76,13 +76,13 @@ def test_priorities_order_but_never_starve(tiny_llm: TinyLLM) -> None:
 
 
 class Only:
-    """Allows one id after another, and then nothing more."""
+    """A constraint that allows one id after another, and then none."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids, self.place = ids, 0
 
     def mask(self) -> np.ndarray:
-        mask = np.zeros(300, bool)  # fewer than the model has: the others may not come either
+        mask = np.zeros(300, bool)  # fewer than the model's ids: the others are not allowed either
         mask[self.ids[self.place]] = True
         return mask
 
@@ -104,7 +104,7 @@ def ids(llm: LLM, prompts: list[list[int]], **options: Any) -> list[list[list[in
 @pytest.mark.parametrize(("name", "pages"), [("plain", 12), ("repeat", 12), ("best-of", 18)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_constraints_under_every_schedule(name: str, pages: int, temperature: float, tiny_llm: TinyLLM) -> None:
-    """Each choice is led by one of its own, from the start again where it starts again; its end ends the choice."""
+    """Each choice has its own constraint, which restarts if the choice restarts; its end ends the choice."""
     wanted = [(7 * k) % 290 + 5 for k in range(30)]
     options: Any = {"constraint": lambda: Only(wanted), "temperature": temperature, "seed": 1, "n": 2}
     options |= {"max_tokens": 60, "min_tokens": 40, "logit_bias": {299: 100.0}, "method": method(name)}
@@ -117,7 +117,7 @@ def test_constraints_under_every_schedule(name: str, pages: int, temperature: fl
 
 
 def test_what_fails_while_sampling_fails_alone(tiny_llm: TinyLLM) -> None:
-    """A constraint or a condition that raises ends its request; those in the same batch go on."""
+    """A constraint or a condition that raises ends its request; others in the same batch continue."""
     llm = tiny_llm(prefix_index="off")
 
     class Broken(Only):

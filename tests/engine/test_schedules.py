@@ -18,7 +18,7 @@ from twostroke.sampling.params import SamplingParams
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 3
-# Without log-probabilities tokens are searched for, with them all logits are made.
+# Without log-probabilities tokens are found by a search, with them all logits are computed.
 SAMPLINGS = {
     logprobs: SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=logprobs)
     for logprobs in (None, 2)
@@ -38,7 +38,7 @@ def model(index: str, pages: int, threads: int) -> LLM:
 
 @functools.cache
 def alone(asked: Asked) -> Answer:
-    """The answer to a prompt by itself, unchunked and cold, and the bits of its KV."""
+    """The answer to a prompt alone, unchunked and cold, and the bits of its KV."""
     llm = model("off", 256, 2)
     return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
 
@@ -58,8 +58,11 @@ def prompt(length: int) -> list[int]:
     place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("hash", 24, 1), ("hash", 256, 5)]),
 )
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
-    """Any mix of prompts and techniques, in any chunks, by any number of threads, cold or prefix-hit (models are kept),
-    preempted or not: ids, texts, log-probabilities, keys and values to the last bit."""
+    """Answers and KV do not depend on the schedule, bit for bit: ids, texts, log-probabilities, keys and values.
+
+    Schedules: any mix of prompts and techniques, any chunks, any number of threads, cold or prefix-hit (models are
+    kept), preempted or not.
+    """
     llm = model(*place)
     found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
     assert found == [alone(one) for one in asked]
@@ -68,7 +71,7 @@ def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(0, 69), max_size=4), chunk=st.sampled_from([1, 9, 64]))
 def test_entries(cuts: list[int], chunk: int) -> None:
-    """K, V and the logits behind them are the same bits whatever pieces a text was entered in."""
+    """K, V and the logits after them have the same bits for any pieces in which a text is entered."""
     llm, ids = model("off", 256, 2), prompt(70)
     llm.engine.config = SchedulerConfig(max_step_tokens=4096)
     whole = llm.prefill(ids)

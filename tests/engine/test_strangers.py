@@ -1,4 +1,4 @@
-"""Values from outside that could be, and that no program would make: a stroke answers, or says why not."""
+"""Valid values from outside that no program would make: a stroke answers, or raises a clear error."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ BACKENDS: list[dict[str, Any]] = [{"backend": "reference"}, {"backend": "native"
 
 
 def changed(header: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Another value over the same pages."""
+    """A random other value over the same pages."""
     header = json.loads(json.dumps(header)) | {"stretches": [[COUNT, None, []]]}
     for field in rng.choices(["position", "token", "next", "pending", "spans"], k=rng.randint(1, 3)):
         if field == "position":
@@ -68,7 +68,7 @@ def test_a_stroke_answers_or_says_why_not(
 
 
 def decode(llm: LLM, kv: KVCache) -> None:
-    assert 1 <= len(list(llm.decode(kv, max_tokens=3, ignore_eos=True))) <= 3  # fewer where the context ends
+    assert 1 <= len(list(llm.decode(kv, max_tokens=3, ignore_eos=True))) <= 3  # fewer at the end of the context
 
 
 def penalized(llm: LLM, kv: KVCache) -> None:

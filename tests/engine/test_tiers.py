@@ -1,4 +1,4 @@
-"""Strokes take values wherever their pages are, and answer the same."""
+"""Strokes accept values with pages in any tier, and the answers are the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_program_moves_its_values_as_it_likes(tiny_llm: Callable[..., LLM], in
 
 
 def test_pages_leave_between_steps_and_no_program_notices(llm: LLM) -> None:
-    """All pages but those of strokes in flight, after every step."""
+    """All pages except those of running strokes are moved out after every step."""
     kv = llm.prefill(PROMPT)
     expected = ids(llm, kv), ids(llm, kv[:4] + kv[20:])
 
@@ -93,7 +93,7 @@ def test_pages_leave_between_steps_and_no_program_notices(llm: LLM) -> None:
 
 
 def test_coming_back_waits_its_turn(tiny_llm: Callable[..., LLM]) -> None:
-    """A value that does not fit beside what runs is brought back when there is room."""
+    """A value that does not fit beside running requests is brought back when there is room."""
     page_bytes = tiny_llm().pool.page_bytes
     llm = tiny_llm(prefix_index="off", kv_bytes=8 * page_bytes)
     host = llm.prefill(PROMPT).to("host")

@@ -1,4 +1,4 @@
-"""Tracks: the text of what was generated and where it ends, against a definition by brute force."""
+"""Tracks: the generated text and its end, against a brute-force definition."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    """The id of every byte, so that a test can cut a text anywhere, also inside of characters."""
+    """The id of every byte, so that a test can split a text anywhere, even inside characters."""
     singles = {id: tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)}
     found = {data[0]: id for id, data in singles.items() if len(data) == 1}
     assert len(found) == 256
@@ -90,7 +90,7 @@ def test_what_ends_it(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
 
 
 def test_min_tokens(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
-    """Index 0 to min_tokens - 1 cannot end it, whatever is there; held back text comes out all the same."""
+    """No token with index 0 to min_tokens - 1 ends the text; text held back is still emitted."""
     a, b = spelled("ab", byte_ids)
     ids = [EOS, a, EOS, b, EOS]
     for min_tokens, count in ((0, 1), (1, 3), (2, 3), (3, 5), (4, 5)):
@@ -133,11 +133,11 @@ def test_held_back_text_is_flushed(tokenizer: Tokenizer, byte_ids: dict[int, int
 
 
 def expected(pieces: list[bytes], stops: Sequence[str], min_tokens: int) -> tuple[str, int, str]:
-    """(text, tokens, reason) by brute force, where the last piece is at max_tokens."""
+    """(text, tokens, reason) by brute force; the last piece is at max_tokens."""
     seen = ""
     for count in range(1, len(pieces) + 1):
         data = b"".join(pieces[:count])
-        # What is certain: a sequence that is incomplete is no text yet.
+        # Only complete text: an incomplete UTF-8 sequence is not yet text.
         text = data.decode("utf-8", errors="ignore")
         if count > min_tokens:
             for end in range(len(seen) + 1, len(text) + 1):

@@ -1,4 +1,4 @@
-"""Runs are written as they go, continue where they stopped, and are summed up as they should be."""
+"""Runs are written continuously, resume where they stopped, and are summarized correctly."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def evaluation(llm: LLM, task: Task | None = None, methods: list[Contender] = ME
 
 
 def untimed(lines: list[Line]) -> list[Any]:
-    """Without what no two runs share."""
+    """Without the values that differ between runs."""
     rows = [json.loads(line.dump()) for line in lines]
     for row in rows:
         for record in row["measures"]["answers"].values():
@@ -66,7 +66,7 @@ def test_a_stopped_run_continues(tiny_llm: TinyLLM, tmp_path: Path) -> None:
     items = tmp_path / "parts" / "items.jsonl"
     assert items.read_text().count("\n") == 4
     text = items.read_text()
-    items.write_text(text[:-30])  # as if killed while writing: the fourth is done again
+    items.write_text(text[:-30])  # as if killed while writing: the fourth is repeated
     heard.clear()
     parts = evaluation(llm).run(tmp_path / "parts", heard.append)
     assert heard == [3, 5]
@@ -100,7 +100,7 @@ def test_another_run_is_kept_apart(changes: dict[str, Any], message: str, tiny_l
 
 
 def test_records(tiny_llm: TinyLLM) -> None:
-    """Bytes by hand, shares against the records, and the baseline against itself."""
+    """Bytes against a computation by hand, shares against the records, and the baseline against itself."""
     llm = tiny_llm()
     run = evaluation(llm)
     lines = run.run()
@@ -182,7 +182,7 @@ def test_a_directory_that_is_none(tiny_llm: TinyLLM, tmp_path: Path) -> None:
 
 
 def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:
-    """What a refresh took is in the record, and what the judge says is the teacher's own."""
+    """The record has the cost of a refresh, and the judge's values are those of the teacher."""
     llm, methods = tiny_llm(student="int2"), ["teacher", "student", "overfill"]
     contenders = [*map(contender, methods), contender("refresh", every=2)]
     run = evaluation(llm, LongForm(), contenders, measures=("answers", "judge"), ignore_eos=True, max_tokens=7)
@@ -217,7 +217,7 @@ def test_long_answers_are_judged_in_pieces(tiny_llm: TinyLLM, monkeypatch: pytes
 
 
 def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:
-    """An item's random numbers are every method's, another item's and another seed's are others."""
+    """Random numbers of an item are the same for all methods, and differ between items and seeds."""
     llm, methods = tiny_llm(student="stored"), [contender("teacher"), contender("student"), contender("overfill")]
     made: list[list[int]] = []
     for seed in (0, 1):

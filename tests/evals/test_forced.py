@@ -1,4 +1,4 @@
-"""A method led through a given text sees, before every token, what it sees when it decodes that text itself."""
+"""A method that is forced through a given text has the same state before every token as when it decodes that text."""
 
 import functools
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_what_it_would_have_decoded(method: Method, tiny_llm: TinyLLM) -> None:
 @pytest.mark.parametrize("text", [[7], [7, 8], [200, 3, 3, 41, 5, 6]])
 @pytest.mark.parametrize("cut", ["tail", "pending", "none"])
 def test_wherever_a_decode_starts(cut: str, text: list[int], tiny_llm: TinyLLM) -> None:
-    """From logits at hand, from a pending token, or from a slice whose last entry is computed again."""
+    """From existing logits, from a pending token, or from a slice whose last entry is computed again."""
     llm = tiny_llm()
 
     def program() -> Program:
@@ -87,7 +87,7 @@ def test_wherever_a_decode_starts(cut: str, text: list[int], tiny_llm: TinyLLM) 
 
 
 def test_conditions_are_asked_as_in_a_decode(tiny_llm: TinyLLM) -> None:
-    """A refresh in mid-answer: after every 3 tokens the value is computed anew from the second prompt token on."""
+    """A refresh during an answer: after every 3 tokens the value is recomputed from the second prompt token on."""
     llm, heard = tiny_llm(), []
 
     def program() -> Program:
@@ -154,7 +154,7 @@ def test_a_watch_counts_refreshes_and_starts_over(tiny_llm: TinyLLM) -> None:
 
 
 def refreshing() -> Program:
-    """After every 3 tokens the value is computed anew."""
+    """After every 3 tokens the value is recomputed."""
     kv = yield Prefill(PROMPT)
     while (run := (yield Decode(kv, max_tokens=3))).finish_reason is None:
         kv = yield Prefill([*run.kv.tokens, run.kv.pending])
@@ -167,7 +167,7 @@ def real() -> LLM:
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_no_divergence_from_oneself() -> None:
-    """Exactly none, on the backend of exact bits: of the baseline, of another spelling of it, of what keeps all."""
+    """Exactly 0 on the bitwise reproducible backend: for the baseline, an equivalent of it, and one that keeps all."""
     names = [contender("plain"), contender("repeat", times=1), contender("ptdo", times=1), contender("ptdo")]
     same: Any = divergence(real(), names, names[0])
     assert all(len(record["kl"]) > 8 for record in same.values())

@@ -1,4 +1,4 @@
-"""Items are what they say, stay the same, and are graded as they should be."""
+"""Items are as described, reproducible, and graded correctly."""
 
 import gzip
 import hashlib
@@ -57,7 +57,7 @@ def test_items_depend_on_the_seed_and_not_on_how_many_there_are(task: Task, toke
 
 
 def test_generation_is_stable() -> None:
-    """Of all versions of Python: published results name a seed."""
+    """The same in all versions of Python, as published results name a seed."""
     assert draw_names(random_stream(1, "nameindex", 12, 0), 3) == ["Peggy Mendez", "Virginia Goodwin", "Leo Valentine"]
     assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 113)] == [
         "1st",
@@ -110,7 +110,7 @@ def test_texts_of_options() -> None:
 
 @pytest.fixture
 def arc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of two questions in the place of ARC's."""
+    """A file of two questions instead of ARC's."""
     rows = [
         {"native_id": id, "doc": {"query": f"Question: {id}?\nAnswer:", "choices": ["x", "y", "z"], "gold": gold}}
         for id, gold in (("one", 0), ("two", 2))

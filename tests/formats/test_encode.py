@@ -1,4 +1,4 @@
-"""Encoders: what a format can hold comes back as it was, the rest as close as the format allows."""
+"""Encoders: values that a format can represent are exact, others as close as the format allows."""
 
 import gguf
 import numpy as np
@@ -31,7 +31,7 @@ def groups(seed: int, count: int = 64) -> np.ndarray:
 
 
 def error(values: np.ndarray, tensor: RawTensor) -> np.ndarray:
-    """Of each group, the squared error."""
+    """The squared error of each group."""
     return ((tensor.dequantize().reshape(values.shape) - values) ** 2).sum(-1, dtype=np.float64)
 
 
@@ -64,7 +64,7 @@ def test_int8_is_within_half_a_step(seed: int) -> None:
 def test_int4_is_never_worse_than_the_plain_choice(seed: int) -> None:
     values = groups(seed)
     plain, searched = stored(values, "Q4_1"), Encoder("Q4_1")(stored(values))
-    # ggml rounds codes before its scale is rounded, we after: in float32's own noise the two may differ.
+    # ggml rounds codes before its scale is rounded, we after: the two may differ within float32's precision.
     assert (error(values, searched) <= error(values, plain) * (1 + 1e-5) + 1e-12 * (values**2).sum(1)).all()
 
 

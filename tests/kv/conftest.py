@@ -1,4 +1,4 @@
-"""Pools that must be empty again at the end of the test, without help from the garbage collector."""
+"""Pools that must be empty at the end of the test, without the garbage collector."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from twostroke.kv.pool import PagePool
 
 @pytest.fixture(autouse=True, scope="module")
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Another user's, as it were: no test makes a key among this one's models."""
+    """A separate home, so that no test makes a key in this user's."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TWOSTROKE_HOME", str(home))

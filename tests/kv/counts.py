@@ -1,4 +1,4 @@
-"""Whether a pool counts what is held, and nothing else."""
+"""A check that a pool counts exactly the pages that are held."""
 
 from collections.abc import Iterable
 

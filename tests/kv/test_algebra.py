@@ -36,7 +36,7 @@ tails = tails | st.builds(Tail, st.just("m"), rows)
 
 
 class Entry:
-    """One entry and its history, told without stretches: what it attended to when it was computed."""
+    """One entry, and the entries that it attended to when it was computed, without stretches."""
 
     def __init__(self, model: str, context: "list[Entry]", token: int, position: int) -> None:
         self.token, self.position = token, position
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass
 class Expected:
-    """What a value should be."""
+    """The expected contents of a value."""
 
     entries: list[Entry]
     next_position: int
@@ -83,8 +83,8 @@ class Expected:
 class Values(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        gc.disable()  # pages must come back by reference counts alone
-        self.pools = [make_pool(40), make_pool(14)]  # the second one runs out now and then
+        gc.disable()  # pages must be freed by reference counts alone
+        self.pools = [make_pool(40), make_pool(14)]  # the second one sometimes runs out of pages
         self.values: list[tuple[KVCache, Expected]] = []
         self.writers: list[tuple[Writer, Expected]] = []
 
@@ -180,7 +180,7 @@ class Values(RuleBasedStateMachine):
                 self.keep(left + right, left_expected + right_expected)
             except OutOfPages:
                 assert moves or not left.pool.num_free
-        # Parts of two pages that meet may take one for both.
+        # Adjacent parts of two pages may share one page.
         assert moves or left.pool.num_used <= used + 1
 
     @precondition(lambda self: self.values)
@@ -219,7 +219,7 @@ class Values(RuleBasedStateMachine):
 
     @rule(j=st.integers(0, 1), which=st.integers(0, 7))
     def spill(self, j: int, which: int) -> None:
-        """Pages leave, and nobody is told."""
+        """Pages are spilled without notice."""
         pool = self.pools[j]
         held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
         if held:

@@ -1,4 +1,4 @@
-"""The KV value: what is shared, what is copied, and what is refused."""
+"""The KV value: sharing, copying, and refused operations."""
 
 import copy
 import subprocess
@@ -100,7 +100,7 @@ def test_a_closed_writer_is_of_no_more_use(pool: PagePool, use: Callable[[Writer
     writer = Writer(prefill(pool, [0]), "m")
     enter(writer, [1])
     writer.close()
-    with pytest.raises(KVError, match="closed"):  # its pages may be somebody else's by now
+    with pytest.raises(KVError, match="closed"):  # its pages may have another owner now
         use(writer)
 
 
@@ -211,7 +211,7 @@ def test_a_copy_has_the_same_slots(pool: PagePool, new_pool: NewPool) -> None:
     assert np.array_equal(moved.entries(), value.entries())
     assert moved.tail is LOGITS
     assert there.num_used == value.num_pages == 3
-    longer = prefill(moved, [30])  # in place: nobody wrote behind the copy
+    longer = prefill(moved, [30])  # in place: nothing was written after the copy
     assert there.num_used == 3
     assert contents(longer)[:-1] == contents(value)
     assert (kv[:2] + moved).positions == [0, 1, 2, 3, 4, 7, 8, 9, 10]
@@ -261,7 +261,7 @@ def test_append_without_room_gives_its_claim_back(new_pool: NewPool) -> None:
     with pytest.raises(OutOfPages):
         writer.append(list(range(6)))
     assert (len(writer), writer.next_position, small.num_used) == (3, 3, 1)
-    other = prefill(base, [4])  # still in place: the claim behind the last entry was given back
+    other = prefill(base, [4])  # still in place: the claim after the last entry was released
     assert small.num_used == 1
     assert other.table[0, PAGE] == base.table[0, PAGE]
     enter(writer, [5])
@@ -300,7 +300,7 @@ def test_repr_tells_what_it_is(pool: PagePool) -> None:
 
 
 def test_a_writer_takes_entries_back(pool: PagePool) -> None:
-    """What was frozen stays; what is written next lies where the entries taken back did, with no copy."""
+    """Frozen entries stay; new ones are written to the slots of the entries taken back, without a copy."""
     kv = prefill(pool, range(6))
     writer = Writer(kv, "model")
     for length in (9, 6, 21, 7, 16, 0):

@@ -1,4 +1,4 @@
-"""What must agree before two values may meet."""
+"""The properties that must agree before two values are joined."""
 
 from dataclasses import replace
 from typing import Any

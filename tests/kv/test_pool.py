@@ -1,4 +1,4 @@
-"""Pages: handed out, counted, claimed, and given back once."""
+"""Pages: allocated, counted, claimed, and freed once."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
 
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
-    """So no page of a head begins within a cache line, and few addresses have to be looked up."""
+    """So no page of a head begins within a cache line, and there are few address translations."""
     assert np.asarray(new_pool().memory.storage).ctypes.data % HUGE_PAGE == 0
 
 
@@ -72,7 +72,7 @@ def test_slots_are_claimed_once(new_pool: NewPool) -> None:
     assert pool.claim(page, 2, 4)
     pool.release(np.array([page]))
     assert pool.allocate(1) == [page]
-    assert pool.claim(page, 0, 1)  # a page is fresh again
+    assert pool.claim(page, 0, 1)  # the page is unused again
     pool.release(np.array([page]))
 
 
@@ -112,7 +112,7 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
 
 
 def filled_pool(pool: PagePool) -> list[int]:
-    """Its first two pages, of random numbers."""
+    """The pool's first two pages, filled with random numbers."""
     pages = pool.allocate(2)
     pool.memory.storage[:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
     for page in pages:
@@ -128,7 +128,7 @@ def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
     assert np.array_equal(pool.memory.storage[:, :, 2], pool.memory.storage[:, :, 0])
     assert not pool.memory.storage[:, :, 3].any()
     assert not pool.claim(pages[2], 0, 1)
-    assert pool.claim(pages[2], 3, 4)  # behind what its value has
+    assert pool.claim(pages[2], 3, 4)  # after its value's entries
     pool.release(np.array(pages))
 
 
@@ -162,7 +162,7 @@ def test_what_a_writer_holds_is_not_spilled(pool: PagePool) -> None:
     kv = prefill(pool, range(9))
     writer = Writer(kv[:6], "m")
     writer.append([1])
-    assert pool.spill(np.arange(4)) == 2  # that of entry 8, and the one that was copied
+    assert pool.spill(np.arange(4)) == 2  # the page of entry 8, and the copied one
     assert pool.frames([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]
     assert contents(kv) == contents(prefill(pool, range(9)))
     writer.close()
@@ -182,7 +182,7 @@ def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:
 
 
 def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool: NewPool) -> None:
-    """The garbage collector may run between any two lines; here another value is dropped at every one of them."""
+    """The garbage collector may run between any two lines; here another value is dropped at each line in turn."""
     moments = 0
     while True:
         pool = new_pool(num_pages=8)
@@ -207,7 +207,7 @@ def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool
         finally:
             sys.settrace(previous)
         if held:
-            held.clear()  # there was no such line any more
+            held.clear()  # past the last line
             break
         assert (pool.num_used, pool.num_free) == (0, 8)
         assert len(set(pool.allocate(8))) == 8

@@ -84,7 +84,7 @@ def test_only_canonical_whole_aligned_pages_enter(index: PrefixIndex) -> None:
     assert known(index, A, B, C, D) == 1
     index.insert(kv[:9] + other[9:])
     assert known(index, A, B, C, D) == 2
-    for a in range(size + 1):  # put together again, it is whole
+    for a in range(size + 1):  # joined again, it is complete
         index.clear()
         index.insert(kv[:a] + kv[a:])
         assert known(index, A, B, C, D) == 4
@@ -103,7 +103,7 @@ def test_counters_count_tokens(index: PrefixIndex) -> None:
 
 
 def test_the_least_recently_used_goes_first_and_the_deepest_of_it(index: PrefixIndex) -> None:
-    order = [(A, B, C), (A, D), (C,), (A, B), (A,)]  # what should go, one by one
+    order = [(A, B, C), (A, D), (C,), (A, B), (A,)]  # the expected evictions, one by one
     for gone in range(len(order) + 1):
         add(index, A, B, C)
         add(index, A, D)

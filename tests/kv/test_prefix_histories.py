@@ -1,7 +1,7 @@
 """Random histories of both prefix indexes at once, against a table of page prefixes.
 
-Tokens come from a small alphabet and pages are short, so that prefixes meet often; K and V depend on the whole
-history of an entry, so that anything that should not have entered shows in the bits of a hit.
+Tokens are from a small alphabet and pages are short, so that prefixes often coincide. K and V depend on the whole
+history of an entry, so that the bits of a hit reveal any wrong entry.
 """
 
 import gc
@@ -28,7 +28,7 @@ indices = st.integers(0, 5)
 
 
 class Table:
-    """An index as a table from page prefixes to pages and when they were used last."""
+    """An index as a table from page prefixes to pages and their times of last use."""
 
     def __init__(self) -> None:
         self.pages: dict[Prefix, int] = {}
@@ -58,7 +58,7 @@ class Table:
             self.touch(prefix)
 
     def evict(self, count: int, held: set[int]) -> int:
-        """Leaves one at a time, the least recently used first; those in `held` only if others wait behind them."""
+        """Evicts one leaf at a time, the least recently used first; those in `held` only if others depend on it."""
         freed = 0
         for only_unused in (True, False):
             while freed < count and any(page not in held for page in self.pages.values()):
@@ -97,7 +97,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(prompt=tokens, keep=st.booleans())
     def serve(self, prompt: list[int], keep: bool) -> None:
-        """As an engine does: match, compute the rest, insert."""
+        """Match, compute the rest, insert, as an engine does."""
         lengths = []
         for side in self.sides:
             queried, hits = side.index.queried_tokens, side.index.hit_tokens
@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
         i=indices, j=indices, start=st.integers(0, 5), stop=st.integers(0, 9), more=tokens, model=st.sampled_from("mo")
     )
     def rearrange(self, i: int, j: int, start: int, stop: int, more: list[int], model: str) -> None:
-        """A slice or a splice, perhaps continued."""
+        """A slice or a splice, optionally continued."""
         for side in self.sides:
             left, right = side.values[i % len(side.values)][:start], side.values[j % len(side.values)][stop:]
             fits = not len(left) or not len(right) or left.positions[-1] < right.positions[0]
@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
 
     @staticmethod
     def _trusted(pool: PagePool, kv: KVCache) -> int:
-        """How many leading entries are what "m" makes of these very tokens, judged by their bits."""
+        """The number of leading entries whose bits are those that "m" computes for the same tokens."""
         pairs: Any = zip(contents(kv), contents(prefill(pool, kv.tokens)), strict=True)
         return next((i for i, (one, other) in enumerate(pairs) if one != other), len(kv))
 

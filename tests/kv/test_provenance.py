@@ -1,4 +1,4 @@
-"""Who computed an entry, over which prefix: no trick may pass for the model's own work."""
+"""Provenance: entries of other models or over other prefixes are never canonical."""
 
 from tests.kv.values import contents, prefill
 from twostroke.kv.pool import PagePool
@@ -61,7 +61,7 @@ def test_a_splice_of_two_models_is_canonical_for_the_first_one_up_to_the_seam(po
     for model in ("m", "teacher"):
         continued = prefill(spliced, [1], model=model)
         assert (continued.canonical_length("m"), continued.canonical_length("teacher")) == (4, 0)
-    # A student behind a teacher's prefix: nobody else's work is canonical for it, nor is its own.
+    # A student after a teacher's prefix: neither the teacher's entries nor its own are canonical for it.
     handed_over = prefill(teacher, [1, 2], model="m")
     assert (handed_over.canonical_length("m"), handed_over.canonical_length("teacher")) == (0, 10)
     assert (kv + handed_over[10:]).canonical_length("m") == 10

@@ -1,4 +1,4 @@
-"""Values in files: the same value comes back, or a typed error does, whatever is in the file."""
+"""Values in files: loading returns the same value, or raises a typed error, for any file."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ NewPool = Callable[..., PagePool]
 
 @dataclass
 class Holder:
-    """What `KVCache.load` needs of an LLM."""
+    """The part of an LLM that `KVCache.load` needs."""
 
     pool: PagePool
 
@@ -53,7 +53,7 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype:
     loaded = load(tmp_path / "value", there)
     assert np.array_equal(loaded.entries().view(np.int8), value.entries().view(np.int8))
     assert (loaded.tokens, loaded.positions, loaded.next_position) == (value.tokens, value.positions, 13)
-    assert (loaded.table[:, 1:] == value.table[:, 1:]).all()  # attention walks the same pages
+    assert (loaded.table[:, 1:] == value.table[:, 1:]).all()  # attention reads the same pages
     assert loaded.fingerprint == value.fingerprint
     assert same_tail(loaded.tail, tail)
     assert loaded.canonical_length("m") == 2
@@ -233,12 +233,12 @@ def test_pages_of_a_device_are_saved_and_read(tmp_path: Path) -> None:
     assert contents(moved.to("pool")) == contents(prefill(make_pool(), range(11)))[1:]
 
 
-# Belief ----------------------------------------------------------------------------------------------------------
+# Trust -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """From here on, another user's key."""
+    """From now on the key is that of another user."""
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "other"))
     return tmp_path / "other"
 
@@ -314,12 +314,12 @@ def test_without_a_key_values_are_saved_all_the_same(
 def test_a_stranger_does_not_bring_numbers_that_are_not_finite(
     tmp_path: Path, new_pool: NewPool, dtype: str, stray: float, request: pytest.FixtureRequest
 ) -> None:
-    """They would stay in the page when it is another value's."""
+    """They would stay in the page when another value uses it."""
     pool = new_pool(geometry=replace(GEOMETRY, kv_dtype=dtype))
     kv = prefill(pool, range(9))
     pool.memory.storage[1, 1, 2, 1, 0, 3] = stray
     kv.save(tmp_path / "value")
-    assert len(load(tmp_path / "value", pool)) == 9  # one's own may have them
+    assert len(load(tmp_path / "value", pool)) == 9  # the user's own values may have them
     request.getfixturevalue("other_home")
     del kv
     pool.memory.storage[:] = 0
@@ -338,7 +338,7 @@ def test_a_file_of_an_earlier_version_is_told(tmp_path: Path, pool: PagePool) ->
 
 
 def _with_header(good: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
-    """The file with another header, whose checksum is right."""
+    """The file with another header and a valid checksum."""
     size = int.from_bytes(good[16:24], "little")
     header = json.loads(good[24 : 24 + size])
     changed = change(header)
@@ -394,7 +394,7 @@ def test_a_hostile_header_is_one_clear_error_or_a_value(tmp_path: Path, changes:
                 else:
                     inner[path[-1]].append(value)
             except (KeyError, IndexError, TypeError, AttributeError):
-                pass  # an earlier change took that away
+                pass  # removed by an earlier change
         return header
 
     path, good = _saved(tmp_path)
@@ -473,7 +473,7 @@ def test_a_file_put_together_from_pieces_is_an_error_or_a_value(tmp_path: Path, 
 
 
 def test_pages_of_two_files_do_not_make_one_that_is_believed(tmp_path: Path) -> None:
-    """Each page's checksum is right; the seal is over all of them."""
+    """Each page's checksum is valid, but the seal is over all of them."""
     path, good = _saved(tmp_path)
     prefill(make_pool(), range(10, 16), tail=LOGITS).save(path)
     other = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Values in the host tier: the same values, whose pages are elsewhere."""
+"""Values in the host tier: the same values, with pages in another memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_any_value_is_the_same_in_the_host(pool: PagePool, which: int, tail: Tai
     assert facts(host) == expected
     back = host.to("pool")
     assert facts(back) == expected
-    assert (back.table == table).all()  # attention walks the same pages
+    assert (back.table == table).all()  # attention reads the same pages
     del host
     assert (pool.num_used, pool.num_copies) == (back.num_pages, 0)
     assert facts(back) == expected
@@ -85,7 +85,7 @@ def test_what_is_still_in_the_pool_is_not_brought_back(pool: PagePool) -> None:
 
 
 def test_a_page_that_was_written_behind_goes_again(pool: PagePool) -> None:
-    """The copy in the host has what the first value had; the second has more of the same page."""
+    """The host's copy has the entries of the first value; the second value has more of the same page."""
     kv = prefill(pool, range(2))
     first = kv.to("host")
     longer = prefill(kv, [2])
@@ -96,7 +96,7 @@ def test_a_page_that_was_written_behind_goes_again(pool: PagePool) -> None:
     assert (contents(first), contents(second)) == (bits[:2], bits)
     back, short = second.to("pool"), first.to("pool")
     del first, second
-    forked = prefill(short, [9])  # behind what another value has: a copy
+    forked = prefill(short, [9])  # after another value's entries: a copy
     assert pool.num_used == 2
     assert (contents(back), contents(forked)[:2]) == (bits, bits[:2])
 
@@ -106,7 +106,7 @@ def test_what_nobody_kept_is_written_over(pool: PagePool) -> None:
     host = kv.to("host")
     longer = prefill(kv, [2])
     del kv, longer
-    again = prefill(host, [5])  # in place: whoever had the third slot is gone
+    again = prefill(host, [5])  # in place: the owner of the third slot is gone
     assert pool.num_used == 1
     assert contents(again) == contents(prefill(pool, [0, 1, 5]))
 
@@ -181,7 +181,7 @@ def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool, kind: typ
     assert (index.num_pages, pool.num_used, pool.num_copies) == (3, 0, 3)
     hit = index.match(range(12))
     assert contents(hit) == bits
-    assert index.evict(1) == 0  # nothing of the pool would be free for it
+    assert index.evict(1) == 0  # it would free no page of the pool
     longer = prefill(hit, [12])
     assert (pool.num_used, pool.num_copies) == (4, 0)
     assert contents(longer)[:12] == bits

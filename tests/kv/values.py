@@ -1,7 +1,7 @@
 """A stand-in for a model: K and V of an entry are a digest of the weights and of everything it attended to.
 
-So an entry that was computed over another prefix, or by other weights, differs in its numbers, and whoever mixes
-them up is found out by comparing bits. The numbers are bytes, which float32 and bfloat16 both hold exactly.
+So an entry that was computed over another prefix, or by other weights, has other numbers, and a comparison of bits
+detects any confusion. The numbers are bytes, which float32 and bfloat16 both represent exactly.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def make_pool(
 
 
 def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
-    """What `model` makes of a token at a position after the entries of `context`."""
+    """The entry that `model` computes for a token at a position after the entries of `context`."""
     return hashlib.blake2b(repr((model, token, position)).encode() + b"".join(context), digest_size=32).digest()
 
 
@@ -42,7 +42,7 @@ def array(entries: Sequence[bytes]) -> np.ndarray:
 
 
 def contents(kv: KVCache) -> list[bytes]:
-    """The inverse of `array`, of a value's entries."""
+    """The entries of a value, by the inverse of `array`."""
     numbers = kv.entries().astype(np.float32).astype(np.uint8)
     return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
 

@@ -17,7 +17,7 @@ def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def native_llm(native_directory: Path) -> Iterator[Callable[..., LLM]]:
-    """Opens it with int8 weights; at the end, no page may be lost."""
+    """A function that opens the model with int8 weights; at the end of a test no page may be lost."""
     opened: list[LLM] = []
 
     def open_native(**options: Any) -> LLM:

@@ -1,4 +1,4 @@
-"""Best-of-n hands over the likeliest of its candidates, whole."""
+"""Best-of-n returns the likeliest of its candidates completely."""
 
 from collections.abc import Callable
 

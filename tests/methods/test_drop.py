@@ -1,4 +1,4 @@
-"""Dropping entries: what stays, by hand; what it costs; and repetition before it."""
+"""Dropping entries: the entries kept, by hand; memory; and dropping after repetition."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def test_room_for_everything_is_the_plain_request(by: str, native_llm: Native) -
 
 @needs_native
 def test_sinks_and_window(native_llm: Native) -> None:
-    """The entries a stretch starts from are the very first and the last, at the positions they had."""
+    """A stretch starts from the first and the last entries, at their original positions."""
     llm, n = native_llm(), len(LONG)
     made, runs, _ = runs_of(llm, Drop(sinks=3, window=20, every=6), LONG, max_tokens=30)
     kv, text = llm.prefill(LONG), []
@@ -56,7 +56,7 @@ def test_least_key_norms(native_llm: Native) -> None:
 @needs_native
 @pytest.mark.parametrize(("window", "observed"), [(20, 8), (7, 64), (1, 1)])
 def test_heavy_hitters(window: int, observed: int, native_llm: Native) -> None:
-    """Half of the window by attention added up, position by position: the prompt's last tokens', and all since."""
+    """Half of the window is chosen by accumulated attention of the prompt's last tokens and all later ones."""
     llm = native_llm()
     technique = Drop(by="attention", sinks=3, window=window, every=6, observed=observed)
     made, runs, _ = runs_of(llm, technique, LONG, max_tokens=40)
@@ -85,12 +85,12 @@ def test_memory_is_bounded(by: str, native_llm: Native) -> None:
     used = []
     for _ in llm.stream(LONG, method=Drop(sinks=0, window=16), max_tokens=100, ignore_eos=True):
         used.append(llm.pool.num_used)
-    assert max(used) <= 4  # 16 + 16 entries, with a part of a page before and behind
+    assert max(used) <= 4  # 16 + 16 entries, with a partial page before and after
 
 
 @needs_native
 def test_after_repetition(native_llm: Native) -> None:
-    """The last copy and sinks of PTDO, then dropped from like any value."""
+    """Dropping from the last copy and sinks of PTDO works as for any value."""
     llm, n = native_llm(), len(PROMPT)
     repeated = runs_of(llm, Repeat(2, sinks=4), PROMPT)[0]
     assert runs_of(llm, Drop(times=2, keep="last", window=100), PROMPT)[0] == repeated

@@ -1,4 +1,4 @@
-"""Strokes with dropout: bits that only their seed decides, and nothing left behind; the gate that is built on them."""
+"""Strokes with dropout: bits depend only on the seed, and no state is left; the gate that uses them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ LONG = PROMPT * 5
 
 
 def prefilled(llm: LLM, *drops: Dropout | None, after: KVCache | None = None) -> list[KVCache]:
-    """The same tokens under each of these at once, beside an ordinary request."""
+    """The same tokens prefilled with each of these dropouts at once, beside an ordinary request."""
 
     def program() -> Program:
         return (yield [Prefill(LONG, after, dropout=drop) for drop in drops])
@@ -74,7 +74,7 @@ def test_no_index_gives_or_takes_them(native_llm: Native) -> None:
 
 
 def test_the_value_goes_on_as_if_nothing_had_been_dropped(native_llm: Native) -> None:
-    """Its pending token is entered by each pass for itself; without one, the last entry is computed again."""
+    """Each pass enters the pending token separately; without one, the last entry is computed again."""
     llm = native_llm(student="int2")
     looked = runs_of(llm, Refresh(when="mc-dropout", every=3, threshold=1e9), PROMPT)
     plain = runs_of(llm, OverFill(), PROMPT)
@@ -96,7 +96,7 @@ def test_the_value_goes_on_as_if_nothing_had_been_dropped(native_llm: Native) ->
 
 
 def test_the_gate(native_llm: Native) -> None:
-    """It refreshes where passes of the student disagree by more than the threshold, and only there."""
+    """It refreshes exactly where passes of the student disagree by more than the threshold."""
     llm = native_llm(student="int2")
     looks, threshold = [], 1.35
     policy = Refresh(when="mc-dropout", every=4, threshold=threshold, passes=5, dropout=0.2)
@@ -121,7 +121,7 @@ def test_the_gate(native_llm: Native) -> None:
 
 
 def test_backends_agree(native_llm: Native, native_directory: Path) -> None:
-    """Masks are the same, so logits are as close under dropout as without, and another seed's are far."""
+    """Masks are the same, so logits are as close with dropout as without; those of another seed are not."""
     mine, reference = native_llm(), LLM(str(native_directory), backend="reference", weights="int8", kv_bytes=16 << 20)
     drops = (None, Dropout(0.2), Dropout(0.2, 1))
     logits: Any = [[kv.tail.logits for kv in prefilled(llm, *drops)] for llm in (mine, reference)]  # pyright: ignore[reportOptionalMemberAccess]

@@ -1,4 +1,4 @@
-"""OverFill and KV refresh: identities, to the bit, and each policy against its definition."""
+"""OverFill and KV refresh: bitwise identities, and each policy against its definition."""
 
 import itertools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ POLICIES = [
 def test_a_teacher_for_a_student_changes_nothing(
     policy: Method, sampling: dict[str, float], index: str, native_llm: Native
 ) -> None:
-    """Tokens and every bit of the KV are the plain request's."""
+    """Tokens and every bit of the KV equal those of the plain request."""
     llm = native_llm(student="int8", prefix_index=index)
     plain, (expected,), _ = runs_of(llm, Plain(), PROMPT, **sampling)
     made, runs, _ = runs_of(llm, policy, PROMPT, **sampling)
@@ -54,7 +54,7 @@ def test_refreshed_at_every_token_the_kv_is_the_teachers(sampling: dict[str, flo
     teachers = llm.prefill([*PROMPT, *made[:-1]])
     assert final.tokens == teachers.tokens
     assert final.positions == teachers.positions
-    # The last entry is the student's: its refresh would come now.
+    # The last entry is the student's: it would be refreshed next.
     assert (final[:-1].entries() == teachers[:-1].entries()).all()
     assert not (final[-1:].entries() == teachers[-1:].entries()).all()
     assert facts.at == tuple(range(1, 40))
@@ -64,7 +64,7 @@ def test_refreshed_at_every_token_the_kv_is_the_teachers(sampling: dict[str, flo
 
 @pytest.mark.parametrize("window", [None, 1, 5, 8, 100])
 def test_what_a_periodic_refresh_replaces(window: int | None, native_llm: Native) -> None:
-    """After 8, 16, ... tokens the last `window` entries are what the teacher computes of the text, the rest is left."""
+    """After 8, 16, ... tokens the last `window` entries are those of the teacher; the others are unchanged."""
     llm = native_llm(student="int2")
     _, runs, facts = runs_of(llm, Refresh(every=8, window=window), PROMPT, max_tokens=30)
     assert facts.at == (8, 16, 24)
@@ -77,7 +77,7 @@ def test_what_a_periodic_refresh_replaces(window: int | None, native_llm: Native
         assert (kept[:, :, since:] == teachers[:, :, since:]).all()
         assert (kept[:, :, :since] == before.kv.entries()[:, :, :since]).all()
         assert not (before.kv.entries()[:, :, since:] == teachers[:, :, since:]).all()
-        # What was sampled last was pending: entered once, behind the spliced entries.
+        # The last sampled token was pending: it is entered once, after the spliced entries.
         assert after.kv.tokens[count] == before.tokens[-1]
 
 
@@ -99,7 +99,7 @@ def test_overfill_is_the_student_over_the_teachers_prompt(native_llm: Native) ->
 
 
 def test_the_entropy_gate(native_llm: Native) -> None:
-    """It opens at the first token above the threshold, `every` tokens after it last did."""
+    """It opens at the first token above the threshold, at least `every` tokens after the last opening."""
     llm = native_llm(student="int2")
     _, runs, facts = runs_of(llm, Refresh(when="entropy", threshold=7.1, every=3), PROMPT, **SAMPLED)
     entropies = [sampled.entropy for run in runs for sampled in run.sampled]
@@ -114,7 +114,7 @@ def test_the_entropy_gate(native_llm: Native) -> None:
 
 
 def test_the_budget(native_llm: Native) -> None:
-    """Percentiles of the answer so far gate; the budget is never exceeded, nor is it left alone."""
+    """The gate is a percentile of the answer so far; the budget is used but never exceeded."""
     policy = Refresh(when="budget", budget=100, every=1)
     for seed in range(4):
         llm = native_llm(student="int2")
@@ -135,7 +135,7 @@ def test_percentiles() -> None:
 
 
 def test_the_probe(native_llm: Native) -> None:
-    """It refreshes where the divergence of the next token is above the threshold, and only there."""
+    """It refreshes exactly where the divergence of the next token is above the threshold."""
     llm, divergences = native_llm(student="int2"), []
     _, runs, facts = runs_of(llm, Refresh(when="probe", every=4, threshold=1.0), PROMPT, max_tokens=60, **SAMPLED)
     refreshed = list(facts.at)
@@ -160,7 +160,7 @@ def test_divergence(native_llm: Native) -> None:
 
 
 def test_a_students_entries_never_pass_for_the_teachers(native_llm: Native) -> None:
-    """Warm and cold agree: what the student made is in nobody's prefix index."""
+    """Warm and cold runs agree: the student's entries are in no prefix index."""
     warm = native_llm(student="int2", prefix_index="radix")
     expected = runs_of(native_llm(student="int2"), Refresh(every=5), PROMPT * 3)[0]
     made: list[int] = []

@@ -27,7 +27,7 @@ class Twice(Method, name="twice"):
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    """What a test makes known is forgotten."""
+    """Removes techniques that a test registers."""
     before, loaded = dict(METHODS), set(registry._loaded)
     yield
     METHODS.clear()

@@ -1,4 +1,4 @@
-"""Prompt repetition with slicing: the paper's checks S1 to S3, and an independent account of what decode sees."""
+"""Prompt repetition with slicing: the paper's checks S1 to S3, and an independent computation of decode's context."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_s3_runs_are_alike(tiny_llm: TinyLLM) -> None:
     assert runs[0] == runs[1] == runs[2]
 
 
-# Not the families with windows: the hand-made mask would have to repeat transformers' own.
+# Without the families with windows: the test's mask would have to reproduce that of transformers.
 @pytest.mark.parametrize("family", ["llama", "llama3-rope", "qwen2", "qwen3"])
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("sinks", [0, 4])
@@ -77,7 +77,7 @@ def answer(llm: LLM, prompt: Sequence[int], chosen: Repeat, count: int = 10) -> 
 
 
 def test_texts_between_copies(tiny_llm: TinyLLM) -> None:
-    """They are entered, and belong to no copy."""
+    """They are entered, but belong to no copy."""
     llm = tiny_llm()
     again, then = (llm.tokenizer.encode(text, add_bos=False) for text in (" and again ", " then "))
     whole = llm.prefill([*PROMPT, *again, *PROMPT, *then, *PROMPT])
@@ -91,7 +91,7 @@ def test_texts_between_copies(tiny_llm: TinyLLM) -> None:
 
 
 def test_the_first_copy(tiny_llm: TinyLLM) -> None:
-    """Its entries are the plain prompt's; the first token and, at the right offset, the positions are repetition's."""
+    """Its entries are those of the plain prompt; the first token and, at the right offset, the positions are not."""
     llm, n = tiny_llm(), len(PROMPT)
     twice, plain = llm.prefill(PROMPT * 2), llm.prefill(PROMPT)
     first = twice[:n]
@@ -105,7 +105,7 @@ def test_the_first_copy(tiny_llm: TinyLLM) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3"])
 def test_the_wrong_offset(family: str, tiny_llm: TinyLLM) -> None:
-    """Keys of the second copy stay turned as they are; queries come as if the first had never been."""
+    """Keys of the second copy keep their rotation; queries have positions as if the first copy did not exist."""
     llm, n = tiny_llm(family), len(PROMPT)
     twice = llm.prefill(PROMPT * 2)
     kept = twice[n:].resumed_at(n)
@@ -115,12 +115,12 @@ def test_the_wrong_offset(family: str, tiny_llm: TinyLLM) -> None:
     assert decoding.kv.positions == [*range(n, 2 * n), *range(n, n + 9)]
     assert tokens == answer(llm, PROMPT, Repeat(offset="wrong"))
     assert tokens[0] == answer(llm, PROMPT, Repeat())[0]
-    # Nothing is left out of full repetition, so there is no wrong offset.
+    # Full repetition drops nothing, so there is no wrong offset.
     assert answer(llm, PROMPT, Repeat(keep="all", offset="wrong")) == answer(llm, PROMPT, Repeat(keep="all"))
 
 
 def test_a_value_that_goes_on_elsewhere_is_nobodys_prefix(tiny_llm: TinyLLM) -> None:
-    """Continuing it must neither be answered from the prefix index nor enter it."""
+    """Its continuation must neither use the prefix index nor be stored in it."""
     llm = tiny_llm(page_size=4)
     llm.prefill(PROMPT * 2)
     moved = llm.prefill(PROMPT)[:-1].resumed_at(100)
@@ -168,7 +168,7 @@ def test_the_turn_is_found_whatever_it_says(content: str, tiny_llm: TinyLLM) -> 
 
 
 def test_decode_time_memory(tiny_llm: TinyLLM) -> None:
-    """While it decodes, only the last copy's pages and its own are held."""
+    """During decode only the pages of the last copy and of the answer are held."""
     llm = tiny_llm(prefix_index="off")
     prompt = PROMPT * 16  # 19 whole pages a copy
     stream = llm.stream(prompt, method=Repeat(), max_tokens=10, ignore_eos=True)

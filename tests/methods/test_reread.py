@@ -1,4 +1,4 @@
-"""Re-reading is the prompt, the paper's words and the prompt again."""
+"""Re-reading is the prompt, the paper's phrase, and the prompt again."""
 
 from collections.abc import Callable
 from typing import Any

@@ -17,7 +17,7 @@ from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 from twostroke.sampling.params import SamplingParams
 
-# Without log-probabilities tokens are searched for, with them all logits are made.
+# Without log-probabilities tokens are found by a search, with them all logits are computed.
 SAMPLINGS = {
     logprobs: SamplingParams(max_tokens=20, temperature=0.8, seed=7, ignore_eos=True, logprobs=logprobs)
     for logprobs in (None, 2)
@@ -56,7 +56,7 @@ def models(native_directory: Path) -> Models:
 
 @pytest.fixture(scope="module")
 def alone(models: Models) -> Callable[[Asked], Answer]:
-    """The answer to a prompt by itself, unchunked and cold."""
+    """The answer to a prompt alone, unchunked and cold."""
 
     @functools.cache
     def answer(asked: Asked) -> Answer:

@@ -1,4 +1,4 @@
-"""SnapKV: what stays, by hand, of a plain and of a repeated prompt."""
+"""SnapKV: the entries kept of a plain and of a repeated prompt, by hand."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ LONG = PROMPT * 4
 
 
 def by_hand(mass: list[float], window: int, budget: int, kernel: int, sinks: int) -> list[int]:
-    """Each entry is worth the most that it or a neighbour gets; the window and the sinks stay whatever they are."""
+    """Each entry's score is the maximum over its neighbourhood; the window and the sinks are always kept."""
     before = len(mass) - window
     worth = [max(mass[max(0, i - kernel // 2) : min(before, i + kernel // 2 + 1)]) for i in range(before)]
     ranked = sorted(range(sinks, before), key=lambda i: -worth[i])
@@ -25,7 +25,7 @@ def by_hand(mass: list[float], window: int, budget: int, kernel: int, sinks: int
 
 
 def seen(llm: LLM, ids: list[int], window: int) -> list[float]:
-    """What each token gets of the attention of the last ones, the mean over layers and heads."""
+    """The attention of the last tokens to each token, as the mean over layers and heads."""
     made = queried(llm, ids, window)
     return np.stack(list(attention_weights(made.kv, made.queries))).mean((0, 1)).sum(0).tolist()
 
@@ -57,7 +57,7 @@ def test_room_for_everything_is_the_plain_request(prompt: list[int], native_llm:
 
 @needs_native
 def test_after_repetition(native_llm: Native) -> None:
-    """Attention is that to the last copy and the sinks, as it was with both copies in sight."""
+    """Attention to the last copy and the sinks is computed with both copies visible."""
     llm, n = native_llm(), len(PROMPT)
     repeated = runs_of(llm, Repeat(2, sinks=2), PROMPT)[0]
     assert runs_of(llm, Snap(times=2, keep="last", sinks=2, window=4, budget=n + 2), PROMPT)[0] == repeated
@@ -70,7 +70,7 @@ def test_after_repetition(native_llm: Native) -> None:
 
 @needs_native
 def test_what_is_not_kept_is_freed(native_llm: Native) -> None:
-    """Before the first token is decoded: pages of which nothing stays."""
+    """Pages without kept entries are freed before the first token is decoded."""
     llm, long = native_llm(), [5] * 400 + LONG
     used = [llm.pool.num_used for _ in llm.stream(long, method=Snap(window=4, budget=8), max_tokens=9, ignore_eos=True)]
     assert max(used) <= 8 + 2

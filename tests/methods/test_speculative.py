@@ -1,4 +1,4 @@
-"""Speculation changes how fast tokens come, never which, at any temperature."""
+"""Speculation changes the speed of tokens, never the tokens, at any temperature."""
 
 import itertools
 from collections import Counter
@@ -84,7 +84,7 @@ def test_the_kv_is_the_plain_answers(chosen: Speculative, native_llm: Native, ot
     assert final.tokens == whole.tokens
     assert (final.entries() == whole.entries()).all()
     assert final.canonical_length(llm.model.id) == len(final)
-    # A round yields what stood and one token more, but for the last, which may end with a guess.
+    # A round yields the accepted guesses and one more token, except the last, which may end with a guess.
     assert 1 + facts.rounds + facts.accepted in (50, 51)
     assert facts.accepted < facts.guessed
     assert facts.accepted or chosen.draft == "draft"  # random weights guess at random
@@ -103,7 +103,7 @@ def test_a_draft_that_knows_is_always_right(role: str, temperature: float, nativ
 
 @needs_native
 def test_how_many_are_guessed(native_llm: Native) -> None:
-    """Two more after a round that stood, one less after another; none past the request's end."""
+    """Two more after a fully accepted round, one less after others; none past the request's end."""
     llm = native_llm(student="int4")
     _, runs, _ = runs_of(llm, Speculative("student", guesses=2), PROMPT, max_tokens=60)
     drafts, judged = runs[1::2], runs[2::2]
@@ -125,7 +125,7 @@ def test_the_context_fills_up(native_llm: Native) -> None:
 
 
 def chi_square(counts: Counter[Any], expected: dict[Any, float]) -> tuple[float, int]:
-    """(statistic, degrees of freedom) over the outcomes expected at least 5 times, the others taken together."""
+    """(statistic, degrees of freedom) over the outcomes expected at least 5 times, with the others merged."""
     total = sum(counts.values())
     cells = [(counts[key], total * p) for key, p in expected.items() if total * p >= 5]
     rest = (total - sum(seen for seen, _ in cells), total - sum(wanted for _, wanted in cells))
@@ -134,13 +134,15 @@ def chi_square(counts: Counter[Any], expected: dict[Any, float]) -> tuple[float,
 
 
 def far(statistic: float, freedom: int) -> bool:
-    """Beyond what chance does in one of 30,000 trials (Wilson and Hilferty 1931: 4 standard deviations)."""
+    """Whether chance gives this in less than one of 30,000 trials (Wilson and Hilferty 1931: 4 standard deviations)."""
     return (statistic / freedom) ** (1 / 3) > 1 - 2 / (9 * freedom) + 4 * (2 / (9 * freedom)) ** 0.5
 
 
 def test_a_draft_guesses_nearly_as_well_as_can_be() -> None:
-    """Tokens drawn from two distributions with the same noise are the same at least as often as (1 - d) / (1 + d), d
-    being how far these are from each other; 1 - d is the most there can be (Daliri et al. 2025, arXiv:2408.07978)."""
+    """Tokens drawn from two distributions with the same noise are equal with probability at least (1 - d) / (1 + d).
+
+    d is the total variation distance; 1 - d is the upper bound (Daliri et al. 2025, arXiv:2408.07978).
+    """
     rng, trials = np.random.default_rng(0), 4000
     for spread in (0.1, 1.0, 3.0):
         target = rng.standard_normal(40).astype(np.float32) * 2
@@ -161,7 +163,7 @@ def test_a_draft_guesses_nearly_as_well_as_can_be() -> None:
 
 @needs_native
 def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> None:
-    """Three tokens, all that they can be, against the product of the model's own probabilities."""
+    """The frequencies of all outcomes of three tokens, against the product of the model's probabilities."""
     llm = native_llm(student="int2")
     fields: dict[str, Any] = {"temperature": 1.0, "top_k": 3, "max_tokens": 3, "ignore_eos": True}
     params, expected = SamplingParams(**fields), {(): 1.0}
@@ -186,7 +188,7 @@ def test_sampled_answers_follow_the_models_distribution(native_llm: Native) -> N
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 5))
 def test_lookup(text: list[int], ngram: int, count: int) -> None:
-    """Against its definition: the longest ending that occurred before, where it did so last."""
+    """Against the definition: the last earlier occurrence of the longest suffix that occurred before."""
     expected: list[int] = []
     for n in range(min(ngram, len(text) - 1), 0, -1):
         starts = [i for i in range(len(text) - n) if text[i : i + n] == text[-n:]]

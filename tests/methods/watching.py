@@ -1,4 +1,4 @@
-"""A technique watched at work: what its strokes returned, beside the tokens it made."""
+"""Observation of a technique: the results of its strokes, beside its tokens."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 1
 
 
 def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tuple[list[int], list[Decoded], Any]:
-    """(tokens, the runs of its decodes, what its program returned): a technique watched at work."""
+    """(tokens, the runs of its decodes, the result of its program) of a technique."""
     runs: list[Decoded] = []
 
     def see(made: Any) -> None:
@@ -33,7 +33,7 @@ def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tup
 
 
 def queried(llm: LLM, ids: list[int], count: int) -> Prefilled:
-    """A prefill that hands out the queries of its last `count` tokens."""
+    """A prefill that returns the queries of its last `count` tokens."""
 
     def program() -> Program:
         return (yield Prefill(ids, queries=count))

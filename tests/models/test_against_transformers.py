@@ -42,7 +42,7 @@ def assert_close(mine: np.ndarray, theirs: np.ndarray) -> None:
 def test_prefill(
     family: str, count: int, max_step_tokens: int, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
-    """600 is past every window of the tiny models; 37 tokens a step cut pages and windows anywhere."""
+    """600 is past every window of the tiny models; steps of 37 tokens end anywhere in pages and windows."""
     reference = transformers.AutoModelForCausalLM.from_pretrained(tiny_directory(family), dtype=torch.float32)
     llm = tiny_llm(family, max_step_tokens=max_step_tokens)
     ids = tokens(count, llm.config.vocab_size, seed=count)
@@ -66,7 +66,7 @@ def test_greedy_decode(family: str, tiny_llm: Callable[..., LLM], tiny_directory
 
 
 def test_bfloat16(tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]) -> None:
-    """bfloat16 is as close to float32 as transformers' own bfloat16 is, within a factor."""
+    """bfloat16 is as close to float32 as that of transformers, within a factor."""
     directory, llm = tiny_directory("qwen2"), tiny_llm("qwen2", dtype="bfloat16")
     ids = tokens(50, llm.config.vocab_size, seed=1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Work counted by hand and by enumeration; prices and corrections that noise cannot spoil."""
+"""Work counted by hand and by enumeration; prices and corrections that are robust to noise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,8 +28,8 @@ STEPS = st.lists(st.builds(Rows, st.integers(1, 30), st.integers(0, 60), st.inte
 
 
 def test_by_hand() -> None:
-    # Three rows behind five entries: they see 6, 7 and 8 keys in the first layer, 4 each in the second, where the
-    # window lets them see the last 6 of 8 entries.
+    # Three rows after five entries: they attend to 6, 7 and 8 keys in the first layer, and to 4 each in the second,
+    # whose window has the last 6 of 8 entries.
     assert COST.work([Rows(3, 5, 1)]) == Work(
         weight_bytes=1000 + 300,
         kv_bytes=32 * 8 + 32 * 6,
@@ -58,7 +58,7 @@ def test_against_enumeration(step: list[Rows]) -> None:
 
 @given(count=st.integers(2, 60), cut=st.integers(1, 59), context=st.integers(0, 30))
 def test_chunks_compute_what_the_whole_does(count: int, cut: int, context: int) -> None:
-    """In any pieces the FLOPs are the same; weights are read for each piece."""
+    """FLOPs are the same for any pieces; weights are read for each piece."""
     cut = min(cut, count - 1)
     whole = COST.work([Rows(count, context)])
     parts = [COST.work([Rows(cut, context)]), COST.work([Rows(count - cut, context + cut)])]
@@ -69,7 +69,7 @@ def test_chunks_compute_what_the_whole_does(count: int, cut: int, context: int) 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_as_pytorch_counts_them(family: str, tiny_llm: Callable[..., LLM]) -> None:
-    """The token that fills a page, as the reference multiplies by whole pages: what PyTorch counts in its products."""
+    """FLOPs equal PyTorch's count for a token that fills a page, as the reference multiplies by whole pages."""
     llm = tiny_llm(family, prefix_index="off")
     before = llm.prefill([5] * 15)
     with FlopCounterMode(display=False) as counter:
@@ -86,7 +86,7 @@ def test_bytes_are_those_computed_on(tiny_llm: Callable[..., LLM]) -> None:
 
 
 def test_experts_that_a_step_is_expected_to_read() -> None:
-    """Of one row those it chooses, of very many all; in between what drawing by chance gives."""
+    """For one row the chosen experts, for very many rows all; in between the expectation of random choices."""
     count, chosen = 16, 3
     mixture = config((None, None), experts=Experts(count, chosen, 12))
     sizes = {f"layers.1.experts.{e}.{part}": 10 for e in range(count) for part in ("gate", "up", "down")}
@@ -123,7 +123,7 @@ def test_whatever_was_measured_more_work_takes_no_less_time(seconds: list[float]
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])
 def test_most_steps_stay_below_the_correction(spread: float) -> None:
-    """Steps whose time is twice what was predicted, and varies; the machine then gets three times as fast."""
+    """Steps take twice the predicted time, with variation; then the machine becomes three times as fast."""
     rng, correction = np.random.default_rng(0), Correction()
     for level in (2.0, 2.0 / 3):
         late = []

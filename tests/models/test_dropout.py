@@ -1,4 +1,4 @@
-"""Masks: what they depend on, and how often they drop."""
+"""Dropout masks: their dependencies, and their rate."""
 
 import numpy as np
 import pytest

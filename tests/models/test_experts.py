@@ -1,4 +1,4 @@
-"""Mixtures of experts: through both loaders, on both CPU backends, in the formats that files have."""
+"""Mixtures of experts: both loaders, both CPU backends, all formats of files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,7 +76,7 @@ def write_gguf(source: Checkpoint, path: Path, quantized: str) -> Path:
 
 
 def quantize(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """K formats, which the package only decodes, get random bits with scales that keep the values' size."""
+    """Quantizes with the package; K formats, which it only decodes, get random bits with scales of the right size."""
     if not kind.name.endswith("_K"):
         return gguf.quantize(values, kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -135,14 +135,14 @@ def test_a_part_that_is_missing_is_named(directory: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_native_is_near_the_reference(format: str, variant: str, from_gguf: Callable[[str], Checkpoint]) -> None:
-    """The same weights in float32, for one row, some and many: what differs is int8 or bfloat16 activations."""
+    """With the same weights in float32, for one row, some and many: only the rounding of activations differs."""
     checkpoint = from_gguf(format)
     reference = LLM(checkpoint, backend="reference", kv_bytes=16 << 20)
     native = LLM(checkpoint, backend=f"native-{variant}", kv_bytes=16 << 20)
     for count in (1, 17, 600):
         ids = tokens(count, VOCAB, seed=count)
         expected, found = all_logits(reference, ids), all_logits(native, ids)
-        # A row whose router was undecided may go through another expert, and then differs altogether.
+        # A row with nearly equal router logits may choose another expert, and then differs completely.
         off = np.abs(found - expected).max(-1) / np.abs(expected).max(-1)
         assert np.median(off) < 0.15
 

@@ -11,7 +11,7 @@ from tests.models.test_against_transformers import all_logits, assert_close
 from twostroke.llm import LLM
 
 COUNTS = [1, 17, 600]  # 600 is past Gemma's window of 512
-# Real text: random tokens drive Gemma to activations where float32 itself is worth no more than 2e-3 (docs/log.md).
+# Real text: random tokens give Gemma activations at which float32 itself has an error of 2e-3 (docs/log.md).
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
 PROMPTS = ["The three laws of thermodynamics are", "def quicksort(items):\n"]
 

@@ -1,4 +1,4 @@
-"""Rows that nobody wants the result of leave the last block after their keys and values: nothing else may change."""
+"""Rows without a wanted result leave the last block after their keys and values; nothing else may change."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from twostroke.backends.native import library
 from twostroke.backends.rows import Rows
 from twostroke.llm import LLM
 
-# Rows of each sequence, and the entries that they come after: so few that keys are asked for ahead, some, and so many
-# that blocks take turns in one place.
+# Rows of each sequence, and the entries before them: few, so that keys are prefetched, some, and so many that blocks
+# share one memory.
 STEPS = {"few": ([1, 2, 3], [20, 0, 40]), "some": ([1, 40, 16, 3], [20, 0, 0, 5]), "many": ([1, 1100, 3], [20, 0, 5])}
 BACKENDS = ["reference", *(f"native-{variant}" for variant in library.VARIANTS)]
 
@@ -38,7 +38,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], LLM
 
 
 def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What a pass of all sequences hands out, and every key and value that it leaves."""
+    """The results of a pass over all sequences, and all keys and values that it stores."""
     size, (counts, befores) = llm.pool.page_size, STEPS[step]
     columns: list[list[int]] = []  # positions, pages, slots
     tables: list[np.ndarray] = []

@@ -50,7 +50,7 @@ def test_sharegpt_lengths_follow_their_table() -> None:
     assert (inputs + outputs).max() <= 2048
     assert np.percentile(inputs, (25, 50, 90)) == pytest.approx((21, 115, 662), rel=0.06)
     assert np.percentile(outputs, (25, 50, 90)) == pytest.approx((26, 135, 530), rel=0.06)
-    # The conversations' own means, which the table does not hold.
+    # The means of the conversations, which are not in the table.
     assert (inputs.mean(), outputs.mean()) == pytest.approx((238, 215), rel=0.09)
 
 
@@ -67,7 +67,7 @@ def test_prompts_are_new_unless_a_prefix_is_asked_for() -> None:
 
 
 class Clock:
-    """What a scripted server turns, in place of time."""
+    """A clock that the scripted server advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -97,7 +97,7 @@ def scripted(script: Sequence[tuple[float, bytes]], clock: Clock) -> httpx.MockT
 def answer(
     monkeypatch: pytest.MonkeyPatch, script: Sequence[tuple[float, bytes]], due: float = 0.0, tokens: int = 4
 ) -> Outcome:
-    """What the client makes of a script."""
+    """The client's result for a script."""
     clock, outcome = Clock(), Outcome(3, tokens, due)
     clock.now = due
     monkeypatch.setattr(Client, "now", lambda _: clock.now)
@@ -115,7 +115,7 @@ TIMINGS = {"choice": {"timings": {"queue_ms": 250.0}}}
 
 
 def test_times_of_tokens_however_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event in two pieces counts when it is whole; two tokens in one event come at once."""
+    """An event in two pieces counts when it is complete; two tokens in one event have the same time."""
     third = counted(3)
     script = [(1.0, counted(1)), (1.5, third[:9]), (2.0, third[9:] + counted(4, "length", **TIMINGS)), (2.5, DONE)]
     one = answer(monkeypatch, script, due=0.5)
@@ -175,7 +175,7 @@ def test_nothing_measured_has_no_figures() -> None:
 
 
 class Held:
-    """A server that answers nobody until it is told to."""
+    """A server that holds all answers until it is released."""
 
     def __init__(self) -> None:
         self.gate, self.now, self.most, self.seen = asyncio.Event(), 0, 0, 0

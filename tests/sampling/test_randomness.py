@@ -13,7 +13,7 @@ from twostroke.sampling.sampler import sample
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """How many standard deviations the statistic is above its mean, cells of no probability left out."""
+    """The statistic's distance above its mean in standard deviations, without cells of probability 0."""
     cells = expected > 0
     assert not counts[~cells].any()
     statistic = float(((counts - expected)[cells] ** 2 / expected[cells]).sum())
@@ -32,7 +32,7 @@ def test_tokens_follow_the_distribution_over_indexes_and_over_seeds(options: dic
     for over, each in draws.items():
         ids = [s.id for s in sample(np.broadcast_to(row, (count, 20)), each)]
         assert chi_square(np.bincount(ids, minlength=20), expected) < 4, over
-    # A sampler that is off by a little is found out: one draw in ten is of another temperature.
+    # The test detects a small error: one draw in ten has another temperature.
     biased = [draw(i, temperature=0.8 if i % 10 else 8.0) for i in range(count)]
     if not options:
         ids = [s.id for s in sample(np.broadcast_to(row, (count, 20)), biased)]
@@ -47,7 +47,7 @@ def kolmogorov_smirnov(numbers: list[float]) -> float:
 
 
 def test_noise_is_gumbels_and_depends_on_key_and_id_alone() -> None:
-    """exp(-exp(-noise)) is uniform: of a token's ids, and of an id over an answer's tokens and over seeds."""
+    """exp(-exp(-noise)) is uniform: over the ids of a token, and for one id over tokens and over seeds."""
     keys = [Noise.of(1.0, b"a", i).key or 0 for i in range(20000)]
     seeds = [Noise.of(1.0, i.to_bytes(16, "little"), 0).key or 0 for i in range(20000)]
     assert len({*keys, *seeds}) == 40000

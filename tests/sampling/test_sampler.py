@@ -89,7 +89,7 @@ def test_distribution_is_that_of_transformers(
     edges = [falling - top_p] * (top_p < 1) + [middle / middle.max() - min_p] * (min_p > 0)
     if any(bool((edge.abs() < 1e-9).any()) for edge in edges):
         return  # rounding decides
-    # Of ids as likely as each other transformers keeps any; ours are the lowest.
+    # Among equally likely ids transformers keeps any; we keep the lowest.
     torch.testing.assert_close(got.sort().values, expected.sort().values, rtol=1e-9, atol=1e-12)
     differ = (got - expected).abs() > 1e-9
     assert len(np.unique(row[differ.numpy()])) <= 1
@@ -131,7 +131,7 @@ def test_top_p_from_a_few_candidates_of_many(scale: float) -> None:
 def test_repetition_penalty_is_that_of_transformers(
     row: np.ndarray, prompt: list[int], output: list[int], penalty: float
 ) -> None:
-    """Of prompt and output; ids that the model does not have change nothing."""
+    """Over prompt and output; ids outside the vocabulary have no effect."""
     options: dict[str, Any] = {"prompt": prompt, "output": output, "repetition_penalty": penalty}
     known: Any = torch.tensor([[id for id in prompt + output if id < len(row)]], dtype=torch.long)
     scores = torch.from_numpy(row)
@@ -150,7 +150,7 @@ def test_repetition_penalty_is_that_of_transformers(
 def test_presence_and_frequency_penalties(
     row: np.ndarray, output: list[int], presence: float, frequency: float
 ) -> None:
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts the output alone."""
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts only the output."""
     expected = row.astype(np.float64)
     for id in range(len(row)):
         count = output.count(id)
@@ -202,7 +202,7 @@ def test_impossible_tokens_are_never_drawn(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{"top_p": 0.9}, {"min_p": 0.01}, {"top_k": 30}, {"top_k": 90, "top_p": 0.8}])
 @pytest.mark.parametrize("size", [7, 1024, 5000])
 def test_filters_leave_what_is_drawn_without_them(size: int, options: dict[str, Any]) -> None:
-    """The noise of a token is its own: what is drawn from all is drawn from some of them, if it is there."""
+    """A token's noise is independent of others: the sample from all tokens is also that from a subset with it."""
     logits = noise(2, size, scale=2.0)
     logits[1, : size // 2] = -INF
     for row in logits:
@@ -222,7 +222,7 @@ def every_statistics() -> list[Statistics]:
 @pytest.mark.parametrize("statistics", every_statistics(), ids=["reference", "native"][: len(every_statistics())])
 @pytest.mark.parametrize("width", [0, 2000])
 def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, width: int) -> None:
-    """They may be one request's in a batch of many, whose tokens they do not change."""
+    """They may be in a batch with other requests, whose tokens do not change."""
     logits = np.array([row + [0.0] * width, [0.0, 5.0] + [0.0] * (len(row) + width - 2)], np.float32)
     several: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 2, "stats": True}]
     for options in several:
@@ -236,7 +236,7 @@ def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, w
 @pytest.mark.parametrize("statistics", every_statistics(), ids=["reference", "native"][: len(every_statistics())])
 @pytest.mark.parametrize("temperature", [1e-300, 1e-7, 1.0])
 def test_extremes(statistics: Statistics, temperature: float) -> None:
-    """The largest biases at the least temperatures: nothing overflows into a tie with what is banned."""
+    """With the largest biases at the lowest temperatures, no overflow makes a tie with banned tokens."""
     row = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     low = draw(temperature=temperature, logit_bias=dict.fromkeys(range(4), -1e30), min_tokens=1, banned=(0,))
     assert sample(row, [low], statistics)[0].id != 0
@@ -269,7 +269,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def test_a_row_is_the_same_alone_and_in_any_batch_and_order() -> None:
-    """All of it, bit for bit, with enough logits for sums to be taken in pieces."""
+    """All results are bitwise equal, with enough logits for sums in chunks."""
     logits = noise(42, 50000, seed=5)
     draws = [draw(i, seed=bytes([i]), **KINDS[i % len(KINDS)]) for i in range(42)]
     alone = [sample(logits[i : i + 1], [draws[i]])[0] for i in range(42)]

@@ -1,4 +1,4 @@
-"""Parameters: whatever a caller passes is either taken or named in an InvalidRequest."""
+"""Parameters: any value is either accepted or named in an InvalidRequest."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""A tiny model behind a real server on the loopback, and behind ASGI alone."""
+"""A tiny model behind a real server on the loopback interface, and behind ASGI only."""
 
 import contextlib
 import threading
@@ -48,7 +48,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(llm: LLM, **settings: Any) -> Generator[Serving]:
-    """Listens at a free port of the loopback."""
+    """A server on a free port of the loopback interface."""
     chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
     server = make_server(llm, Settings(**(chosen | settings)), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -65,7 +65,7 @@ def serving(llm: LLM, **settings: Any) -> Generator[Serving]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"

@@ -1,4 +1,4 @@
-"""What is wrong is answered with OpenAI's error object and the field's name, whatever bytes come."""
+"""Invalid requests, of any bytes, are answered with OpenAI's error object and the field's name."""
 
 import asyncio
 import json
@@ -183,7 +183,7 @@ def test_a_key_of_any_characters(open_tiny: Callable[..., LLM]) -> None:
 
 
 def test_no_websocket_passes_the_door() -> None:
-    """There is no route for one; a key would not be asked of it, either."""
+    """There is no websocket route; one would not require a key either."""
 
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("it passed")
@@ -208,7 +208,7 @@ def test_no_websocket_passes_the_door() -> None:
     data=st.binary(max_size=200) | st.just(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
 )
 def test_raw_bytes(data: bytes, server: Serving) -> None:
-    """Whatever comes over a socket, the server goes on and loses nothing."""
+    """After any bytes on a socket the server continues to work and loses no page."""
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(data)
@@ -228,7 +228,7 @@ NAMES = ["prompt", "max_tokens", "n", "stop", "seed", "logit_bias", "method", "r
 @settings(max_examples=60, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(NAMES), junk, max_size=4))
 def test_junk_fields(body: dict[str, Any], server: Serving) -> None:
-    """An answer or a refusal; never a server error."""
+    """The result is an answer or a refusal, never a server error."""
     data = json.dumps({"prompt": "a", "max_tokens": 1, "timeout": 5, **body})
     answer = httpx.post(f"{server.url}/v1/completions", content=data, headers=JSON)
     assert answer.status_code in (200, 400, 404), answer.text

@@ -1,4 +1,4 @@
-"""Grammars: what is sampled follows them whatever the schedule; and tool calls, read from text in any pieces."""
+"""Grammars: sampled text follows them under every schedule. Tool calls: parsed from text in any pieces."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_regex_choice_and_bad_grammars(open_tiny: Callable[..., LLM]) -> None:
 
 @pytest.mark.parametrize(("required", "parallel"), [(True, True), (True, False), (False, True), (False, False)])
 def test_tool_grammar(required: bool, parallel: bool, open_tiny: Callable[..., LLM]) -> None:
-    """What it takes and what it does not, token by token."""
+    """Which tokens it accepts and rejects, one by one."""
     llm = open_tiny()
     compiled = Grammars(llm.tokenizer, llm.config.vocab_size).compile(
         grammar(FUNCTIONS, required=required, parallel=parallel)
@@ -87,7 +87,7 @@ def test_tool_grammar(required: bool, parallel: bool, open_tiny: Callable[..., L
 
 
 def pieces(text: str, cuts: list[int]) -> list[Piece]:
-    """Read in pieces; neighbours of one kind are joined, ids left out."""
+    """Parse in pieces; neighbours of the same kind are joined, and ids are omitted."""
     parser, found = ToolParser(), list[Piece]()
     edges = [0, *sorted(cuts), len(text)]
     for start, stop in pairwise(edges):
@@ -120,7 +120,7 @@ def test_parser(cuts: list[int]) -> None:
 
 @given(text=st.text(alphabet='<tool_cal>/{}"name: \n', max_size=60), cut=st.integers(0, 60))
 def test_parser_of_anything(text: str, cut: int) -> None:
-    """Text that calls nothing is all there in the end."""
+    """Text without tool calls is returned completely."""
     assert pieces(text, [min(cut, len(text))]) == ([PlainText(text)] if text else [])
 
 

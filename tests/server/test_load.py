@@ -1,4 +1,4 @@
-"""Under load and at the end: queues, deadlines, clients that go, failures, shutdown."""
+"""Behaviour under load and at the end: queues, deadlines, disconnects, failures, shutdown."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def finish(running: Serving, stream: bool, body: Any) -> None:
 
 
 def test_many_at_once(open_tiny: OpenTiny) -> None:
-    """Hundreds, more than run at once and more than the pool holds: each gets the text it gets alone."""
+    """Hundreds of requests, more than run at once and more than the pool holds: each gets the same text as alone."""
     prompts = [[k % 300 + 2] * (5 + k % 30) for k in range(200)]
     options: Any = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
     expected = [completion.text for completion in open_tiny().generate(prompts, **options)]
@@ -77,7 +77,7 @@ def test_deadline(stream: bool, open_tiny: OpenTiny) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes(stream: bool, open_tiny: OpenTiny) -> None:
-    """Waiting or running, streaming or not: its pages are free a step later."""
+    """Waiting or running, streaming or not: the pages of a client that disconnects are free one step later."""
     with serving(open_tiny(max_running=1)) as running, begin(running) as other:
         for _ in range(2):
             with pytest.raises(httpx.ReadTimeout):
@@ -97,7 +97,7 @@ def test_a_client_that_goes(stream: bool, open_tiny: OpenTiny) -> None:
 
 
 def test_idle_is_quiet(open_tiny: OpenTiny) -> None:
-    """Nothing spins while nobody asks."""
+    """An idle server uses no processor time."""
     with serving(open_tiny()) as running:
         running.client.completions.create(model="tiny", prompt="a", max_tokens=2)
         time.sleep(0.1)
@@ -126,7 +126,7 @@ def crash() -> Iterator[None]:
 
 
 def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
-    """Also within a batch of others, which go on to the same text."""
+    """Also in a batch with others, whose texts do not change."""
     with serving(open_tiny()) as running, ThreadPoolExecutor(4) as pool:
         client = running.client
         options: Any = {"max_tokens": 300, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -147,7 +147,7 @@ def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
 
 
 def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is told so, at once and from then on; /health fails so that the process is replaced."""
+    """All requests, current and later, get the error; /health fails so that the process is replaced."""
     llm = open_tiny()
     with serving(llm) as running:
         stream = begin(running)

@@ -1,4 +1,4 @@
-"""What can be seen from outside: metrics, the prefix cache, logs, spans."""
+"""Observability: metrics, the prefix cache, logs, spans."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def running(open_tiny: Callable[..., LLM]) -> Iterator[Serving]:
 
 
 def read(running: Serving) -> dict[str, float]:
-    """Samples by name and labels, buckets and times of creation left out."""
+    """Samples by name and labels, without buckets and creation times."""
     with running.http() as http:
         families = list(text_string_to_metric_families(http.get("/metrics").text))
     return {
@@ -91,8 +91,10 @@ def test_predicted_step_times(running: Serving, open_tiny: Callable[..., LLM]) -
 
 
 def test_turns_reuse_what_was_said_and_generated(running: Serving) -> None:
-    """The second turn finds the first one's prompt and answer, in whole pages of 16 tokens; its last token, which was
-    sampled and never entered, is computed."""
+    """The second turn reuses the first turn's prompt and answer, in whole pages of 16 tokens.
+
+    The answer's last token was sampled but never entered, so it is computed.
+    """
     messages: Any = [{"role": "user", "content": "the fox " * 12}]
     (word,) = running.llm.tokenizer.encode(" fox", add_bos=False)
     options: Any = {"model": "tiny", "max_tokens": 60, "logit_bias": {str(word): 100}}
@@ -109,7 +111,7 @@ def test_turns_reuse_what_was_said_and_generated(running: Serving) -> None:
 
 
 def test_no_task_outlives_its_request(running: Serving) -> None:
-    """Neither a stream that its client leaves, nor an answer that is read."""
+    """After an abandoned stream, and after an answer that is read to the end."""
     with running.http() as http:
         before = read(running)["tasks"]
         stream = running.client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG)
@@ -135,7 +137,7 @@ def test_reset_prefix_cache(running: Serving) -> None:
 
 
 def test_logs(running: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """One line a request, under the id that the client gave and gets back."""
+    """One line per request, with the client's request id, which the response repeats."""
     caplog.set_level(logging.INFO)
     with running.http() as http:
         body = {"prompt": [5, 6], "max_tokens": 3, "ignore_eos": True, "stream": True}

@@ -1,4 +1,4 @@
-"""OpenAI's own client: what it gets over HTTP is what `LLM.generate` makes."""
+"""OpenAI's client: answers over HTTP equal those of `LLM.generate`."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def flat(lists: list[list[str]]) -> list[str]:
 
 
 def test_completions_plain(client: openai.OpenAI, reference: LLM) -> None:
-    """A text, token ids, several of both, and n: the texts of generate, in order."""
+    """Prompts as a text, token ids, several of both, and n: the texts equal those of generate, in order."""
     expected = texts(reference, ["the quick"], **SAMPLED, n=2)[0]
     made = client.completions.create(model="tiny", prompt="the quick", n=2, **SAMPLED)
     assert [choice.text for choice in made.choices] == expected
@@ -52,7 +52,7 @@ def test_completions_plain(client: openai.OpenAI, reference: LLM) -> None:
 
 
 def test_completions_stream(client: openai.OpenAI, reference: LLM) -> None:
-    """The pieces of every choice joined are its text, and usage comes when asked for."""
+    """The joined pieces of every choice equal its text, and usage is sent if requested."""
     prompts = ["the quick", "the lazy dog"]
     expected = flat(texts(reference, prompts, **SAMPLED, n=2))
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
@@ -167,7 +167,7 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
 
 
 def test_methods_that_need_a_student(client: openai.OpenAI, open_tiny: Callable[..., LLM]) -> None:
-    """They are answered where the server was started with one, and refused in one line where it was not."""
+    """They work if the server was started with a student, and are refused in one line if not."""
     chosen: list[dict[str, Any]] = [{"name": "overfill"}, {"name": "refresh", "every": 4}]
     chosen += [{"name": "speculative", "draft": "student"}, {"name": "reread", "times": [" again "], "scope": "turn"}]
     asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
@@ -188,7 +188,7 @@ def test_methods_that_need_a_student(client: openai.OpenAI, open_tiny: Callable[
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_json_schema(seed: int, client: openai.OpenAI) -> None:
-    """Whatever a random model would say, it says it in the form asked for, several at a time and streamed too."""
+    """A random model's answers follow the schema, several at once and streamed too."""
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
     fields: Any = {"messages": MESSAGES, "model": "tiny", "seed": seed, "response_format": form, "n": 3}
     made = client.chat.completions.create(**fields)
@@ -220,7 +220,7 @@ def test_json_object_regex_and_choice(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """A call is parsed, its arguments follow the schema, and a stream says the same piece by piece."""
+    """A call is parsed, its arguments follow the schema, and a stream has the same pieces."""
     fields: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": 4, "parallel_tool_calls": False}
     named: Any = {"type": "function", "function": {"name": "remember"}}
     made = client.chat.completions.create(tool_choice=named, **fields).choices[0]
@@ -300,7 +300,7 @@ def test_tokenize(server: Serving, reference: LLM) -> None:
 
 
 def test_a_models_own_defaults(tiny_directory: Callable[[str], Path], tmp_path: Path, reference: LLM) -> None:
-    """They hold for what a client leaves out, on every endpoint."""
+    """They apply to parameters that a client leaves out, on every endpoint."""
     directory = shutil.copytree(tiny_directory("llama"), tmp_path / "model")
     own: dict[str, Any] = {"temperature": 0.25, "top_k": 3}
     (directory / "generation_config.json").write_text(json.dumps(own))

@@ -15,21 +15,21 @@ import pytest
 from twostroke.backends.native import library
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
-_BUILT = "SOFTWARE_KERNELS"  # for the processes that share the tests
+_BUILT = "SOFTWARE_KERNELS"  # for the worker processes of a test run
 
-# What a processor must have for a variant's instructions in software. AMX: all but tiles and float16.
+# Features that a processor must have for a variant in software. For AMX: all except tiles and float16.
 NEEDED = {
     "amx": (*library.VARIANTS["avx512bf16"], "avx512vbmi", "avx512_vbmi2"),
     "avx512bf16": library.VARIANTS["avx2"],
     "avx512": library.VARIANTS["avx2"],
 }
-# A quarter of -O3's time to compile, and of -O1's to run.
+# It compiles in a quarter of -O3's time, and runs in a quarter of -O1's.
 _AVX512 = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "avx512.h")]
 _AMX = ["-mavx512vbmi", "-mavx512vbmi2", "-D__AMX_BF16__", "-include", str(HERE / "float16.h")]
 
 
 def compile_into(directory: Path, variant: str) -> Path:
-    """native/, but for tiles' instructions and float16's arithmetic, or for AVX-512. Raises CalledProcessError."""
+    """Compile native/ with tile instructions and float16, or AVX-512, in software. Raises CalledProcessError."""
     setup = runpy.run_path(str(ROOT / "setup.py"))
     flags = {
         "amx": setup["AVX512_BF16"] + _AMX,
@@ -50,7 +50,7 @@ def compile_into(directory: Path, variant: str) -> Path:
 
 
 def install(config: pytest.Config, variants: Sequence[str]) -> None:
-    """Makes this process take what the processor cannot run, and could in software, for its own."""
+    """Enable variants that the processor lacks, but supports in software, in this process."""
     if unknown := set(variants) - set(NEEDED):
         raise pytest.UsageError(f"--software takes {', '.join(NEEDED)}, not {', '.join(sorted(unknown))}")
     has = library.features(Path("/proc/cpuinfo").read_text())
@@ -68,7 +68,7 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
         os.environ[_BUILT] = directory.name
     for variant in lacking:
         use(Path(os.environ[_BUILT]) / f"{variant}.so", variant)
-    # The rest has been tested, but for an even share of a real model's rows, which takes many minutes.
+    # The rest is tested, except an even share of a real model's rows, which would take many minutes.
     tests = f"({' or '.join([*lacking, 'schedule'])}) and not uneven"
     config.option.keyword = config.option.keyword or tests
 

@@ -1,4 +1,4 @@
-"""Where there is AMX: its instructions in software make the bits that the processor makes."""
+"""On processors with AMX: its instructions in software give the same bits as the processor."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def go_soft(monkeypatch: pytest.MonkeyPatch, built: Path) -> Iterator[Callable[[], None]]:
-    """From its call on, kernels that are made have no need of the processor's."""
+    """A function after whose call kernels use the instructions in software."""
 
     def go() -> None:
         monkeypatch.setattr(library, "VARIANTS", library.VARIANTS.copy())
@@ -45,7 +45,7 @@ def go_soft(monkeypatch: pytest.MonkeyPatch, built: Path) -> Iterator[Callable[[
 def test_products(name: str, rows: int, go_soft: Callable[[], None]) -> None:
     raw = raw_tensor(name, 64, odd_columns(name))
     x = np.random.default_rng(2).standard_normal((rows, raw.shape[1]), np.float32)
-    x[3, :64] *= 1e-30  # so small that AMX takes them for 0
+    x[3, :64] *= 1e-30  # so small that AMX flushes them to 0
     expected = packed.Matrix(native.NativeBackend(1, "amx").team, raw).multiply(x)
     go_soft()
     assert np.array_equal(packed.Matrix(native.NativeBackend(1, "amx").team, raw).multiply(x), expected)

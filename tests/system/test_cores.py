@@ -1,4 +1,4 @@
-"""How many threads: what a container may use, and what is refused."""
+"""The number of threads: a container's limit, and refused values."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ V1 = "cpu,cpuacct/docker/a/cpu.cfs_"
         (SECOND, {"system/a.service/cpu.max": "250000 100000\n"}, 2),
         (SECOND, {"system/a.service/cpu.max": "900000 100000\n", "system/cpu.max": "400000 100000"}, 4),
         (SECOND, {"unified/system/a.service/cpu.max": "300000 100000\n"}, 3),
-        ("0::/", {"cpu.max": "50000 100000"}, 1),  # in a container: less than a core is one thread's
+        ("0::/", {"cpu.max": "50000 100000"}, 1),  # in a container: less than a core gives one thread
         ("0::/", {"cpu.max": "9000000 100000"}, 64),
         (FIRST, {f"{V1}quota_us": "-1", f"{V1}period_us": "100000"}, 64),
         (FIRST, {f"{V1}quota_us": "500000", f"{V1}period_us": "100000"}, 5),
@@ -57,7 +57,7 @@ def test_one_for_each_core() -> None:
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_no_more_threads() -> None:
-    """Where the system has none left, that is an error, and those that there are end."""
+    """If the system allows no more threads, an error is raised, and the threads that were started end."""
     script = """
 import resource
 from twostroke.errors import InvalidRequest

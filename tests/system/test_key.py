@@ -1,4 +1,4 @@
-"""The user's key: made once, by whoever comes first, and for this user's eyes alone."""
+"""The user's key: made once, by the first process, and readable by this user only."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Rows that are read from a mapped file: the same bytes, no memory, and an error when the file changes."""
+"""Rows read from a mapped file: the same bytes, no memory, and an error if the file changes."""
 
 import errno
 import gc
@@ -76,7 +76,7 @@ def test_nothing_is_left_open(path: Path) -> None:
         return sum(link.resolve() == path.resolve() for link in Path("/proc/self/fd").iterdir())
 
     read = row_reader(matrix(path), "w")
-    assert opened() == 1  # the map is gone, and rows can be read
+    assert opened() == 1  # the mapping is closed, but rows can be read
     assert len(read([1])) == SHAPE[1]
     del read
     assert opened() == 0

@@ -1,4 +1,4 @@
-"""How much memory a container leaves to a process, on machines that are made of a few files."""
+"""The memory that a container leaves to a process, on fake machines of a few files."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ UNLIMITED = "9223372036854771712"
             },
             5 * GIB,
         ),
-        (  # a group above it is nearer to its limit
+        (  # a parent group is nearer to its limit
             SECOND,
             {
                 "system/a.service/memory.max": f"{8 * GIB}",
@@ -89,7 +89,7 @@ def test_of_this_machine() -> None:
 
 
 def test_pages_by_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of it, 4 GiB at most."""
+    """A quarter of the available memory, at most 4 GiB."""
     geometry = Geometry(2, 1, 32, (Rope(1e4),) * 2, "float32", "")
     for available, kv_bytes in ((1 << 20, 1 << 18), (64 * GIB, 4 * GIB)):
         monkeypatch.setattr(llm_module, "available_memory", lambda available=available: available)

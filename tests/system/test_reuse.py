@@ -1,4 +1,4 @@
-"""Memory that is used again once nobody holds it, and not before."""
+"""Memory is reused once no reference is left, and not before."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Saving behaves as users know it from other programs."""
+"""Saving behaves as in other programs."""
 
 import os
 import re

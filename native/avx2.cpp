@@ -1,2 +1,2 @@
-// Compiled for AVX2 with FMA: setup.py gives each variant a source of its own, whose objects do not overwrite each other.
+// Compiled for AVX2 with FMA. Each variant has its source, so that object files differ.
 #include "model.cpp"

@@ -1,2 +1,2 @@
-// Compiled for AVX-512 with VNNI: setup.py gives each variant a source of its own, whose objects do not overwrite each other.
+// Compiled for AVX-512 with VNNI. Each variant has its source, so that object files differ.
 #include "model.cpp"

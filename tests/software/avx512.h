@@ -1,5 +1,5 @@
-// AVX-512's instructions, as far as native/ uses them without AMX, on a processor that has AVX2: to be read before anything
-// else, in sources that say `avx512::` where the intrinsics say `_mm512_`.
+// The AVX-512 instructions that native/ uses without AMX, on a processor with AVX2. It must be included before anything
+// else, in sources with `avx512::` instead of the prefix `_mm512_` of intrinsics.
 #pragma once
 #include <immintrin.h>
 
@@ -33,7 +33,7 @@ union Lanes {
   Lanes(__m512i v) : ints(v) {}
 };
 
-// of(i) for each part of a kind: lanes, or halves.
+// Calls of(i) for each part: lanes, or halves.
 template <auto PARTS, class Of>
 inline Lanes filled(const Of& of) {
   Lanes made;
@@ -52,7 +52,7 @@ inline __m512 halves(const Of& of) { return filled<&Lanes::half>(of).floats; }
 template <class Of>
 inline __m512i int_halves(const Of& of) { return filled<&Lanes::int_half>(of).ints; }
 
-// What AVX2 has for a half.
+// Operations on halves that AVX2 has.
 #define FLOATS(name) \
   inline __m512 name(Lanes a, Lanes b) { \
     return halves([&](int i) { return _mm256_##name(a.half[i], b.half[i]); }); \
@@ -108,7 +108,7 @@ inline __m512 roundscale_ps(Lanes a, int) { return halves([&](int i) { return _m
 inline __m512 scalef_ps(Lanes a, Lanes n) {  // of numbers
   return lanes([&](int i) { return std::ldexp(a.f[i], int(std::fmax(-400, std::fmin(400, std::floor(n.f[i]))))); });
 }
-inline __m512 rcp14_ps(Lanes a) {  // with 14 bits, but not those of a processor
+inline __m512 rcp14_ps(Lanes a) {  // 14 bits, which may differ from a processor's
   return lanes([&](int i) {
     Lanes exact;
     exact.f[0] = 1 / a.f[i], exact.u[0] &= 0xfffffe00;
@@ -124,7 +124,7 @@ inline float cvtss_f32(Lanes a) { return a.f[0]; }
 inline __m512 mask_mov_ps(Lanes otherwise, uint32_t mask, Lanes a) {
   return lanes([&](int i) { return mask >> i & 1 ? a.f[i] : otherwise.f[i]; });
 }
-inline uint32_t cmp_ps_mask(Lanes a, Lanes b, int) {  // whether equal, of numbers
+inline uint32_t cmp_ps_mask(Lanes a, Lanes b, int) {  // equality; not for NaN
   uint32_t mask = 0;
   for (int i = 0; i < 16; i++) mask |= uint32_t(a.f[i] == b.f[i]) << i;
   return mask;
@@ -132,7 +132,7 @@ inline uint32_t cmp_ps_mask(Lanes a, Lanes b, int) {  // whether equal, of numbe
 
 inline __m512i and_si512(__m512i a, __m512i b) { return a & b; }
 inline __m512i andnot_si512(__m512i a, __m512i b) { return ~a & b; }
-inline __m512i ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int table) {  // bit by bit, the table's at abc
+inline __m512i ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int table) {  // for each bit, the table's bit at index abc
   __m512i made{};
   for (int at = 0; at < 8; at++)
     if (table >> at & 1) made |= (at & 4 ? a : ~a) & (at & 2 ? b : ~b) & (at & 1 ? c : ~c);
@@ -194,7 +194,7 @@ inline __m512i cvtepu16_epi32(__m256i a) { return widened<uint16_t>(a); }
 inline __m512i cvtepu8_epi32(__m128i a) { return widened<uint8_t>(a); }
 inline __m512i cvtepi8_epi32(__m128i a) { return widened<int8_t>(a); }
 
-// bfloat16, to the nearest, ties to even. Numbers that are not normal count as 0, and become it.
+// Rounds to the nearest bfloat16, ties to even. Subnormal inputs and results are 0.
 inline uint16_t bf16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);

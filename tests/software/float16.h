@@ -1,10 +1,10 @@
-// AVX-512's arithmetic of float16 in software, to the same bits: what native/ uses of it, read before anything else.
+// The float16 arithmetic of AVX-512 that native/ uses, in software with the same bits. Must be included first.
 #pragma once
 #include <immintrin.h>
 
 namespace float16 {
 
-// 8 doubles to the nearest float16. First to a float that is odd where it is not exact: rounding it once more is right.
+// 8 doubles to the nearest float16, by way of floats rounded to odd, with which the second rounding is correct.
 inline __m128i narrow(__m512d x) {
   const __m256 cut = _mm512_cvt_roundpd_ps(x, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), x, _CMP_NEQ_UQ);
@@ -12,7 +12,7 @@ inline __m128i narrow(__m512d x) {
   return _mm256_cvtps_ph((__m256)odd, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// action(a, b, c) of doubles. Two halves' product and a third's sum have no more bits than a double, or none that count.
+// Calls action(a, b, c) in double. A product of two halves plus a third fits in a double, except for irrelevant bits.
 template <class Action>
 inline __m512h each(__m512h a, __m512h b, __m512h c, const Action& action) {
   alignas(64) __m128i x[4], y[4], z[4], out[4];

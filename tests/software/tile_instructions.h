@@ -1,5 +1,5 @@
-// The instructions of AMX in software, as Intel documents them, in place of native/tile_instructions.h: to the same bits,
-// some thirty times slower. What a processor would refuse (no configuration, tiles that do not fit) ends the process.
+// The instructions of AMX in software, as Intel documents them, instead of native/tile_instructions.h: the same bits,
+// about thirty times slower. Errors on a processor (no configuration, shapes that do not match) end the process.
 #pragma once
 #include <immintrin.h>
 
@@ -66,7 +66,7 @@ inline void tile_store(void* p, long stride = 64) {
     std::memcpy((uint8_t*)p + row * stride, tile.bytes[row], tile_unit.row_bytes(T));
 }
 
-// Of pairs of bfloat16, the first and the second.
+// The first and the second of pairs of bfloat16.
 inline __m512 first_of(__m512i pairs) { return (__m512)_mm512_slli_epi32(pairs, 16); }
 inline __m512 second_of(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)); }
 
@@ -90,7 +90,7 @@ inline __m512 second_of(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, 
   }
 }
 
-// Numbers that are not normal count as 0, and become it.
+// Subnormal inputs and results are 0.
 template <int SUMS, int ROWS, int COLUMNS>
 inline void tile_dot() {
   Tile &sums = configured<SUMS>(), &rows = configured<ROWS>(), &columns = configured<COLUMNS>();
@@ -99,7 +99,7 @@ inline void tile_dot() {
              tile_unit.row_bytes(COLUMNS) == tile_unit.row_bytes(SUMS),
          "a product of tiles that do not fit");
   const unsigned before = _mm_getcsr();
-  _mm_setcsr(0x9fc0);  // as a processor starts, and zero in place of what is not normal
+  _mm_setcsr(0x9fc0);  // a processor's default, with flush to zero and denormals as zero
   add_products(sums, rows, columns, count, pairs);
   _mm_setcsr(before);
 }

@@ -73,7 +73,9 @@ def test_as_pytorch_counts_them(family: str, tiny_llm: Callable[..., LLM]) -> No
     llm = tiny_llm(family, prefix_index="off")
     before = llm.prefill([5] * 15)
     with FlopCounterMode(display=False) as counter:
-        llm.prefill([5], after=before)
+        tail = llm.prefill([5], after=before).tail
+        assert tail is not None
+        assert tail.logits is not None  # computed when they are read
     work = llm.model.cost.work([Rows(1, 15, 1)])
     assert counter.get_total_flops() == work.linear_flops + work.attention_flops + work.head_flops
 

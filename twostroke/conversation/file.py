@@ -46,7 +46,7 @@ def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[Saved, KVCache]:
     """Read both. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
     with stream.opened(path) as source:
         source.magic(MAGIC, EARLIER, "conversation")
-        text, _ = source.section()
+        text, _ = source.section(stream.MAX_HEADER)
         try:
             saved = _saved(parsed(text))
         except Invalid as error:

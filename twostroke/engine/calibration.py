@@ -83,7 +83,8 @@ class _Bench:
         ends = np.cumsum([0, *(rows.count for rows in step)])
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
         return RaggedBatch(
-            token_ids=np.zeros_like(positions),
+            # Unlike tokens: rows that are all the same would choose the same experts.
+            token_ids=(positions * 7919 + 1) % self.model.vocab_size,
             positions=positions,
             pages=positions // self.size,
             slots=positions % self.size,

@@ -1,4 +1,4 @@
-"""A stroke in flight: which tokens it still has to enter, and what becomes of what the head says of them."""
+"""A stroke in flight: the tokens that it still has to enter, and what is made of the rows that they leave."""
 
 from __future__ import annotations
 
@@ -101,6 +101,10 @@ class Lane(Generic[StrokeKind]):
         self.writer.close()
         del self.writer, self.stroke, self.queries
         self.kv = self.result = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop logits, which may be large."""
 
 
 class PrefillLane(Lane[Prefill]):
@@ -147,6 +151,9 @@ class PrefillLane(Lane[Prefill]):
         if not self.todo:
             self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
 
+    def _forget(self) -> None:
+        self._scores.clear()
+
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
         if self.stroke.logits == "all" or self.stroke.queries is not None:
@@ -183,21 +190,18 @@ class DecodeLane(Lane[Decode]):
         self.drawn: deque[Sampled] = deque()  # of rows that were sampled ahead, since they follow from guesses
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
-        elif tail is not None and tail.row is not None and not stroke.recompute:
-            if (head := models.get(tail.model)) is not None:
-                self._rows.append((head, tail.row))
-            else:
-                self._rows.append((model, Stored(tail.row.read())))
+        elif tail is not None and tail.row is not None and not stroke.recompute and _fits(tail, model, models):
+            if not record.sampled:
+                head = models.get(tail.model)
+                self._rows.append((model, Stored(tail.row.read())) if head is None else (head, tail.row))
         else:
             base, todo = _reopened(base)
         self._start = base.next_position + len(todo)  # where the first token sampled will go
-        self.guesses = [] if record.sampled else _possible(stroke.guesses, model, self._start)
+        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._start)
         known = [s.id for s in record.sampled]
-        if known:
-            todo = todo + known[: -1 if record.complete else None]
-            self._rows.clear()
-        elif self.guesses:
-            todo = todo + self.guesses
+        # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
+        self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
+        todo = todo + (self.guesses or known[: -1 if record.complete else None])
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
@@ -226,7 +230,9 @@ class DecodeLane(Lane[Decode]):
         return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
 
     def computed(self, rows: LazyLogits) -> None:
-        self._rows.extend((self.model, rows[i : i + 1]) for i in range(len(rows)))
+        first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
+        self._skipped -= first
+        self._rows.extend((self.model, rows[i : i + 1]) for i in range(first, len(rows)))
         if not self.todo and self.record.complete:
             self._finish()
 
@@ -237,6 +243,8 @@ class DecodeLane(Lane[Decode]):
             if len(rows) > 1:
                 rows[-1][1].read()  # the others are sampled one by one later: the head is read once for all
             rows = rows[:1]
+        else:  # of one model at a time, so that what is drawn comes in order
+            rows = list(takewhile(lambda row: row[0] is rows[0][0], rows))
         self._rows = deque(list(self._rows)[len(rows) :])
         return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
 
@@ -251,7 +259,7 @@ class DecodeLane(Lane[Decode]):
             self._prompt,
             track.ids,
             tuple(banned),
-            None if track.constraint is None else track.constraint.mask(),
+            None if track.constraint is None else _checked(track.constraint.mask()),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
         )
@@ -285,10 +293,13 @@ class DecodeLane(Lane[Decode]):
 
     def _finish(self, wrong: int = 0) -> None:
         sampled = self.record.sampled
-        self._rows.clear()
-        self.drawn.clear()
+        self._forget()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
         self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
+
+    def _forget(self) -> None:
+        self._rows.clear()
+        self.drawn.clear()
 
 
 class DecodeRecord:
@@ -302,6 +313,24 @@ class DecodeRecord:
         self.sampled: list[Sampled] = []
         self.complete = False
         self.start: int | None = None
+
+
+def _fits(tail: Tail, model: Model, models: Mapping[str, Model]) -> bool:
+    """Whether tokens that a tail's logits make are the model's: another may have more rows in its vocabulary."""
+    if tail.model == model.id:
+        return True
+    assert tail.row is not None
+    head = models.get(tail.model)
+    width = tail.row.read().shape[1] if head is None else head.vocab_size
+    return width <= model.vocab_size
+
+
+def _checked(mask: np.ndarray) -> np.ndarray:
+    """A constraint's mask, which is code from outside. Raises InvalidRequest unless it is a list of booleans."""
+    allowed = np.asarray(mask)
+    if allowed.ndim != 1 or allowed.dtype != bool:
+        raise InvalidRequest(f"a constraint's mask must be bool [n], not {allowed.dtype} {list(allowed.shape)}")
+    return allowed
 
 
 def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from twostroke.backends.interface import Backend
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
@@ -17,12 +19,14 @@ from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
+from twostroke.formats.encode import ENCODING
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
+from twostroke.models.rope import frequencies
 
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
@@ -110,5 +114,9 @@ def _trim() -> None:
 
 def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
-    parts = (checkpoint.weights_id, backend.arithmetic, backend.kv_dtype, page_size)
+    ropes, head_dim = dict.fromkeys(checkpoint.config.ropes), checkpoint.config.head_dim
+    angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, head_dim) for rope in ropes]
+    # numpy makes angles and encodes weights, and not with the same last bits on every processor.
+    turns = hashlib.blake2b(b"".join(np.cos(a).tobytes() + np.sin(a).tobytes() for a in angles)).hexdigest()
+    parts = (checkpoint.weights_id, ENCODING, backend.arithmetic, turns, backend.kv_dtype, page_size)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -11,6 +11,7 @@ from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.system.cores import count_threads
 
+ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
 LARGEST = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
 GROUP = 32

@@ -73,6 +73,8 @@ def decode(text: bytes) -> Header:
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
     require(layout in LAYOUTS, f"layout is none of {', '.join(LAYOUTS)}")
+    even = page_size % 2 == 0 and geometry.head_dim % 2 == 0
+    require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
     tokens = _integers(fields["tokens"], "tokens")
     table = _table(fields["spans"], num_pages, page_size)
     require(spans.counts(table).sum() == len(tokens), "spans hold another number of entries than there are tokens")

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
 EARLIER = b"twostroke-kv-1\n\0"
 DIGEST_BYTES = 32
+MAX_HEADER = 256 << 20  # some million entries; a larger one is damaged
+MAX_SEAL = 1024
 EXPONENTS = {"float32": np.uint32(0x7F800000), "bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
 
 
@@ -81,9 +83,11 @@ class Source:
             raise self.corrupt("a checksum is wrong")
         return digest
 
-    def section(self) -> tuple[bytes, bytes]:
-        """The bytes of a section and their checksum."""
-        data = self.take(int.from_bytes(self.take(8), "little"))
+    def section(self, most: int) -> tuple[bytes, bytes]:
+        """The bytes of a section, at most so many, and their checksum."""
+        if (size := int.from_bytes(self.take(8), "little")) > most:  # the file may be sparse, and memory is not
+            raise self.corrupt(f"a part of {size:,} bytes, where there are {most:,} at most")
+        data = self.take(size)
         return data, self.check(data)
 
     def magic(self, own: bytes, earlier: bytes, what: str) -> None:
@@ -163,7 +167,7 @@ def read(source: Source, pool: PagePool) -> Contents:
         OutOfPages: no room. KVError: pages of another size. Nothing is changed then.
     """
     source.magic(MAGIC, EARLIER, "KV cache")
-    text, digest = source.section()
+    text, digest = source.section(MAX_HEADER)
     try:
         header = headers.decode(text)
     except Invalid as error:
@@ -207,8 +211,8 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
             slots = np.unique(all_slots[owners == i])
             entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
             pool.write(np.full_like(slots, page), slots, entries)
-    logits, digest = source.section()
-    seal, _ = source.section()
+    logits, digest = source.section(4 * header.num_logits)
+    seal, _ = source.section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:
         raise source.corrupt("its size is not what its header says")
     key = user_key(make=False)

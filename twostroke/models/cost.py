@@ -47,8 +47,9 @@ class Cost:
 
     @cached_property
     def dense_bytes(self) -> int:
-        """The matrices of all layers that every step reads: all but experts."""
-        return sum(size for name, size in self.matrix_bytes.items() if _part(name) == "dense")
+        """The matrices of all layers that every step reads: all but experts, and routers in float32."""
+        routers = sum(4 * experts.count * self.config.hidden_size for experts, _ in self._experts)
+        return routers + sum(size for name, size in self.matrix_bytes.items() if _part(name) == "dense")
 
     @cached_property
     def head_bytes(self) -> int:

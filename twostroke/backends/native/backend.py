@@ -17,7 +17,7 @@ from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Experts, ModelConfig
 
 PAGE_SIZE = 16
 VOCABULARY = ("embed", "head")  # matrices with a row for each token, however many there are
@@ -38,8 +38,8 @@ class NativeBackend:
 
     @property
     def arithmetic(self) -> str:
-        """Variants round differently, and so may builds of one."""
-        return f"{self.label}-{library.digest(self.variant)}"
+        """Variants round differently, and so may builds of one, and approximate instructions of other vendors."""
+        return f"{self.label}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         return unsupported(config, matrices, page_size)
@@ -61,6 +61,12 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
     if config.head_dim % 32:
         return f"it wants heads of a multiple of 32, not {config.head_dim}"
+    if len({layer.attention.scale for layer in config.layers}) > 1:
+        return "it wants one attention scale for all layers"
+    if len({layer.feed_forward.activation for layer in config.layers}) > 1:
+        return "it wants one activation for all layers"
+    if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
+        return "it has no norm behind experts"
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS:
             wanted = "open the model with weights bf16, int8 or int4"

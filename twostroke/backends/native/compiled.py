@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -32,7 +33,7 @@ class NativeModel:
         self.statistics = statistics
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = np.empty((0, 0)), np.empty((0, 0))
-        self.room = Reused()
+        self.room, self._turn = Reused(), threading.Lock()
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[np.ndarray] = []
         self.kv: list[np.ndarray] = []
@@ -143,11 +144,12 @@ class NativeModel:
             queries = np.empty(shape, np.float32)
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
-        if not (self.kv and self.kv[0] is kv):
-            self.team.settle()
-            self.kv[:] = [kv]
         strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
+        with self._turn:
+            if not (self.kv and self.kv[0] is kv):
+                self.team.settle()
+                self.kv[:] = [kv]
+            self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
         return Output(Rows.of(self, hidden), queries)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import re
 import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -82,6 +83,13 @@ class Batch(ctypes.Structure):
 def features(processor: str) -> set[str]:
     """What a text of /proc/cpuinfo says that the processor has."""
     return set(processor.partition("flags")[2].partition("\n")[0].split())
+
+
+@cache
+def vendor() -> str:
+    """Who made the processor: approximate reciprocals are another vendor's to the last bit or two."""
+    found = re.search(r"^vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 @cache

@@ -37,10 +37,7 @@ class ReferenceBackend:
         self.operations = Operations(device, dtype, threads)
         self.device, self.threads = self.operations.device, self.operations.threads
         self.dtype = self.kv_dtype = dtype
-
-    @property
-    def arithmetic(self) -> str:
-        return f"reference-{torch.__version__}-{self.device.partition(':')[0]}-{self.dtype}"
+        self.arithmetic = self.operations.arithmetic
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> None:
         """It runs every model."""

@@ -54,7 +54,8 @@ class Layer:
         if batch.dropout is not None:
             h = h * batch.dropout[self.index].to(h.dtype)
         if isinstance(self.feed_forward, models.Experts):
-            return x + self._mixture(h, self.feed_forward)
+            made = self._mixture(h, self.feed_forward)
+            return x + (made if self.post_norms is None else ops.norm(made, self.post_norms[1], self.eps))
         h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
         if self.post_norms is None:
             return ops.linear(h, self.down, residual=x)

@@ -66,7 +66,7 @@ class Operations:
             torch.set_num_threads(threads)
         self.device, self.dtype = "cpu" if on_cpu else device, dtype
         self.threads = torch.get_num_threads()
-        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else torch.device(device).type
+        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else _device_name(device)
         self.arithmetic = f"reference {torch.__version__} {where} {dtype}"
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
@@ -218,6 +218,13 @@ class Operations:
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         """[R, hidden], normed, -> logits [R, vocab], float32."""
         return F.linear(x, weight.matrix).float()
+
+
+def _device_name(device: str) -> str:
+    """An accelerator's kind, and how it multiplies float32."""
+    kind = torch.device(device).type
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else kind
+    return f"{name} {torch.get_float32_matmul_precision()}"
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import Activation, Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope
 
+LARGEST = 1e300  # of numbers, which may be integers of any length in config.json
 LIMIT = 1 << 31  # no count in a real checkpoint comes near; a damaged one must not make us allocate by it
 Transform = Callable[[RawTensor], RawTensor]
 
@@ -37,6 +38,11 @@ class Source(Protocol):
 
     @property
     def num_layers(self) -> int: ...
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be believed."""
+        ...
 
     def get(self, key: str) -> Any:
         """The value as it is, or the family's default; None where there is neither."""
@@ -163,7 +169,10 @@ class Family(ABC):
 
 
 def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0) -> ModelConfig:
-    """The model of these layers."""
+    """The model of these layers. Raises CheckpointError for more experts than the files have matrices for."""
+    experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
+    if experts > source.num_matrices:
+        raise CheckpointError(f"{source.path}: experts of {experts} matrices, and the files have {source.num_matrices}")
     return ModelConfig(
         architecture=family.name,
         vocab_size=source.vocab_size,

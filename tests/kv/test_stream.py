@@ -168,7 +168,7 @@ def test_files_that_are_not_there_or_not_files(tmp_path: Path, pool: PagePool) -
     with pytest.raises(KVError, match=f"there is no directory {tmp_path / 'new'}: make it first"):
         kv.save(tmp_path / "new" / "value")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(KVError, match="no regular file"):
+    with pytest.raises(KVError, match="not a regular file"):
         load(tmp_path / "pipe", pool)
 
 
@@ -276,7 +276,7 @@ def test_what_another_user_saved_is_used_and_believed_nothing(
         (home / "key").write_bytes(b"short")
     loaded = load(tmp_path / "value", pool)
     messages = [record.getMessage() for record in caplog.records]
-    assert messages[-1].startswith(f"{tmp_path / 'value'}: this user did not seal it")
+    assert messages[-1].startswith(f"{tmp_path / 'value'}: not sealed by this user")
     assert len(messages) == (1 if theirs in ("key", "no key") else 2)
     assert (loaded.tokens, loaded.positions, contents(loaded)) == (kv.tokens, kv.positions, contents(kv))
     assert loaded.pending == tail.pending

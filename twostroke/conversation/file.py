@@ -61,10 +61,10 @@ def _saved(value: Any) -> Saved:
     names = {field.name for field in dataclasses.fields(Saved)}
     require(isinstance(value, dict) and set(value) == names, f"it does not have the fields {', '.join(sorted(names))}")
     messages, texts = value["messages"], [value["model"], value["rendered"]]
-    require(isinstance(messages, list), "messages are no list")
+    require(isinstance(messages, list), "messages are not a list")
     for message in messages:
         right = isinstance(message, dict) and set(message) == {"role", "content"}
         require(right, "a message does not have the fields role and content")
         texts += message.values()
-    require(all(isinstance(text, str) for text in texts), "a text is none")
+    require(all(isinstance(text, str) for text in texts), "a text is not a string")
     return Saved(**value)

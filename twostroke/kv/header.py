@@ -72,10 +72,10 @@ def decode(text: bytes) -> Header:
     page_size = _integer(fields["page_size"], "page_size", 1)
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
-    require(layout in LAYOUTS, f"layout is none of {', '.join(LAYOUTS)}")
+    require(layout in LAYOUTS, f"layout is not one of {', '.join(LAYOUTS)}")
     tokens = _integers(fields["tokens"], "tokens")
     table = _table(fields["spans"], num_pages, page_size)
-    require(spans.counts(table).sum() == len(tokens), "spans hold another number of entries than there are tokens")
+    require(spans.counts(table).sum() == len(tokens), "the spans do not hold as many entries as tokens")
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
@@ -103,26 +103,26 @@ def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
 
 
 def _integer(value: Any, what: str, least: int = 0) -> int:
-    require(type(value) is int and least <= value <= LARGEST, f"{what} is no integer of {least} to {LARGEST}")
+    require(type(value) is int and least <= value <= LARGEST, f"{what} is not an integer from {least} to {LARGEST}")
     return value
 
 
 def _integers(value: Any, what: str) -> np.ndarray:
     """[n] int32 from a list of integers >= 0."""
     right = isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
-    require(right, f"{what} are not integers of 0 to {LARGEST}")
+    require(right, f"{what} are not integers from 0 to {LARGEST}")
     return np.array(value, np.int32)
 
 
 def _name(value: Any, what: str) -> str:
-    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is no name")
+    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is not a name")
     return value
 
 
 def _geometry(value: Any) -> Geometry:
     fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
-    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is none of {', '.join(DTYPES)}")
-    require(isinstance(fields["ropes"], list), "ropes are no list")
+    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is not one of {', '.join(DTYPES)}")
+    require(isinstance(fields["ropes"], list), "ropes are not a list")
     return Geometry(
         num_layers=_integer(fields["num_layers"], "num_layers", 1),
         num_kv_heads=_integer(fields["num_kv_heads"], "num_kv_heads", 1),
@@ -169,7 +169,7 @@ def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:
         else:
             known = _integers(before, "a stretch's tokens before")
             expected = np.arange(len(known), len(known) + count)
-            require(np.array_equal(positions[start:stop], expected), "a canonical stretch is not where it begins")
+            require(np.array_equal(positions[start:stop], expected), "a canonical stretch has wrong positions")
             stretches.append(Stretch(count, _name(model, "a stretch's model"), known))
         start = stop
     require(start == len(positions), "stretches hold fewer entries than there are tokens")

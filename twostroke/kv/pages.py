@@ -138,7 +138,7 @@ class Pages(ABC):
 
     def _blank_copy(self) -> HostCopy:
         if len(self._copies) >= MOST_COPIES:
-            raise OutOfPages(f"the host tier holds {MOST_COPIES:,} pages, as many as it can: drop values in it")
+            raise OutOfPages(f"the host tier is full ({MOST_COPIES:,} pages): drop values in it")
         try:
             return HostCopy(self._blank())
         except MemoryError:

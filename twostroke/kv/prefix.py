@@ -49,7 +49,7 @@ class PrefixIndex(ABC):
     def insert(self, kv: KVCache) -> None:
         """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
         if kv.pool is not self.pool:
-            raise KVError("a prefix index takes values of its own pool only: use copy_to")
+            raise KVError("a prefix index takes only values in its pool: use copy_to")
         self._clock += 1
         size = self.pool.page_size
         count = kv.canonical_length(self.model) // size

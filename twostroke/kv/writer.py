@@ -163,4 +163,4 @@ class Writer:
 
     def _require_open(self) -> None:
         if self._closed:  # its pages may have been reused
-            raise KVError("this writer is closed: open another one on the value it began with")
+            raise KVError("this writer is closed: open another one on its base value")

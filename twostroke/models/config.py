@@ -97,7 +97,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in self.attentions}
         if len(shapes) != 1:
-            raise ValueError(f"all layers must have heads alike, and these have {sorted(shapes)}")
+            raise ValueError(f"all layers must have the same heads, not {sorted(shapes)}")
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -58,13 +58,13 @@ class NativeBackend:
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
     """Why no variant can run a model with these matrices; None if they can."""
     if page_size != PAGE_SIZE:
-        return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
+        return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if config.head_dim % 32:
-        return f"it wants heads of a multiple of 32, not {config.head_dim}"
+        return f"it needs a head_dim that is a multiple of 32, not {config.head_dim}"
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS:
             wanted = "open the model with weights bf16, int8 or int4"
             return f"it has no kernels for {tensor.format} weights ({tensor.name}): {wanted}"
         if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
-            return f"it wants multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
+            return f"it needs multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None

@@ -151,7 +151,7 @@ class Team:
         self.library = load(variant)
         self.handle: int = self.library.twostroke_team(size)
         if not self.handle:
-            raise InvalidRequest(f"the system gives no {size} threads and as many in reserve: ask for fewer")
+            raise InvalidRequest(f"the system cannot start {size} threads and as many in reserve: ask for fewer")
         weakref.finalize(self, self.library.twostroke_team_free, self.handle)
 
     def settle(self) -> None:

@@ -185,7 +185,7 @@ def attention_of(source: Source, kind: str | None = None, **switches: Any) -> At
     kv_heads = source.integer("num_key_value_heads", default=heads)
     head_dim = source.integer("head_dim", default=source.integer("hidden_size") // heads or None, limit=MAX_HEAD_DIM)
     if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads cannot be")
+        raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads do not fit")
     return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
 
 

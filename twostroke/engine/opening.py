@@ -107,7 +107,7 @@ def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:
 
 def _trim() -> None:
     """Return freed memory to the system: making a tokenizer uses much memory that the C library would keep."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
         trim(0)
 
 

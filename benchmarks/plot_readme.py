@@ -8,16 +8,15 @@ stored as text in the reader's sans-serif font. The colors are legible on light 
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results_file import RESULTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MODEL = "qwen2.5-coder-0.5b"
 MACHINES = (
@@ -58,6 +57,12 @@ def bars(axes: Axes, speeds: dict[str, float]) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser("plot_readme", description="Draw the README's plot of speed from raw results.").parse_args()
+
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     matplotlib.rcParams |= {
         "svg.fonttype": "none",
         "font.family": "sans-serif",

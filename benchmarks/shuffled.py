@@ -11,24 +11,27 @@ import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import ROUTER
 
 
 def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:
-    """The model in float32, with shuffled residual stream, MLP channels, and value channels within each head."""
+    """In float32. The residual stream is shuffled, the inside of each MLP, and within each head the values."""
     config, random = checkpoint.config, np.random.default_rng(seed)
     hidden = random.permutation(config.hidden_size)
-    mlp = random.permutation(config.layers[0].feed_forward.intermediate_size)
+    sizes = sorted({layer.feed_forward.intermediate_size for layer in config.layers})
+    inner = {size: random.permutation(size) for size in sizes}
     value, heads = random.permutation(config.head_dim), np.arange(config.num_heads)[:, None] * config.head_dim
     values, attended = (heads[: config.num_kv_heads] + value).reshape(-1), (heads + value).reshape(-1)
-    rows = {"v": values, "v_bias": values, "o": hidden, "gate": mlp, "up": mlp, "down": hidden}
+    rows = {"v": values, "v_bias": values, "o": hidden, "down": hidden}
     rows |= dict.fromkeys(("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "norm"), hidden)
-    columns = dict.fromkeys(("embed", "head", "q", "k", "v", "gate", "up"), hidden) | {"o": attended, "down": mlp}
+    columns = dict.fromkeys(("embed", "head", "q", "k", "v", "gate", "up", ROUTER), hidden) | {"o": attended}
 
     def reorder(name: str) -> RawTensor:
         tensor, part = checkpoint.tensor(name), name.split(".")[-1]
         x = tensor.dequantize()
-        x = x[rows.get(part, slice(None))]
-        x = x[:, columns[part]] if part in columns else x
+        x = x[inner[len(x)] if part in ("gate", "up") else rows.get(part, slice(None))]
+        if part in columns or part == "down":
+            x = x[:, inner[x.shape[1]] if part == "down" else columns[part]]
         data = np.ascontiguousarray(x).view(np.uint8).reshape(-1, 4 * x.shape[-1])
         return replace(tensor, format="F32", data=data)
 

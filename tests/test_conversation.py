@@ -264,7 +264,7 @@ def test_damaged_files_are_told(model: LLM, tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match="this conversation was saved by an earlier version of Twostroke"):
         Conversation.load(path, model)
     Conversation(model, **PLAIN).kv.save(path)
-    with pytest.raises(CorruptFile, match="this is no conversation saved by Twostroke"):
+    with pytest.raises(CorruptFile, match="this is not a conversation saved by Twostroke"):
         Conversation.load(path, model)
 
 

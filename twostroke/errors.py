@@ -1,4 +1,4 @@
-"""Every error that Twostroke raises on purpose. Each message is one line that says what to do."""
+"""The typed errors of Twostroke. Each message is one line that says what to do."""
 
 
 class TwostrokeError(Exception):
@@ -6,7 +6,7 @@ class TwostrokeError(Exception):
 
 
 class CheckpointError(TwostrokeError):
-    """A checkpoint cannot be found, fetched, read or understood; names the file and the tensor."""
+    """A checkpoint cannot be found, fetched, read or parsed; the message names the file and the tensor."""
 
 
 class UnknownModel(CheckpointError):
@@ -14,7 +14,7 @@ class UnknownModel(CheckpointError):
 
 
 class UnsupportedArchitecture(CheckpointError):
-    """The checkpoint's architecture, or a variant it asks for, is not implemented."""
+    """The checkpoint's architecture, or a variant that it uses, is not implemented."""
 
 
 class FetchError(CheckpointError):
@@ -22,11 +22,11 @@ class FetchError(CheckpointError):
 
 
 class KVError(TwostrokeError):
-    """An operation on a KV cache is not possible; every value involved stays as it was."""
+    """An operation on a KV cache is not possible; the values involved have not changed."""
 
 
 class GeometryMismatch(KVError):
-    """Two values, or a value and a model, differ in a field of the fingerprint (named in the message)."""
+    """Two values, or a value and a model, differ in a field of the KV geometry; the message names it."""
 
 
 class OutOfPages(KVError):

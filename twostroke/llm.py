@@ -1,4 +1,4 @@
-"""The public face: a model that prefills, decodes, generates and chats."""
+"""The public API: a model that prefills, decodes, generates and chats."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
 
-MAIN = "main"  # the role of the model itself among its engine's
-TextOrTokens = str | Sequence[int]  # a prompt as users give it
+MAIN = "main"  # the model's role in its engine
+TextOrTokens = str | Sequence[int]  # a prompt
 
 
 class LLM:
     """A model, its engine and its KV pool.
 
     Attributes:
-        tokenizer: text to ids and back.
-        config: the model's geometry.
+        tokenizer: converts text to ids and back.
+        config: description of the model.
         path: the checkpoint's (first) file.
-        generation: the model's own defaults for sampling, as far as it states any: fields of `SamplingParams`. `chat`
-            and the server of the command line take them; the methods here are greedy unless they are told otherwise.
-        pool: where its KV values live.
-        engine: what runs its requests.
-        backend: what computes.
+        generation: the checkpoint's sampling defaults, if any: fields of `SamplingParams`. The commands `chat` and
+            `serve` use them; the methods of this class are greedy by default.
+        pool: holds its KV values.
+        engine: runs its requests.
+        backend: computes its steps.
     """
 
     def __init__(
@@ -68,31 +68,31 @@ class LLM:
         itl_ms: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Open a model, fetching it first if it is not there.
+        """Open a model; fetch it first if necessary.
 
         Args:
-            model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or what `open_checkpoint` opened.
-            backend: "native" (CPU, quantized or bfloat16 weights; "native-amx", "native-avx512" and so on are
-                its variants), "reference" (PyTorch), or "auto" (native if it can).
+            model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or a `Checkpoint`.
+            backend: "native" (CPU, quantized or bfloat16 weights), one of its variants ("native-amx",
+                "native-avx512", ...), "reference" (PyTorch), or "auto" (native if it can run the model).
             device: any torch device.
-            dtype: of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
+            dtype: dtype of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
                 "int3" or "int2").
-            student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's own
-                weights, re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
-            draft: a model of the same tokenizer that guesses tokens, named likewise. Of another geometry, it has a
-                pool of its own, of as many pages.
-            threads: CPU threads, at most 8 for each core; None for one for each core that this process may use, by its
-                affinity and its container's share of time.
-            kv_bytes: memory for KV pages; None for a quarter of what this process may still take (its container's limit
-                counts, memory that only caches files is available), 4 GiB at most.
+            student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,
+                re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
+            draft: a model with the same tokenizer that guesses tokens; names as for `student`. If its geometry
+                differs, it has a separate pool with the same number of pages.
+            threads: CPU threads, at most 8 per core. None uses one per core that is available to this process by its
+                affinity and its container's CPU quota.
+            kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
+                its container's limit; file cache counts as available), at most 4 GiB.
             page_size: entries per page.
             prefix_index: "radix", "hash", or "off".
             max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
-            max_running: most choices that run at once.
-            itl_ms: objective for ITL, in milliseconds: chunks of prompts shrink to keep it while anything decodes.
-                Opening the model then measures its steps for about a second.
-            progress: hears of downloads, (stage, bytes done, bytes in all).
+            max_running: maximum number of choices that run at once.
+            itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
+                the model then takes about a second longer, to measure its steps.
+            progress: called during downloads with (stage, bytes done, total bytes).
 
         Raises:
             CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
@@ -124,14 +124,14 @@ class LLM:
     # The two strokes ------------------------------------------------------------------------------------------
 
     def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
-        """Stroke one: enter a text or token ids, after the entries of another value if one is given.
+        """Stroke one: enter a text or token ids, after the entries of `after` if given.
 
-        The result is a new value; `after` stays as it is and shares its pages. A token that `after` has pending is
-        entered first. `model` is "student" or "draft" for a companion of that role.
+        The result is a new value that shares pages with `after`, which does not change. A pending token of `after` is
+        entered first. `model` is "student" or "draft" to use that companion.
 
         Raises:
-            InvalidRequest: nothing to enter, ids outside the vocabulary, or past the model's context.
-            GeometryMismatch: `after` belongs to another geometry. OutOfPages: no room.
+            InvalidRequest: nothing to enter, ids outside the vocabulary, or more tokens than the context holds.
+            GeometryMismatch: `after` has another geometry. OutOfPages: no room.
         """
         tokens = self.encode(prompt, add_bos=None if after is None else False)
         if after is not None:
@@ -150,12 +150,15 @@ class LLM:
         """Stroke two: continue a value token by token.
 
         Args:
-            kv: what to continue; it stays as it is.
+            kv: the value to continue; it does not change.
             params, sampling: `SamplingParams`, or its fields (max_tokens=, temperature=, ...).
-            model: "student" or "draft" for a companion of that role.
+            model: "student" or "draft" to use that companion.
 
         Returns:
-            An iterator of `Token`; its `kv` is the value with all tokens but the last, which it has pending.
+            An iterator of `Token`. At the end its `kv` is the continued value, with the last token pending.
+
+        Raises:
+            InvalidRequest: a parameter is out of range, or n is not 1.
         """
 
         def program() -> Program:
@@ -179,12 +182,15 @@ class LLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """Answer a list of prompts (texts or token ids), all of them in one batch.
+        """Answer a list of prompts (texts or token ids) in one batch.
 
         Args:
-            prompts: what to answer.
+            prompts: the prompts.
             params, sampling: `SamplingParams`, or its fields.
-            method: the technique; None is the plain request.
+            method: the technique; None is plain generation.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing. OutOfPages: no room.
         """
         if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
             raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
@@ -203,7 +209,7 @@ class LLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> Decoding:
-        """As `generate` of one prompt, token by token."""
+        """Like `generate` for one prompt, but token by token."""
         request = self.request(prompt, sampling_params(params, sampling), method)
         return Decoding(self.engine, self.engine.submit(request))
 
@@ -215,12 +221,12 @@ class LLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> Completion:
-        """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template."""
+        """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template."""
         prompt = self.tokenizer.encode_chat(messages)
         return self.generate([prompt], params, method=method, **sampling)[0]
 
     def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
-        """A request, not submitted yet."""
+        """Make a request without submitting it. Raises InvalidRequest as `generate`."""
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
@@ -230,13 +236,13 @@ class LLM:
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
     def require_companions(self, method: Method) -> None:
-        """Raise InvalidRequest naming a companion that a method takes and this model was not opened with."""
+        """Raise InvalidRequest if the model was opened without a companion that the method needs."""
         for role in method.companions:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
 
     def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a prompt; ids are taken as they are. Raises InvalidRequest for what the model cannot take."""
+        """Token ids of a prompt; ids are not changed. Raises InvalidRequest if the model cannot take the prompt."""
         if isinstance(prompt, str):
             tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
         else:
@@ -261,8 +267,8 @@ class Decoding(Iterator[Token]):
     """Tokens as they are made.
 
     Attributes:
-        request: what is being served, with its timings.
-        tokens: those taken so far.
+        request: the request, with its timings.
+        tokens: the tokens taken so far.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
@@ -281,7 +287,7 @@ class Decoding(Iterator[Token]):
 
     def close(self) -> None:
         """Stop early and free the pages."""
-        self._engine.cancel(self.request)  # closing an iterator that never began would not
+        self._engine.cancel(self.request)  # closing an iterator that has not started would not
 
     @property
     def text(self) -> str:
@@ -290,9 +296,9 @@ class Decoding(Iterator[Token]):
 
     @property
     def kv(self) -> KVCache:
-        """After the last token of `LLM.decode`: the continued value."""
+        """The continued value, after the last token of `LLM.decode`. Raises InvalidRequest before that."""
         if (run := self.request.result) is None:
-            raise InvalidRequest("the value is there once all tokens are taken, and only of LLM.decode")
+            raise InvalidRequest("there is no value yet: take all tokens first; only LLM.decode gives one")
         return run.kv
 
 
@@ -310,8 +316,8 @@ class Completion:
     """A request's answer.
 
     Attributes:
-        cached_tokens: how many of all that its prefills asked for came from the prefix index.
-        facts: what the technique says of its work on the first choice (`Refreshes`, `Speculation`), or None.
+        cached_tokens: number of its prefills' tokens that came from the prefix index.
+        facts: the technique's report on the first choice (`Refreshes`, `Speculation`), or None.
     """
 
     outputs: list[Output]
@@ -345,7 +351,7 @@ class Completion:
 
 
 def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
-    """`params`, or one made of fields. Raises InvalidRequest for an unknown field, or for both."""
+    """`params`, or `SamplingParams` made of `fields`. Raises InvalidRequest for both, or for an unknown field."""
     if params is not None:
         if fields:
             raise InvalidRequest(f"give SamplingParams or its fields, not both ({', '.join(fields)})")
@@ -357,13 +363,14 @@ def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) ->
 
 
 def require_value(kv: object) -> None:
-    """Raise InvalidRequest for what is no KVCache."""
+    """Raise InvalidRequest unless `kv` is a KVCache."""
     if not isinstance(kv, KVCache):
         raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
 
 
 def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
-    """Pages that fit into `kv_bytes`. Raises InvalidRequest if that is not even one."""
+    """Number of pages that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
+
     if not isinstance(page_size, int) or page_size < 1:
         raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
     if kv_bytes is None:

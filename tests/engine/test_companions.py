@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import write_model
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.engine.track import Token
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.llm import LLM
+from twostroke.sampling.draw import Sampled
+from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
@@ -78,3 +83,64 @@ def test_what_does_not_fit_is_named(tiny_llm: TinyLLM, smaller: Path, tmp_path: 
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text().replace('"<s>"', '"<S>"'))
     with pytest.raises(GeometryMismatch, match="tokenizer"):
         tiny_llm(draft=str(other))
+
+
+def guessing(llm: LLM, guesses: list[int]) -> Request:
+    """A student continues the teacher's value with guesses: its first row is the teacher's, the others its own."""
+
+    def program() -> Program:
+        kv = yield Prefill(PROMPT)
+        run: Decoded = yield Decode(kv, model="student", guesses=guesses)
+        yield Decode(run.kv, model="student")
+        return run.tokens
+
+    return Request(program, SamplingParams(max_tokens=8, ignore_eos=True, seed=1), llm.tokenizer)
+
+
+def test_draws_of_two_models_come_in_order(tiny_llm: TinyLLM, twin: Path) -> None:
+    """Beside a lane that decodes with the student alone, which would be drawn for first."""
+    llm = tiny_llm(student=str(twin), prefix_index="off")
+    kv = llm.prefill(PROMPT)
+    made = [token.id for token in llm.decode(kv, model="student", max_tokens=4, ignore_eos=True)]
+    alone, beside = guessing(llm, made[:3]), guessing(llm, made[:3])
+    llm.engine.finish([llm.engine.submit(alone)])
+    assert alone.result == made
+    older = llm.decode(llm.prefill(PROMPT[:7], model="student"), model="student", max_tokens=30, ignore_eos=True)
+    next(older)
+    llm.engine.finish([llm.engine.submit(beside)])
+    assert beside.result == made
+    assert [token.id for token in beside.events] == [token.id for token in alone.events]
+    older.close()
+
+
+@pytest.mark.parametrize("seen", range(5))
+def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM, twin: Path) -> None:
+    """A stroke that comes back after some of its guesses stood goes on with the others, and ends where it ended."""
+    llm = tiny_llm(student=str(twin), prefix_index="off")
+    made = [t.id for t in llm.decode(llm.prefill(PROMPT), model="student", max_tokens=5, ignore_eos=True)]
+    guesses = [*made[:3], (made[3] + 1) % llm.config.vocab_size]
+    undisturbed, request = guessing(llm, guesses), guessing(llm, guesses)
+    llm.engine.finish([llm.engine.submit(undisturbed)])
+    assert undisturbed.result == made[:4]
+    (choice,), taken = request.choices, 0
+    advance = choice.track.push
+
+    def push(sampled: Sampled, full: bool = False) -> Token:
+        nonlocal taken
+        taken += 1
+        return advance(sampled, full)
+
+    choice.track.push = push  # type: ignore[method-assign]
+    llm.engine.submit(request)
+    resume = llm.engine._resume
+
+    def preempting() -> None:
+        if taken == seen + 1 and not request.preemptions:
+            llm.engine._placement._preempt(choice)
+        resume()
+
+    llm.engine._resume = preempting  # type: ignore[method-assign]
+    llm.engine.finish([request])
+    assert request.preemptions == 1
+    assert request.result == undisturbed.result
+    assert [token.id for token in request.events] == [token.id for token in undisturbed.events]

@@ -39,9 +39,9 @@ def most_pages(llm: LLM, prompt: list[int], chosen: Method, **options: Any) -> i
     """The most pages that a request takes at any time."""
     allocate, most = llm.pool.allocate, 0
 
-    def counted(count: int) -> list[int]:
+    def counted(count: int, *tier: str) -> list[int]:
         nonlocal most
-        pages = allocate(count)
+        pages = allocate(count, *tier)
         most = max(most, llm.pool.num_used)
         return pages
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from twostroke.backends.native.backend import NativeBackend
 from twostroke.engine.opening import _identity
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
+from twostroke.models.rope import Rope
 
 VARIANTS: tuple[str, ...] = library.variants() if library.unavailable() is None else ()
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 5
@@ -74,6 +76,7 @@ def test_kv_of_other_bits_is_another_identity() -> None:
 
     class Checkpoint:
         weights_id = "these"
+        config = SimpleNamespace(ropes=(Rope(1e4),), head_dim=64)
 
     ids = {_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
     assert len(ids) == 2

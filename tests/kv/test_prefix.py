@@ -91,7 +91,7 @@ def test_only_canonical_whole_aligned_pages_enter(index: PrefixIndex) -> None:
 
 
 def test_values_of_another_pool_are_refused(index: PrefixIndex) -> None:
-    with pytest.raises(KVError, match="own pool"):
+    with pytest.raises(KVError, match="only values in its pool"):
         index.insert(prefill(make_pool(), A))
 
 

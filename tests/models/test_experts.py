@@ -1,5 +1,7 @@
 """Mixtures of experts: both loaders, both CPU backends, all formats of files."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from twostroke.checkpoints.gguf import open_gguf
 from twostroke.checkpoints.gguf_config import tensor_names
 from twostroke.checkpoints.huggingface import open_huggingface
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import CheckpointError
 from twostroke.llm import LLM
 from twostroke.models.config import Experts
 from twostroke.sampling.params import SamplingParams
@@ -115,8 +118,6 @@ def test_both_loaders_read_one_model(directory: Path, from_gguf: Callable[[str],
 
 def test_a_part_that_is_missing_is_named(directory: Path, tmp_path: Path) -> None:
     """A file whose experts are fewer than its metadata say."""
-    from twostroke.errors import CheckpointError
-
     source = open_huggingface(directory)
     layers = [replace(layer, feed_forward=replace(layer.feed_forward, count=7)) for layer in source.config.layers]
     fewer = replace(source.config, layers=tuple(layers))
@@ -127,7 +128,7 @@ def test_a_part_that_is_missing_is_named(directory: Path, tmp_path: Path) -> Non
     key = b"qwen3moe.expert_count"
     place = data.index(key) + len(key) + 4
     path.write_bytes(data[:place] + (8).to_bytes(4, "little") + data[place + 4 :])
-    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_gate_exps\.weight: there is no matrix 7|ffn_gate_inp"):
+    with pytest.raises(CheckpointError, match=r"_exps\.weight: shape \(7, 256, 256\) where there are 8 experts"):
         open_gguf(path)
 
 
@@ -183,3 +184,26 @@ def test_a_router_keeps_its_bits(directory: Path) -> None:
     checkpoint = re_encoded(open_huggingface(directory), "int4")
     assert checkpoint.tensor("layers.0.router").format == "F32"
     assert checkpoint.tensor("layers.0.experts.3.up").format == "Q4_1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_local_experts": 65535}, "experts of 589815 matrices, and the files have"),
+        ({"num_local_experts": 1 << 40}, "num_local_experts must be a positive integer"),
+        ({"num_local_experts": 9}, "experts of|is missing"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok must be at most the 8 experts; it is 9"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob must be true or false"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers must be a list of layers, from 0 to 2"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size must be a positive integer"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 10**400}}, "rope_theta must be a positive number"),
+    ],
+)
+def test_bad_configs_are_one_clear_error(
+    changes: dict[str, Any], message: str, directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(CheckpointError, match=message):
+        open_huggingface(tmp_path / "a")

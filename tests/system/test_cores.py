@@ -72,7 +72,7 @@ except InvalidRequest as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (
-        "the system gives no 16 threads and as many in reserve: ask for fewer\n",
+        "the system cannot start 16 threads and as many in reserve: ask for fewer\n",
         "",
         0,
     )

@@ -1,1 +1,1 @@
-"""Backends: the interface that one fills, memory of pages, the choice of one, and the two there are."""
+"""Backends: their interface, the memory of pages, the choice of a backend, and the two implementations."""

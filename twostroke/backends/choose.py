@@ -1,4 +1,4 @@
-"""Backends, and the choice between them."""
+"""The choice of a backend."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from twostroke.models.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
-NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the quickest here, or the one named
+NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
 BACKENDS = ("auto", *NATIVE, "reference")
 DTYPES = ("auto", "float32", "bfloat16")
 
@@ -26,13 +26,16 @@ def create_backend(
     matrices: Mapping[str, RawTensor],
     page_size: int,
 ) -> Backend:
-    """The backend for a device and a model, of which `matrices` are outlines of the weights.
+    """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
-    "auto" is the native backend where it can run this, and else the reference, which says so in the log. "native" is
-    the quickest of its variants at prefill that the processor can run. Raises InvalidRequest, naming what there is to
-    choose from, or why the backend asked for cannot run.
+    "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log.
+    "native" is the variant with the fastest prefill that the processor can run.
+
+    Raises:
+        InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
+            device cannot be used (the message says why).
     """
-    device = str(device)  # a torch.device will do
+    device = str(device)  # also accepts a torch.device
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:

@@ -1,36 +1,36 @@
-"""What a backend is. Whoever writes one needs this page and `models/config.py`.
+"""The interface of a backend. To write a backend, this page and `models/config.py` are enough.
 
-A *backend* computes on one kind of device. It makes the memory that KV pages lie in (`backends.memory`), and turns a
-model's description and weights into a `CompiledModel`, whose two calls are a step:
+A *backend* computes on one kind of device. It creates the memory for KV pages (`backends.memory`), and turns a model's
+description and weights into a `CompiledModel`, whose two calls make a step:
 
-    forward    the rows of a step through all layers; K and V go to pages
-    sample     tokens from the rows whose result is wanted: greedy, drawn, filtered, penalized, constrained
+    forward    run the rows of a step through all layers; K and V are written to pages
+    sample     sample tokens from the wanted rows: greedy, drawn, filtered, penalized, constrained
 
 A step works on a *ragged batch*: N rows, each one token of one of S sequences, decode rows and prefill chunks side by
-side. Keys and values live in pages, and each sequence brings a table of spans.
+side. Keys and values are in pages, and each sequence has a table of spans.
 
-**Arrays** that come and go are numpy's, in host memory; a backend copies them to its device, or into static buffers of
-a captured graph, inside the call. PyTorch takes a second and 190 MiB to import, so only a backend that computes with it
-imports it. Everything that a call is given belongs to the caller, who may change it once the call has returned; so a
-backend that goes on computing keeps copies. Weights are read while `compile` runs and not afterwards, unless the
-backend holds the `RawTensor` (a table of embeddings that stays in its file).
+**Arrays.** Arguments and results are numpy arrays in host memory. A backend copies them to its device, or into static
+buffers of a captured graph, inside the call. PyTorch takes a second and 190 MiB to import, so only a backend that
+computes with it imports it. All arguments belong to the caller, who may change them once the call has returned; a
+backend that still computes then must keep copies. Weights are read only while `compile` runs, unless the backend holds
+the `RawTensor` (an embedding table that stays in its file).
 
-**Logits stay where they are.** `forward` returns `LazyLogits`: hidden states of the wanted rows, in the backend's own
-form. Only `read` makes them an array. `sample` takes such rows and hands out tokens, so a device never sends logits to
-the host unless somebody asks for log-probabilities of all ids.
+**Logits stay on the device.** `forward` returns `LazyLogits`: hidden states of the wanted rows, in the backend's
+private form. Only `read` makes them an array. `sample` takes such rows and returns tokens, so a device sends logits to
+the host only if log-probabilities of all ids are requested.
 
-**One step in flight.** A step need not wait for the tokens of the step before it. `sample` returns a `Drawn`, which may
-still be computing, and `RaggedBatch.drawn` hands it to the next `forward`: a row whose token id is `-1 - i` takes the
-i-th token of it, on the device. An engine that keeps a step in flight plans step t + 1 while step t computes: each
-decoding lane enters the placeholder of its pending token, and `Drawn.read` of step t comes after `forward` of step
-t + 1 was launched. A lane that ended with that token (its end, a stop string, a grammar) is one row too far: the writer
-truncates it, and nobody has read its K and V. Lanes whose next draw depends on the token itself (penalties, a grammar,
-a condition) are left out of the step in flight. The engine of today reads at once; both CPU backends take
+**One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns a `Drawn`, which may
+still be computing, and `RaggedBatch.drawn` passes it to the next `forward`: a row whose token id is `-1 - i` takes its
+i-th token, on the device. An engine that keeps a step in flight plans step t + 1 while step t computes: each decoding
+lane enters the placeholder of its pending token, and `Drawn.read` of step t comes after `forward` of step t + 1 was
+launched. A lane that ended with that token (end token, stop string, grammar) has one row too many: the writer truncates
+it, and its K and V have not been read. Lanes whose next draw depends on the token itself (penalties, a grammar, a
+condition) are left out of the step in flight. The engine currently reads at once; both CPU backends accept
 placeholders.
 
-**Same bits.** A backend is `exact` if a row's result depends on its own prefix and nothing else: neither batch, chunk,
-page numbers nor threads may change a bit. Schedules of an exact backend are tested for equality, of another within
-tolerance.
+**Same bits.** A backend is `exact` if a row's result depends only on its prefix: batch, chunks, page numbers and
+threads must not change a bit. Different schedules are tested for equality if the backend is exact, and within tolerance
+otherwise.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from twostroke.sampling.draw import Draw, Sampled
 # Columns of a span table, one row per page that a sequence reads, in the order of its entries.
 PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
 
-Array = TypeVar("Array")  # numpy's, or a tensor
+Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)
 
 
@@ -57,20 +57,20 @@ Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke n
 class RaggedBatch(Generic[Array]):
     """The rows of one step.
 
-    Sequence s owns rows row_starts[s] to row_starts[s + 1]; they are the last entries of its table.
+    Sequence s has rows [row_starts[s], row_starts[s + 1]); they are the last entries of its table.
 
     Attributes:
         token_ids: [N] int64; -1 - i stands for the i-th token of `drawn`.
-        positions: [N] int64, what RoPE turns by.
-        pages, slots: [N] int64, where each row's K and V go.
+        positions: [N] int64, positions for RoPE.
+        pages, slots: [N] int64, where each row's K and V are written.
         row_starts: S + 1 ints.
-        tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), this step's rows included. Pages are
-            those of the memory that the step is given.
-        wanted: [W] int64, rising, the rows whose result is wanted; the others enter K and V, and no more.
-        query_rows: [R] int64, the distinct rows whose queries are handed out; None for none.
-        dropout: [layers, N, hidden] float32, what the normed inputs of MLPs are multiplied by (`models.dropout`).
-        drawn: tokens of the step before, which may not be known to the host yet.
-        scratch: room for what a backend derives once a step (RoPE tables, masks).
+        tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), including this step's rows. Pages are
+            frames of the memory that `forward` is given.
+        wanted: [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written.
+        query_rows: [R] int64, distinct rows whose queries are returned; None for none.
+        dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
+        drawn: tokens of the previous step, which the host may not know yet.
+        scratch: holds what a backend derives once per step (RoPE tables, masks).
     """
 
     token_ids: Array
@@ -91,44 +91,44 @@ class RaggedBatch(Generic[Array]):
 
 
 class LazyLogits(Protocol):
-    """Logits of some rows, computed when somebody reads them. It stays valid for as long as it is held."""
+    """Logits of some rows, computed when they are read. Valid for as long as the object is held."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice) -> LazyLogits:
-        """Some of them. Rows of one `forward` share what has been computed: the head is read once for all of them."""
+        """Some of the rows. Rows of one `forward` share computed logits: the head is computed once for all of them."""
         ...
 
     def kept(self) -> LazyLogits:
-        """The same rows in memory of their own, a hidden state each, which is what a KV value keeps."""
+        """A copy of the rows' hidden states, which a KV value keeps."""
         ...
 
     def read(self) -> np.ndarray:
-        """[rows, vocab] float32, before temperature and penalties; not to be written to. Waits for the device."""
+        """[rows, vocab] float32, before temperature and penalties. Read-only. Waits for the device."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds."""
+        """Bytes held."""
         ...
 
 
 class Drawn(Protocol):
-    """Tokens that `sample` draws, perhaps still computing."""
+    """Tokens drawn by `sample`, which may still be computing."""
 
     def __len__(self) -> int: ...
 
     def read(self) -> list[Sampled]:
-        """One for each row. Waits for the device."""
+        """One token for each row. Waits for the device."""
         ...
 
 
 class Output(NamedTuple):
-    """What a forward pass returns.
+    """The result of a forward pass.
 
     Attributes:
-        logits: of the W wanted rows.
-        queries: of `query_rows`, [layers, R, Hq, D] float32, turned by RoPE and times the attention scale; or None.
+        logits: logits of the W wanted rows.
+        queries: queries of `query_rows`, [layers, R, Hq, D] float32, after RoPE and times the attention scale; or None.
     """
 
     logits: LazyLogits
@@ -136,7 +136,7 @@ class Output(NamedTuple):
 
 
 class CompiledModel(Protocol):
-    """A model's weights as a backend computes with them. Calls may come from several threads; they take turns."""
+    """A model with its weights in the backend's form. The backend serializes calls from several threads."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -144,7 +144,7 @@ class CompiledModel(Protocol):
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
         """Run the rows through all layers, and write their K and V to `memory` at (pages, slots).
 
-        `memory` was made by this backend. Its pages that tables name are the step's until the next call to the same
+        `memory` was made by this backend. The step may use the pages in its tables until the next call to the same
         memory, `Drawn.read` or `LazyLogits.read` of this step has returned, whichever comes first.
         """
         ...
@@ -153,8 +153,8 @@ class CompiledModel(Protocol):
         """Draw a token from each row.
 
         Args:
-            rows: of one row each, of any forward passes of this model, or stored logits that another process computed.
-            draws: how. The token is a function of the row's logits and its draw alone (`sampling.noise`).
+            rows: one row each, from any forward pass of this model, or stored logits from another process.
+            draws: how to sample each row. The token depends only on the row's logits and its draw (`sampling.noise`).
         """
         ...
 
@@ -164,12 +164,12 @@ class Backend(Protocol):
 
     Attributes:
         name: "native", "reference".
-        label: the name with the variant of it that runs, for reports.
-        arithmetic: names everything in the backend that bits of K, V and logits depend on, its build included.
-        exact: whether a row's result is bit for bit the same in any batch, chunk and thread count.
-        device: "cpu", or another as PyTorch calls it.
-        threads: of the CPU.
-        dtype, kv_dtype: of activations, and of K and V: "float32", "bfloat16".
+        label: the name with its variant, for reports.
+        arithmetic: identifies everything in the backend that the bits of K, V and logits depend on, also its build.
+        exact: whether a row's result has the same bits for any batch, chunk and thread count.
+        device: "cpu", or another PyTorch device name.
+        threads: number of CPU threads.
+        dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
 
     @property
@@ -197,17 +197,17 @@ class Backend(Protocol):
     def kv_dtype(self) -> str: ...
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        """Why it cannot run a model; None where it can. Of `matrices` only formats and shapes are read."""
+        """Why the backend cannot run a model; None if it can. Only formats and shapes of `matrices` are read."""
         ...
 
     def weight_bytes(self, tensor: RawTensor) -> int:
-        """Bytes of a weight matrix as it computes on it."""
+        """Bytes of a weight matrix in the backend's form."""
         ...
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
-        """Zeroed memory for so many pages. Raises OutOfPages without room for it."""
+        """Zeroed memory for `num_pages` pages. Raises OutOfPages if there is no room."""
         ...
 
     def compile(self, config: ModelConfig, weights: Weights) -> CompiledModel:
-        """Pack the weights. Raises MemoryError without room for them."""
+        """Pack the weights. Raises MemoryError if there is no room."""
         ...

@@ -1,8 +1,8 @@
-"""Where the numbers of a pool's pages lie: what such memory offers, and that of the host.
+"""The memory of a pool's pages: the interface, and its implementation in host memory.
 
-A page holds K and V of `page_size` entries in all layers, in one piece of `page_bytes`. It moves as these bytes: to
-another page, to a file, to another memory of the same layout. Entries are read and written one by one only where a page
-is used in part, and for study.
+A page holds K and V of `page_size` entries in all layers, in one piece of `page_bytes` bytes. It moves as these bytes:
+to another page, to a file, to another memory of the same layout. Single entries are read and written only if a page is
+used in part, and for inspection.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,11 +23,11 @@ class Memory(Protocol):
     """Pages of K and V on one device. A *frame* is the place of one page.
 
     Attributes:
-        storage: what kernels see, [layers, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
-        layout: how entries lie in a page. "plain": [layers, 2, Hkv, page_size, D]. "pairs", as instructions that
-            multiply pairs take them: K is [layers, Hkv, D / 2, page_size, 2], two columns of each key side by side, and
-            V is [layers, Hkv, page_size / 2, D, 2], the values of two slots side by side.
-        page_bytes: the size of a page.
+        storage: the array that kernels use, [layers, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
+        layout: order of a page's elements. "plain": [layers, 2, Hkv, page_size, D]. "pairs", for instructions that
+            multiply pairs: K is [layers, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
+            [layers, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent).
+        page_bytes: bytes of a page.
     """
 
     storage: Any
@@ -35,15 +35,15 @@ class Memory(Protocol):
     page_bytes: int
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
-        """The bytes of pages, not to be written to. On the host they are the memory itself and change with it."""
+        """The bytes of pages. Read-only. In host memory they are views and change with it."""
         ...
 
     def filling(self, frame: int) -> AbstractContextManager[memoryview]:
-        """The bytes of a page to be written to, so that a file can be read straight into it. They count on leaving."""
+        """Writable bytes of a page, so that a file can be read into it directly. Written when the context exits."""
         ...
 
     def write_page(self, frame: int, data: memoryview | bytes) -> None:
-        """Replace a page by `page_bytes` bytes."""
+        """Replace a page with `page_bytes` bytes."""
         ...
 
     def copy_page(self, source: int, target: int) -> None:
@@ -51,11 +51,11 @@ class Memory(Protocol):
         ...
 
     def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather n entries by frame and slot: [layers, 2, n, Hkv, D], a copy, numpy's."""
+        """Gather n entries by frame and slot: [layers, 2, n, Hkv, D], a numpy copy."""
         ...
 
     def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather one layer's keys: [n, Hkv, D], a copy, numpy's."""
+        """Gather one layer's keys: [n, Hkv, D], a numpy copy."""
         ...
 
     def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
@@ -64,21 +64,21 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """A `Memory` in zeroed virtual memory, which costs nothing until a page is written: so a large pool is free."""
+    """A `Memory` in zeroed virtual memory. A page takes no physical memory until it is written."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, layout: Layout = "plain", data: np.ndarray | None = None
     ) -> None:
-        """Make pages, or take those whose bytes are given.
+        """Allocate pages, or use the given bytes.
 
         Args:
             shape: [frames, layers, 2, Hkv, page_size, D].
-            dtype: of K and V.
+            dtype: dtype of K and V.
             layout: see `Memory`.
-            data: uint8, the bytes of all pages one after another, which are used in place.
+            data: uint8, the bytes of all pages one after another, used in place.
 
         Raises:
-            OutOfPages: there is no memory for them.
+            OutOfPages: there is not enough memory.
         """
         self.layout: Layout = layout
         data = _zeros(shape, dtype) if data is None else data
@@ -114,12 +114,12 @@ class HostMemory:
 
 
 class _Side:
-    """K or V of all pages, by frame and slot: [layers, n, Hkv, D], however a page is laid out."""
+    """K or V of all pages, by frame and slot: [layers, n, Hkv, D], for any layout of pages."""
 
     def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None) -> None:
-        """`storage`: [layers, frames, Hkv, page_size, D], where a page may hold pairs of columns or slots instead."""
+        """`storage`: [layers, frames, Hkv, page_size, D]; with `pairs`, pages hold pairs of columns or slots."""
         self.pairs, self.dtype = pairs, storage.dtype
-        bits = storage.view(f"u{storage.itemsize}")  # numpy moves numbers that it does not know one by one
+        bits = storage.view(f"u{storage.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
         layers, frames, heads, size, dim = storage.shape
         if pairs == "columns":
             self.view = bits.reshape(layers, frames, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
@@ -129,7 +129,7 @@ class _Side:
             self.view = bits.swapaxes(2, 3)
 
     def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
-        """A copy; of one layer [n, Hkv, D]."""
+        """A copy, [layers, n, Hkv, D]; for one layer [n, Hkv, D]."""
         taken = self.view[(layers, *self._places(frames, slots))]
         if self.pairs == "columns":
             taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
@@ -146,12 +146,12 @@ class _Side:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeroed bytes. Zeros matter: a masked slot still meets a weight of 0, and 0 times a stray nan is nan."""
+    """Zeroed bytes. Zeros matter: a masked slot is multiplied by a weight of 0, and 0 times nan is nan."""
     try:
         size = int(np.prod(shape, dtype=object)) * dtype.itemsize
         memory = np.zeros(size + HUGE_PAGE, np.uint8)
     except (MemoryError, ValueError):
         raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
-    # These are the operating system's zero pages, which take memory only when touched.
+    # Memory is taken only when a page is touched.
     start = -memory.ctypes.data % HUGE_PAGE
     return memory[start : start + size]

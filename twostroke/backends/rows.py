@@ -1,4 +1,4 @@
-"""Rows whose hidden states are at hand, and sampling from them: what both CPU backends return from a pass."""
+"""Rows of hidden states and sampling from them: the `LazyLogits` and `Drawn` of both CPU backends."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from twostroke.sampling.statistics import RowStatistics, Statistics
 
 
 class Head(Protocol):
-    """The end of a model: from hidden states [R, hidden], in a backend's own form, to logits and tokens."""
+    """The end of a model: from hidden states [R, hidden], in the backend's form, to logits and tokens."""
 
     @property
     def statistics(self) -> Statistics: ...
 
     def logits(self, hidden: Any) -> tuple[np.ndarray, RowStatistics | None]:
-        """[R, vocab] float32, and what was found beside them."""
+        """Logits [R, vocab] float32, and their statistics if the head computed them too."""
         ...
 
     def search(self, hidden: Any, noises: Sequence[Noise]) -> list[int]:
-        """Of each row the id with the largest logit, noise added."""
+        """For each row, the id with the largest logit plus noise."""
         ...
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Hidden states one after another."""
+        """Concatenated hidden states."""
         ...
 
     def copy(self, hidden: Any) -> Any: ...
 
 
 class Computed:
-    """Hidden states of rows that were computed together, and their logits once anybody has read them.
+    """Hidden states of rows that were computed together, and their logits once they have been read.
 
-    A step keeps logits, since the rows that read them next are of the same step. A KV value does not: it may live long.
+    A step keeps the logits, since other rows of the step may read them. A KV value does not, since it may live long.
     """
 
     def __init__(self, head: Head, hidden: Any, keeps: bool) -> None:
@@ -46,7 +46,7 @@ class Computed:
         self.found: tuple[np.ndarray, RowStatistics | None] | None = None
 
     def logits(self) -> tuple[np.ndarray, RowStatistics | None]:
-        """Of all rows: the head is read once for them."""
+        """Logits of all rows: the head is computed once for them."""
         found = self.head.logits(self.hidden) if self.found is None else self.found
         if self._keeps:
             self.found = found
@@ -54,14 +54,14 @@ class Computed:
 
 
 class Rows:
-    """Some rows of a `Computed`; fills `LazyLogits`."""
+    """Some rows of a `Computed`; implements `LazyLogits`."""
 
     def __init__(self, computed: Computed, rows: range) -> None:
         self.computed, self.rows = computed, rows
 
     @classmethod
     def of(cls, head: Head, hidden: Any) -> Rows:
-        """All rows of hidden states."""
+        """All rows of the hidden states."""
         return cls(Computed(head, hidden, keeps=True), range(len(hidden)))
 
     def __len__(self) -> int:
@@ -88,10 +88,10 @@ class Rows:
 
 
 class Stored:
-    """Logits that came as an array, from a file or another process."""
+    """Logits given as an array, from a file or another process; implements `LazyLogits`."""
 
     def __init__(self, logits: np.ndarray) -> None:
-        """[rows, vocab] float32."""
+        """`logits`: [rows, vocab] float32."""
         self.logits = logits
 
     def __len__(self) -> int:
@@ -112,14 +112,14 @@ class Stored:
 
 
 class Ready(list[Sampled]):
-    """Tokens that are there already; fills `Drawn`."""
+    """Tokens that are already known; implements `Drawn`."""
 
     def read(self) -> list[Sampled]:
         return self
 
 
 def resolved(batch: RaggedBatch[np.ndarray]) -> np.ndarray:
-    """A batch's token ids, placeholders replaced by the tokens that were drawn."""
+    """A batch's token ids, with placeholders replaced by the drawn tokens."""
     if batch.drawn is None:
         return batch.token_ids
     drawn = np.array([sampled.id for sampled in batch.drawn.read()], np.int64)
@@ -129,14 +129,14 @@ def resolved(batch: RaggedBatch[np.ndarray]) -> np.ndarray:
 
 
 def sample_rows(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
-    """`CompiledModel.sample` for a backend whose `head` this is.
+    """`CompiledModel.sample` for a backend with this head.
 
-    Rows whose logits nobody has read yet go through the head together: by a search where a token is all that is asked
-    of each, else by way of all their logits. Rows whose logits are there are sampled from these.
+    Rows whose logits have not been read yet go through the head together: by a search if only a token is requested for
+    each, and otherwise by computing all their logits. Rows whose logits are known are sampled from them.
     """
     made: dict[int, Sampled] = {}
     fresh: list[int] = []
-    known: dict[int, list[int]] = {}  # by whose logits they are
+    known: dict[int, list[int]] = {}  # by the object that holds their logits
     for i, row in enumerate(rows):
         if isinstance(row, Rows) and row.computed.found is None:
             fresh.append(i)
@@ -153,7 +153,8 @@ def _from_hidden(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) 
     mine = [row for row in rows if isinstance(row, Rows)]
     if all(draw.simple for draw in draws):
         return [Sampled(id) for id in head.search(head.join([row.hidden for row in mine]), [d.noise for d in draws])]
-    # Candidates that continue one value ask for one row: its logits are computed once.
+    # Candidates that continue one value share a row: its logits are computed once.
+
     places = {(id(row.computed), row.rows.start): row for row in mine}
     logits, found = head.logits(head.join([row.hidden for row in places.values()]))
     if len(places) < len(mine):

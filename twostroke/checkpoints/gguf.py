@@ -7,6 +7,7 @@ against the file's end, so a damaged file raises CheckpointError.
 
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -241,6 +242,9 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     file = read_gguf(path)
     config = read_config(file.metadata, file.tensors, path)
     names = tensor_names(config)
+    for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
+        if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
+            raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
     stored = {
         ours: replace(found if name.expert is None else found.part(name.expert), name=ours)
         for ours, name in names.items()

@@ -5,7 +5,7 @@ Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
 
 import re
 from collections.abc import Mapping
-from math import isfinite
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
-from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, LIMIT
+from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, LARGEST, LIMIT, MAX_HEAD_DIM
 from twostroke.models.families.names import StoredName, stored_names
 from twostroke.models.rope import Rope
 
@@ -40,7 +40,8 @@ class GgufSource:
             raise CheckpointError(f"{path}: there is no matrix {GGUF_OUTER['embed']}")
         self.vocab_size = embedding.shape[0]
         self.tied = GGUF_OUTER["head"] not in tensors
-        # No more layers than the file has tensors: a damaged count could be in the billions.
+        self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
+        # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
 
     def get(self, key: str) -> Any:
@@ -49,10 +50,9 @@ class GgufSource:
 
     def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
         value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, list) and value and len(set(value)) == 1:
-            value = value[0]  # one value per layer, all equal
+        value = default if value is None else value
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]  # a value per layer, all alike
         elif isinstance(value, list):
             raise UnsupportedArchitecture(f"{self.path}: {self._name(key)} differs between layers")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < limit:
@@ -63,7 +63,7 @@ class GgufSource:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
             raise self._bad(key, "a positive number", value)
         return float(value)
 
@@ -132,7 +132,7 @@ def _refuse_variants(source: GgufSource) -> None:
     if (experts := source.get("expert_count")) and "num_experts" not in source.family.gguf_keys:
         raise source.unsupported(f"{experts!r:.20} experts (a mixture)")
     heads, hidden = source.integer("num_attention_heads"), source.integer("hidden_size")
-    head_dim = source.integer("head_dim", default=hidden // heads or None)
+    head_dim = source.integer("head_dim", default=hidden // heads or None, limit=MAX_HEAD_DIM)
     if source.integer("attention.value_length", default=head_dim) != head_dim:
         raise source.unsupported("values of another size than keys")
     if source.integer("rope.dimension_count", default=head_dim) != head_dim:

@@ -5,7 +5,7 @@ rope_scaling) and in that of transformers 5 (rope_parameters, by layer type for 
 """
 
 from collections.abc import Mapping
-from math import isfinite, pi
+from math import pi
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from twostroke.checkpoints.safetensors import read_json
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
-from twostroke.models.families.family import LIMIT
+from twostroke.models.families.family import LARGEST, LIMIT
 from twostroke.models.rope import Rope
 
 UNSUPPORTED_KEYS = (
@@ -35,7 +35,7 @@ class HuggingFaceSource:
 
     def __init__(self, values: Mapping[str, Any], family: Family, path: Path, num_tensors: int) -> None:
         self.values, self.family, self.path = values, family, path
-        self._most_layers = num_tensors
+        self._num_tensors = num_tensors
 
     @property
     def vocab_size(self) -> int:
@@ -47,7 +47,11 @@ class HuggingFaceSource:
 
     @property
     def num_layers(self) -> int:
-        return self.integer("num_hidden_layers", limit=self._most_layers + 1)
+        return self.integer("num_hidden_layers", limit=self._num_tensors + 1)
+
+    @property
+    def num_matrices(self) -> int:
+        return self._num_tensors
 
     def get(self, key: str) -> Any:
         return self.values[key] if key in self.values else self.family.defaults.get(key)
@@ -82,7 +86,7 @@ class HuggingFaceSource:
         return UnsupportedArchitecture(f"{self.path}: architecture {self.family.name} with {what:.80} is not supported")
 
     def _number(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
             raise self._bad(key, "a positive number", value)
         return float(value)
 

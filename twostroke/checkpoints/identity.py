@@ -97,7 +97,7 @@ def _remembered(path: str, state: State) -> str | None:
 def _read_note() -> dict[str, object]:
     try:
         found = json.loads(_note().read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: this user has no home, or JSON is nested too deeply
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -107,11 +107,12 @@ def _remember(path: str, state: State, digest: str) -> None:
     entries = {old: entry for old, entry in _read_note().items() if old != path and os.path.exists(old)}
     entries[path] = {"state": list(state), "sha256": digest}
     text = json.dumps(dict(list(entries.items())[-MOST:]), indent=1)
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         _note().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=_note().parent, prefix="digests", delete=False) as out:
-            out.write(text)
-        try:
-            os.replace(out.name, _note())
-        except OSError:
-            os.unlink(out.name)
+            try:
+                out.write(text)
+                out.flush()
+                os.replace(out.name, _note())
+            except OSError:
+                os.unlink(out.name)

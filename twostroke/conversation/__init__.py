@@ -1,4 +1,4 @@
-"""A chat whose KV value is extended turn by turn, in memory and in a file."""
+"""Chats whose KV cache is extended turn by turn, in memory and in files."""
 
 from twostroke.conversation.conversation import Conversation, Reply
 

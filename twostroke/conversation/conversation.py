@@ -1,4 +1,4 @@
-"""A conversation whose KV cache grows with it: every turn enters only what is new."""
+"""A conversation whose KV cache grows with it: every turn enters only new tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Conversation:
     """Messages, and the KV value that holds them.
 
     Attributes:
-        llm: who answers.
-        messages: [{"role": ..., "content": ...}, ...], both sides.
-        sampling: fields of `SamplingParams` for every reply, unless `say` is given others.
+        llm: the model that answers.
+        messages: [{"role": ..., "content": ...}, ...], of both sides.
+        sampling: fields of `SamplingParams` for every reply; `say` may override them.
     """
 
     def __init__(self, llm: LLM, system: str | None = None, **sampling: Any) -> None:
-        """Raises InvalidRequest where the model has no chat template or a sampling field is out of range."""
+        """Raises InvalidRequest if the model has no chat template or a sampling field is out of range."""
         if llm.tokenizer.chat_template is None:
             raise InvalidRequest(
                 f"model {llm.name} has no chat template, so it cannot chat: `twostroke generate --raw` continues a text"
@@ -40,11 +40,11 @@ class Conversation:
         self._forget()
         self.system = system
 
-    # What is known of it ---------------------------------------------------------------------------------------
+    # Facts -----------------------------------------------------------------------------------------------------
 
     @property
     def system(self) -> str | None:
-        """The system message. Setting another one is a rewrite of history: the next turn computes it anew."""
+        """The system message. Setting another one rewrites history: the next turn computes everything again."""
         first = self.messages[0] if self.messages else {"role": ""}
         return first["content"] if first["role"] == "system" else None
 
@@ -55,7 +55,7 @@ class Conversation:
 
     @property
     def kv(self) -> KVCache:
-        """The value of all that was said, its last token entered or pending. Ends a reply that is under way."""
+        """The value of the whole conversation; its last token may be pending. Ends a reply in progress."""
         self._settle()
         if self._due:  # a reply that was interrupted
             self._kv, self._due = self.llm.prefill(self._due, after=self._kv), []
@@ -63,20 +63,20 @@ class Conversation:
 
     @property
     def rendered(self) -> str:
-        """The text whose tokens the value holds, a pending one included."""
+        """The text whose tokens the value holds, including a pending token."""
         return self._rendered
 
-    # What one does with it -------------------------------------------------------------------------------------
+    # Operations ------------------------------------------------------------------------------------------------
 
     def say(self, text: str, **sampling: Any) -> Reply:
-        """Take a turn. The user's message is entered at once, the reply as its iterator is read.
+        """Take a turn. The user's message is entered at once; the reply is decoded as its iterator is read.
 
         Args:
-            text: what the user says.
-            sampling: fields of `SamplingParams`, in place of the conversation's own.
+            text: the user's message.
+            sampling: fields of `SamplingParams`, which override the conversation's.
 
         Raises:
-            InvalidRequest: a field is out of range, or the context is full; the conversation stays as it was.
+            InvalidRequest: a field is out of range, or the context is full; the conversation has not changed.
         """
         arrival = time.perf_counter()
         self._settle()
@@ -91,57 +91,57 @@ class Conversation:
         return self._reply
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Forget everything except the system message."""
         self._settle()
         self.messages = self.messages[: self.system is not None]
         self._forget()
 
     def save(self, path: str | Path) -> None:
-        """Write messages and KV into one file (see `file`); what was there before stays until all is written.
+        """Write messages and KV to one file (see `file`). An existing file is replaced only when all is written.
 
         Raises KVError if it cannot be written.
         """
-        kv = self.kv  # ends a reply, which adds its message
+        kv = self.kv  # ends a reply in progress, which adds its message
         file.save(Path(path), file.Saved(self.llm.name, self.messages, self._rendered), kv)
 
     @classmethod
     def load(cls, path: str | Path, llm: LLM, **sampling: Any) -> Conversation:
-        """Go on with a saved conversation.
+        """Load a saved conversation.
 
         Raises:
             CorruptFile: not such a file, truncated, altered or hostile. GeometryMismatch: saved with a model of another
-            geometry. OutOfPages: no room. KVError: it cannot be read.
+            geometry. OutOfPages: no room. KVError: it cannot be read. InvalidRequest: as for a new conversation.
         """
         conversation = cls(llm, **sampling)
         saved, conversation._kv = file.load(Path(path), llm.pool, llm.config.vocab_size)
         conversation.messages, conversation._rendered = saved.messages, saved.rendered
         return conversation
 
-    # How it grows ----------------------------------------------------------------------------------------------
+    # Growth ----------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
-        self._due: list[int] = []  # said, but not entered yet
+        self._due: list[int] = []  # tokens of an interrupted reply that are not entered yet
 
     def _settle(self) -> None:
-        """End a reply that nobody reads on."""
+        """End a reply in progress."""
         if self._reply is not None:
             self._reply.close()
 
     def _extension(self, prompt: str) -> tuple[KVCache, list[int]]:
-        """The value to extend, and the tokens to extend it with, so that it holds `prompt`."""
+        """The value to extend, and the tokens to enter, so that the result holds `prompt`."""
         tokenizer, entries = self.llm.tokenizer, self._kv.tokens
         if entries and prompt.startswith(self._rendered):
             pending = [] if self._kv.pending is None else [self._kv.pending]
             last = [*entries, *pending, *self._due][-1]
             return self._kv, [*self._due, *self._tokens_after(last, prompt[len(self._rendered) :])]
-        # The template rewrote what was said (or this is the first turn): keep what both have in common.
+        # The template changed earlier text (or this is the first turn): keep the common prefix.
         tokens = tokenizer.encode(prompt, add_bos=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(entries, tokens[:-1], strict=False)))
         return self._kv[:common].with_tail(None), tokens[common:]
 
     def _tokens_after(self, last: int, text: str) -> list[int]:
-        """Tokens of a text that comes after a token: a beginning is treated otherwise by some tokenizers."""
+        """Tokens of a text that follows the token `last`: some tokenizers treat the beginning of a text differently."""
         tokenizer = self.llm.tokenizer
         if last in tokenizer.special_ids:
             tokens = tokenizer.encode(tokenizer.token_text(last) + text, add_bos=False)
@@ -150,25 +150,25 @@ class Conversation:
         return tokenizer.encode(text, add_bos=False)
 
     def _take(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
-        """A reply is over: it becomes part of the conversation."""
+        """Add a finished reply to the conversation."""
         ids, token_bytes = [token.id for token in reply.tokens], self.llm.tokenizer.token_bytes
         plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
         whole = b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
-        # Some tokenizers drop a space where a text begins; in the midst of the conversation it is there.
+        # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
         content = plain if plain == " " + reply.text else reply.text
         self.messages += [{"role": "user", "content": reply.said}, {"role": "assistant", "content": content}]
         self._kv, self._due, self._rendered = kv, due, reply.prompt + whole
 
 
 class Reply(Iterator[Token]):
-    """The tokens of a reply as they are made. Closed early, what was made so far stands as the reply.
+    """The tokens of a reply as they are made. If it is closed early, the tokens so far are the reply.
 
     Attributes:
-        said: the user's message; prompt: the rendered text it was answered to.
-        reused: entries that were there already; entered: those that the user's message added.
-        recomputed: entries dropped because the template rewrote what they held (0 in an ordinary turn).
-        tokens: those made so far.
-        timings: arrival is the moment of `say`.
+        said: the user's message; prompt: the rendered text that the reply answers.
+        reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
+        recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
+        tokens: the tokens so far.
+        timings: its arrival is the time of the call to `say`.
     """
 
     reused = recomputed = 0
@@ -178,7 +178,7 @@ class Reply(Iterator[Token]):
     ) -> None:
         self.said, self.prompt = said, prompt
         self.tokens = decoding.tokens
-        self._start: KVCache | None = start  # these two hold pages until the reply is over
+        self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
         self._decoding: Decoding | None = decoding
         self._conversation = conversation
         self.timings = Timings(arrival=arrival, tokens=decoding.request.timings.tokens)
@@ -190,12 +190,12 @@ class Reply(Iterator[Token]):
 
     @property
     def text(self) -> str:
-        """All that was made so far, without special tokens and stop strings."""
+        """The text so far, without special tokens and stop strings."""
         return "".join(token.text for token in self.tokens)
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop" or "length"; None while it goes on, and where it was closed early."""
+        """ "stop" or "length"; None while the reply is in progress, and if it was closed early."""
         return self.tokens[-1].finish_reason if self.tokens else None
 
     def __next__(self) -> Token:
@@ -212,7 +212,7 @@ class Reply(Iterator[Token]):
         return token
 
     def close(self) -> None:
-        """Stop. Before the first token, the turn did not happen."""
+        """Stop. If no token has been made, the turn is dropped."""
         if self._decoding is None or self._start is None:
             return
         self._decoding.close()

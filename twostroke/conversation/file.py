@@ -1,4 +1,4 @@
-"""A conversation in a file: what was said as JSON, and the KV cache that holds it.
+"""A conversation in a file: the messages as JSON, and the KV cache that holds them.
 
 Layout: magic, a section of JSON, and the value as a stream (`kv.stream`). Both have checksums, and the fields of the
 JSON are checked before they are used.
@@ -21,10 +21,10 @@ EARLIER = b"twostroke-session-1\n"
 
 @dataclass(frozen=True)
 class Saved:
-    """What was said.
+    """The saved text of a conversation.
 
     Attributes:
-        model: the name of who answered.
+        model: the name of the model that answered.
         messages: [{"role": ..., "content": ...}, ...].
         rendered: the text that the KV cache holds.
     """
@@ -35,7 +35,7 @@ class Saved:
 
 
 def save(path: Path, saved: Saved, kv: KVCache) -> None:
-    """Write both; what was at `path` before stays until all is written. Raises KVError on failure."""
+    """Write both. An existing file is replaced only when all is written. Raises KVError on failure."""
     with stream.saving(path) as out:
         out.write(MAGIC)
         stream.section(out, json.dumps(dataclasses.asdict(saved)).encode())
@@ -43,10 +43,10 @@ def save(path: Path, saved: Saved, kv: KVCache) -> None:
 
 
 def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[Saved, KVCache]:
-    """Read both. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
+    """Read both into `pool`. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
     with stream.opened(path) as source:
         source.magic(MAGIC, EARLIER, "conversation")
-        text, _ = source.section()
+        text, _ = source.section(stream.MAX_HEADER)
         try:
             saved = _saved(parsed(text))
         except Invalid as error:
@@ -61,10 +61,10 @@ def _saved(value: Any) -> Saved:
     names = {field.name for field in dataclasses.fields(Saved)}
     require(isinstance(value, dict) and set(value) == names, f"it does not have the fields {', '.join(sorted(names))}")
     messages, texts = value["messages"], [value["model"], value["rendered"]]
-    require(isinstance(messages, list), "messages are no list")
+    require(isinstance(messages, list), "messages are not a list")
     for message in messages:
         right = isinstance(message, dict) and set(message) == {"role", "content"}
         require(right, "a message does not have the fields role and content")
         texts += message.values()
-    require(all(isinstance(text, str) for text in texts), "a text is none")
+    require(all(isinstance(text, str) for text in texts), "a text is not a string")
     return Saved(**value)

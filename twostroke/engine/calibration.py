@@ -1,4 +1,4 @@
-"""How long a model's steps take on this machine, found by taking some."""
+"""Measures how long a model's steps take on this machine."""
 
 import logging
 import time
@@ -13,18 +13,18 @@ from twostroke.models.cost import Predictor, Rows
 
 log = logging.getLogger(__name__)
 
-LONG_STEP_S, MOST_ROWS = 0.06, 256  # chunks are doubled up to a step this long, or so many rows
-MOST_CONTEXT, MOST_BYTES = 2048, 64 << 20  # entries that the steps with a context have behind them
-ROUNDS, MORE_ROUNDS, ENOUGH_S = 3, 5, 1.0  # each step's quickest of so many; of more while that took no longer
+LONG_STEP_S, MOST_ROWS = 0.06, 256  # chunks double until a step takes this many seconds or has this many rows
+MOST_CONTEXT, MOST_BYTES = 2048, 64 << 20  # limits of the context: KV entries, bytes
+ROUNDS, MORE_ROUNDS, ENOUGH_S = 3, 5, 1.0  # repeats of each step; repeats up to MORE_ROUNDS while under ENOUGH_S
 
 
 def calibrate(model: Model) -> Predictor:
-    """Time a few steps of the model's decoder, over KV of their own: no page of the pool is touched.
+    """Time a few steps of the model over separate KV memory: the pool's pages are not touched.
 
-    The steps are one row, without and with logits; chunks of 16 rows, 32 and so on; and, behind a context of 2,048
-    entries (fewer where the model has fewer positions, or they took more than 64 MiB), one row and the last chunk.
-    About a second, or what three rounds of them take. Of each step the quickest counts: what held up the others is
-    no price of a row or a key, and corrections follow how busy the machine is.
+    The steps are one row, without and with logits; chunks of 16 rows, 32 and so on; and, after a context of 2,048
+    entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one row and the last chunk.
+    Takes about a second, or as long as three rounds need. The quickest time of each step counts: delays from outside
+    are not the cost of a row or a key, and `Correction` follows the machine's load later.
     """
     began = time.perf_counter()
     entry_bytes, longest = model.pool.entry_bytes, model.max_position
@@ -55,35 +55,36 @@ def calibrate(model: Model) -> Predictor:
 
 
 class _Bench:
-    """Steps of any shape, over zeroed pages that are nobody's."""
+    """Times steps of any shape over zeroed pages that belong to no pool in use."""
 
     def __init__(self, model: Model, entries: int) -> None:
         self.model = model
         self.size = model.pool.page_size
         self.memory = new_pool(model.pool.geometry, -(-entries // self.size), self.size, model.backend).memory
-        # Filled, not left as zeros: untouched memory is one page of the system's, and quicker than any cache.
+        # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
         self.memory.storage[:] = 0
 
     def seconds(self, step: Sequence[Rows]) -> float:
-        """How long one step takes."""
+        """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
         rows, _ = self.model.compiled.forward(batch, self.memory)
         if len(rows):
             rows.read()
-        self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for a device that computes on its own
+        self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
         return time.perf_counter() - began
 
     def quickest(self, step: Sequence[Rows]) -> float:
         return min(self.seconds(step) for _ in range(2))
 
     def _batch(self, step: Sequence[Rows]) -> RaggedBatch[np.ndarray]:
-        """Sequences begin at page 0 and position 0, all of them: what they write is never read for its meaning."""
+        """All sequences begin at page 0 and position 0, so they overwrite each other: their results are not used."""
         positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
         ends = np.cumsum([0, *(rows.count for rows in step)])
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
         return RaggedBatch(
-            token_ids=np.zeros_like(positions),
+            # Unlike tokens: rows that are all the same would choose the same experts.
+            token_ids=(positions * 7919 + 1) % self.model.vocab_size,
             positions=positions,
             pages=positions // self.size,
             slots=positions % self.size,

@@ -1,4 +1,4 @@
-"""Drives programs: opens the strokes they ask for and sends them the results."""
+"""Drives programs: opens the strokes that they yield and sends them the results."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from twostroke.sampling.draw import Sampled
 
 
 class Driver:
-    """Knows strokes and programs, nothing of steps, batches or memory."""
+    """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
     def __init__(self, models: Mapping[str, Model], default: str) -> None:
         self.models, self.default = models, default
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
-        """Begin, or begin again after a preemption."""
+        """Start the choice's program, also again after a preemption."""
         choice.num_decodes = choice.num_emits = 0
         choice.program = choice.request.make_program()
         self._advance(choice, None)
 
     def resume(self, choice: Choice) -> None:
-        """Collect what finished lanes made and, once all results are there, let the program go on."""
+        """Collect the results of finished lanes and, once all are there, resume the program."""
         self._harvest(choice)
         if choice.resumable:
             self._advance(choice, choice.answer())
 
     def _advance(self, choice: Choice, value: Any) -> None:
-        """Send a program its results and open the strokes it asks for, until one of them takes time."""
+        """Send a program its results and open the strokes it yields, until one of them has to wait for a step."""
         assert choice.program is not None
         while True:
             try:
@@ -68,14 +68,14 @@ class Driver:
         if not stroke.emit:
             track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
-            choice.results[slot] = Decoded(stroke.kv, (), track.finish_reason)  # the request has ended before
+            choice.results[slot] = Decoded(stroke.kv, (), track.finish_reason)  # the request has already ended
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
         choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, seed, record, self._by_identity))
 
     def _private_track(self, choice: Choice, record: DecodeRecord) -> Track:
-        """For tokens that are not the choice's yet: from where the choice stood when the stroke was first opened."""
+        """A track for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
         track = choice.track
         if record.start is None:
             record.start = len(track.ids)
@@ -87,7 +87,7 @@ class Driver:
 
     def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
         request, shared = choice.request, None
-        # Only what begins at position 0: every choice continues values of its own.
+        # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
             if (shared := request.shared.get(key)) is not None:
@@ -107,7 +107,7 @@ class Driver:
 
     def _emit(self, choice: Choice, stroke: Emit) -> bool:
         choice.num_emits += 1
-        if choice.num_emits > choice.emits_done:  # not again after a preemption
+        if choice.num_emits > choice.emits_done:  # emit once, also after a preemption
             choice.emits_done += 1
             choice.request.timings.in_bulk = True
             for sampled in stroke.sampled:
@@ -116,7 +116,7 @@ class Driver:
         return choice.track.finish_reason is not None
 
     def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
-        """Add a token to a track and, if it is the choice's own, hand it to the caller."""
+        """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
         if track is choice.track:
             if choice.index == 0:

@@ -1,4 +1,4 @@
-"""The step loop: serves all requests at once, one forward pass at a time."""
+"""The step loop: all requests share each forward pass."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepReport:
-    """Tokens that a step computed: those of decoding lanes, and those of chunks (replays included).
+    """Tokens that a step computed, in decoding lanes and in chunks (including replays).
 
-    `predicted_s` is how long it was expected to take, in an engine with an ITL objective.
+    `predicted_s` is the predicted duration in seconds; None without an ITL objective.
     """
 
     prefill: int = 0
@@ -47,19 +47,19 @@ class StepReport:
 class Engine:
     """Runs requests over one or more models.
 
-    Single-threaded: whoever waits for tokens calls `step`, which serves every request. An ITL objective calibrates the
-    models first, which takes about a second for each.
+    Single-threaded: a caller that waits for tokens calls `step`, which serves every request. Setting an ITL objective
+    calibrates the models first, which takes about a second each.
 
     Attributes:
-        models: by the role that programs call them by; one model may have several.
-        report: what the last step computed.
+        models: by role, the name that programs use; one model may have several roles.
+        report: the tokens that the last step computed.
     """
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
         self.models, self.default = dict(models), default
         self._forecast: Forecast | None = None
         self.config = config or SchedulerConfig()
-        self._requests: set[Request] = set()  # choices refer to theirs weakly
+        self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
         self._driver = Driver(self.models, default)
         self._placement = Placement(dict.fromkeys(self.models.values()), self._queues)
@@ -67,7 +67,7 @@ class Engine:
 
     @property
     def config(self) -> SchedulerConfig:
-        """Limits of a step; may be replaced between steps."""
+        """Limits of a step. It may be replaced between steps."""
         return self._config
 
     @config.setter
@@ -85,13 +85,13 @@ class Engine:
         return len(self._queues.running)
 
     def cached_pages(self, pool: PagePool) -> int:
-        """Pages of a pool that its models' prefix indexes hold."""
+        """Number of the pool's pages that are held by prefix indexes."""
         models = dict.fromkeys(self.models.values())
         return sum(model.index.num_pages for model in models if model.index is not None and model.pool is pool)
 
     @property
     def preemptions(self) -> int:
-        """How many times a choice gave up its pages and started again."""
+        """Number of times that a choice was preempted."""
         return self._placement.preemptions
 
     def submit(self, request: Request) -> Request:
@@ -102,15 +102,15 @@ class Engine:
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request where it stands and free its pages."""
+        """End a request now and free its pages."""
         if not request.done:
             request.cancelled = True
             self._end(request)
 
     def tokens(self, request: Request) -> Iterator[Token]:
-        """The request's tokens as they are made, stepping the engine meanwhile. Cancels if the caller stops early.
+        """Yield the request's tokens as they are made, stepping the engine. Cancels if the caller stops early.
 
-        Raises what made the request fail, once the tokens made before are taken.
+        If the request fails, its error is raised after the tokens made before.
         """
         try:
             while True:
@@ -124,7 +124,7 @@ class Engine:
         request.raise_error()
 
     def finish(self, requests: Iterable[Request]) -> None:
-        """Step until all are done. Raises the first error; the other requests are finished all the same."""
+        """Step until all requests are done, then raise the first error of a request, if any."""
         requests = list(requests)
         try:
             while not all(request.done for request in requests):
@@ -136,7 +136,7 @@ class Engine:
             request.raise_error()
 
     def step(self) -> bool:
-        """Admit, compute, sample, and hand results to programs. False if there was nothing to do."""
+        """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
         began, forecast = time.perf_counter(), self._forecast
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
@@ -161,7 +161,7 @@ class Engine:
         return worked
 
     def _fits(self, planned: Plan) -> bool:
-        """Whether a step that is to keep the ITL objective is expected to."""
+        """Whether the planned step is predicted to meet the ITL objective."""
         forecast, itl_ms = self._forecast, self.config.itl_ms
         return forecast is None or itl_ms is None or forecast.planned(planned) <= itl_ms / 1e3
 
@@ -169,7 +169,7 @@ class Engine:
         queues = self._queues
         while queues.waiting and len(queues.running) < self.config.max_running:
             choice = queues.waiting[0]
-            # One that was preempted comes back when what it held fits again.
+            # A preempted choice is admitted again when the pages that it held fit.
             if queues.running and not self._placement.fits(choice):
                 return
             queues.run(choice)
@@ -179,7 +179,7 @@ class Engine:
             self._retire(choice)
 
     def _resume(self) -> None:
-        """Hand results to the programs that wait for them, until none can go on."""
+        """Hand results to waiting programs until none can continue."""
         while waiting := [c for c in self._queues.running if c.resumable or any(lane.result for lane in c.lanes)]:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
@@ -187,7 +187,7 @@ class Engine:
                     self._retire(choice)
 
     def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
-        """Let a program go on. One that finds no page for what it joins starts again once others have given theirs."""
+        """Run a program to its next strokes. If it runs out of pages, others are preempted and it starts again."""
         try:
             action(choice)
         except OutOfPages:
@@ -199,7 +199,7 @@ class Engine:
         return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
     def _sample(self, ready: list[DecodeLane]) -> None:
-        """Sample for every lane. Constraints and conditions are code from outside: each fails for itself."""
+        """Sample for every ready lane. Constraints and conditions are user code: an error ends only its own request."""
         asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {}
 
         def ask(lane: DecodeLane) -> None:
@@ -210,7 +210,7 @@ class Engine:
             if not lane.drawn:
                 self._guarded({lane.choice.request}, ask, lane)
         for model, asks in asked.items():
-            # Without those that a sibling's failure has ended since.
+            # Skip lanes whose request has failed since through a sibling choice.
             live = [ask for ask in asks if not ask[0].choice.done]
             if live:
                 self._guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live)
@@ -229,7 +229,7 @@ class Engine:
             lane.sampled(sampled)
 
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
-        """Run something on behalf of requests; what it raises ends them and nobody else."""
+        """Call `action` on behalf of requests; an exception ends these requests and no others."""
         try:
             action(*args)
         except Exception as error:
@@ -238,8 +238,8 @@ class Engine:
             self._fail(requests, error)
 
     def _fail(self, requests: Iterable[Request], error: Exception) -> None:
-        # A traceback must not keep the values that its frames held. A typed error needs none: its message says it
-        # all. That of a mistake in a program stays readable, its frames emptied.
+        # A traceback must not keep KV values alive. A typed error needs no traceback: its message is enough. For
+        # other errors the traceback stays readable, with cleared frames.
         if isinstance(error, TwostrokeError):
             error.__traceback__ = None
         traceback.clear_frames(error.__traceback__)

@@ -1,4 +1,4 @@
-"""How long steps will take, learned from how long they took."""
+"""Predicts how long steps take, and corrects the prediction by measured steps."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from twostroke.models.cost import Correction, Predictor, Rows
 
 
 class Forecast:
-    """Seconds of a step over any of an engine's models, corrected by those that were taken.
+    """Predicts the seconds of a step over any of an engine's models, corrected by measured steps.
 
-    Steps of single rows, of chunks, and of both each have a correction of their own: what is outside the kernels is
-    a larger part of the first, and only the last are held to an objective.
+    Steps of single rows, steps of chunks, and mixed steps have separate corrections: time outside the kernels is a
+    larger part of single-row steps, and only mixed steps must meet the ITL objective.
     """
 
     def __init__(self, predictors: Mapping[Model, Predictor]) -> None:
@@ -23,24 +23,24 @@ class Forecast:
 
     @classmethod
     def calibrated(cls, models: Iterable[Model]) -> "Forecast":
-        """Takes about a second for each model."""
+        """Calibrate each model, which takes about a second each."""
         return cls({model: calibrate(model) for model in dict.fromkeys(models)})
 
     def planned(self, plan: Plan) -> float:
-        """Seconds of a step in which lanes enter so many of their tokens."""
+        """Predicted seconds of a planned step."""
         return self._seconds(
             (lane.model, Rows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
         )
 
     def placed(self, entries: Sequence[Chunk]) -> float:
-        """The same, once the tokens have their places."""
+        """Predicted seconds of a step whose tokens have been placed."""
         return self._seconds(
             (one.lane.model, Rows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
             for one in entries
         )
 
     def observe(self, entries: Sequence[Chunk], predicted: float, measured: float) -> None:
-        """A step that was predicted to take so many seconds has taken so many."""
+        """Correct later predictions by one measured step; both arguments are seconds."""
         self._corrections[_kind(len(one.tokens) for one in entries)].observe(predicted, measured)
 
     def _seconds(self, step: Iterable[tuple[Model, Rows]]) -> float:

@@ -1,4 +1,4 @@
-"""A stroke in flight: which tokens it still has to enter, and what becomes of what the head says of them."""
+"""A stroke in flight: the tokens it still has to enter, and what it does with their logits."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
 
 
 class Lane(Generic[StrokeKind]):
-    """Catches up: every step it may enter some of the tokens it knows, until none is left.
+    """Catches up: in each step it may enter some of its known tokens, until none is left.
 
     Attributes:
-        slot: which of its program's side-by-side strokes this is.
-        todo: tokens known and not entered.
-        queries: those that the stroke hands out.
-        result: the stroke's result once it is done; kv: the value in it.
-        cached_tokens: how many tokens came from the prefix index.
-        dropout: what its rows are computed under.
+        slot: index of this stroke among its program's side-by-side strokes.
+        todo: known tokens that are not entered yet.
+        queries: collects the query vectors that the stroke returns.
+        result: the stroke's result once it is done; kv: the KV cache in it.
+        cached_tokens: number of tokens that came from the prefix index.
+        dropout: the dropout that its rows are computed with, or None.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Lane(Generic[StrokeKind]):
         dropout: Dropout | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
-        # A value may come from a file, or from a model with more tokens.
+        # The value may come from a file, or from a model with a larger vocabulary.
         if max([*todo, int(base.token_array.max(initial=0))]) >= model.vocab_size or min(todo, default=0) < 0:
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
-        # With dropout it is another model, whose entries are canonical for itself alone.
+        # Entries under dropout are canonical only for the same dropout, as for another model.
         self.writer = Writer(base.copy_to(model.pool), model.id if dropout is None else f"{model.id}, {dropout}")
         self.dropout = dropout
         self.todo = todo
@@ -70,15 +70,15 @@ class Lane(Generic[StrokeKind]):
 
     @property
     def decoding(self) -> bool:
-        """One token behind, as a decoding lane is at every step."""
+        """Whether exactly one token is left to enter, the state of a decoding lane at every step."""
         return False
 
     def logit_rows(self, count: int) -> int:
-        """How many of the last rows need logits when the next `count` tokens are entered."""
+        """Number of last rows that need logits when the next `count` tokens are entered."""
         raise NotImplementedError
 
     def enter(self, count: int) -> tuple[list[int], Places]:
-        """Take the next `count` tokens and find them places. Raises OutOfPages with nothing changed."""
+        """Take the next `count` tokens and allocate their slots. On OutOfPages nothing has changed."""
         tokens = self.todo[:count]
         places = self.writer.append(tokens)
         del self.todo[:count]
@@ -86,7 +86,7 @@ class Lane(Generic[StrokeKind]):
         return tokens, places
 
     def computed(self, rows: LazyLogits) -> None:
-        """The tokens entered last have been computed; `rows` are the logits of those asked for."""
+        """Called when the last entered tokens are computed; `rows` are the logits that `logit_rows` asked for."""
         raise NotImplementedError
 
     def waiters(self) -> list[Choice]:
@@ -94,17 +94,21 @@ class Lane(Generic[StrokeKind]):
         return []
 
     def forget(self, choice: Choice) -> None:
-        """This choice does not wait any more."""
+        """Remove a choice that no longer waits."""
 
     def close(self) -> None:
-        """Give up all pages. A plan or a traceback may still name the lane, which must not keep any value alive."""
+        """Release all pages. A plan or a traceback may still reference the lane; it must not keep KV alive."""
         self.writer.close()
         del self.writer, self.stroke, self.queries
         self.kv = self.result = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop logits, which may be large."""
 
 
 class PrefillLane(Lane[Prefill]):
-    """Done when all tokens are entered. `shared` is who else of the request waits for the same prefill."""
+    """Done when all tokens are entered. `shared` lists other choices of the request that need the same prefill."""
 
     def __init__(
         self, choice: Choice, slot: int, model: Model, stroke: Prefill, shared: SharedPrefill | None = None
@@ -147,6 +151,9 @@ class PrefillLane(Lane[Prefill]):
         if not self.todo:
             self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
 
+    def _forget(self) -> None:
+        self._scores.clear()
+
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
         if self.stroke.logits == "all" or self.stroke.queries is not None:
@@ -159,8 +166,8 @@ class PrefillLane(Lane[Prefill]):
 class DecodeLane(Lane[Decode]):
     """Samples whenever it has caught up.
 
-    `record` is what it sampled, kept by the choice: after a preemption it is entered again rather than sampled.
-    Guesses are entered like tokens known; then a token is sampled behind each, for as long as guesses come true.
+    The choice keeps `record`, the sampled tokens: after a preemption they are entered again, not sampled again.
+    Guesses are entered like known tokens; then a token is sampled after each, for as long as the guesses match.
     """
 
     def __init__(
@@ -174,30 +181,27 @@ class DecodeLane(Lane[Decode]):
         record: DecodeRecord,
         models: Mapping[str, Model],
     ) -> None:
-        """`models` are the engine's by their identities: one of them may have computed the logits at hand."""
+        """`models` are the engine's models by identity: any of them may have computed the logits in the tail."""
         base, tail = stroke.kv, stroke.kv.tail
         if not len(base):
             raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
         todo: list[int] = []
-        self._rows: deque[tuple[Model, LazyLogits]] = deque()  # to sample from: whose, and one row
-        self.drawn: deque[Sampled] = deque()  # of rows that were sampled ahead, since they follow from guesses
+        self._rows: deque[tuple[Model, LazyLogits]] = deque()  # rows to sample from, each with its model
+        self.drawn: deque[Sampled] = deque()  # tokens sampled ahead, from rows after guesses
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
-        elif tail is not None and tail.row is not None and not stroke.recompute:
-            if (head := models.get(tail.model)) is not None:
-                self._rows.append((head, tail.row))
-            else:
-                self._rows.append((model, Stored(tail.row.read())))
+        elif tail is not None and tail.row is not None and not stroke.recompute and _fits(tail, model, models):
+            if not record.sampled:
+                head = models.get(tail.model)
+                self._rows.append((model, Stored(tail.row.read())) if head is None else (head, tail.row))
         else:
             base, todo = _reopened(base)
         self._start = base.next_position + len(todo)  # where the first token sampled will go
-        self.guesses = [] if record.sampled else _possible(stroke.guesses, model, self._start)
+        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._start)
         known = [s.id for s in record.sampled]
-        if known:
-            todo = todo + known[: -1 if record.complete else None]
-            self._rows.clear()
-        elif self.guesses:
-            todo = todo + self.guesses
+        # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
+        self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
+        todo = todo + (self.guesses or known[: -1 if record.complete else None])
         if base.next_position + len(todo) > model.max_position:
             raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
@@ -215,28 +219,32 @@ class DecodeLane(Lane[Decode]):
 
     @property
     def ready(self) -> bool:
-        """Has a row to sample from."""
+        """Whether the lane has a row to sample from."""
         return bool(self._rows or self.drawn) and not self.todo and self.result is None
 
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
     def _noise(self, ahead: int) -> Noise:
-        """Of the token that comes after the track's, or after so many more."""
+        """Noise of the track's next token, or of the token `ahead` places later."""
         return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
 
     def computed(self, rows: LazyLogits) -> None:
-        self._rows.extend((self.model, rows[i : i + 1]) for i in range(len(rows)))
+        first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
+        self._skipped -= first
+        self._rows.extend((self.model, rows[i : i + 1]) for i in range(first, len(rows)))
         if not self.todo and self.record.complete:
             self._finish()
 
     def asks(self) -> list[tuple[Model, LazyLogits, Draw]]:
-        """What to sample next: the head's model, one row, and how. Behind guesses, all rows whose draws are known."""
+        """What to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
         asked, rows = self._draw(), list(self._rows)
         if not asked.simple:
             if len(rows) > 1:
-                rows[-1][1].read()  # the others are sampled one by one later: the head is read once for all
+                rows[-1][1].read()  # the others are sampled one by one later: compute all their logits at once
             rows = rows[:1]
+        else:  # of one model at a time, so that what is drawn comes in order
+            rows = list(takewhile(lambda row: row[0] is rows[0][0], rows))
         self._rows = deque(list(self._rows)[len(rows) :])
         return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
 
@@ -251,13 +259,13 @@ class DecodeLane(Lane[Decode]):
             self._prompt,
             track.ids,
             tuple(banned),
-            None if track.constraint is None else track.constraint.mask(),
+            None if track.constraint is None else _checked(track.constraint.mask()),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
         )
 
     def sampled(self, token: Sampled) -> None:
-        """Take a sampled token, which the track holds already; it is entered in the next step, or stays pending."""
+        """Record a sampled token, which the track already has. The next step enters it, or it stays pending."""
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
         if (
@@ -273,7 +281,7 @@ class DecodeLane(Lane[Decode]):
 
     @property
     def full(self) -> bool:
-        """No position is left to enter the token that is sampled next."""
+        """Whether no position is left to enter the next sampled token."""
         return self._start + len(self.record.sampled) >= self.model.max_position
 
     def _complete(self) -> None:
@@ -285,17 +293,20 @@ class DecodeLane(Lane[Decode]):
 
     def _finish(self, wrong: int = 0) -> None:
         sampled = self.record.sampled
-        self._rows.clear()
-        self.drawn.clear()
+        self._forget()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
         self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
 
+    def _forget(self) -> None:
+        self._rows.clear()
+        self.drawn.clear()
+
 
 class DecodeRecord:
-    """What one decode stroke sampled: enough to enter it again after a preemption.
+    """The tokens that one decode stroke sampled, to be entered again after a preemption.
 
     Attributes:
-        start: how many tokens the choice had when a stroke that keeps its tokens to itself began.
+        start: number of tokens that the choice had when a stroke with emit=False began; None for other strokes.
     """
 
     def __init__(self) -> None:
@@ -304,21 +315,39 @@ class DecodeRecord:
         self.start: int | None = None
 
 
+def _fits(tail: Tail, model: Model, models: Mapping[str, Model]) -> bool:
+    """Whether tokens that a tail's logits make are the model's: another may have more rows in its vocabulary."""
+    if tail.model == model.id:
+        return True
+    assert tail.row is not None
+    head = models.get(tail.model)
+    width = tail.row.read().shape[1] if head is None else head.vocab_size
+    return width <= model.vocab_size
+
+
+def _checked(mask: np.ndarray) -> np.ndarray:
+    """A constraint's mask, which is code from outside. Raises InvalidRequest unless it is a list of booleans."""
+    allowed = np.asarray(mask)
+    if allowed.ndim != 1 or allowed.dtype != bool:
+        raise InvalidRequest(f"a constraint's mask must be bool [n], not {allowed.dtype} {list(allowed.shape)}")
+    return allowed
+
+
 def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:
-    """As many guesses as the model knows and its context takes from position `start` on."""
+    """The leading guesses that are in the vocabulary and fit into the context from position `start`."""
     fitting = guesses[: max(0, model.max_position - start)]
     return list(takewhile(lambda id: 0 <= id < model.vocab_size, fitting))
 
 
 def _reopened(base: KVCache) -> tuple[KVCache, list[int]]:
-    """Drop the last entry, to be computed again: its logits are not at hand."""
+    """Drop the last entry and enter its token again, since its logits are not available."""
     if not len(base):
         raise InvalidRequest("the prompt is empty: give at least one token")
     return base.without_last(), [int(base.token_array[-1])]
 
 
 def _reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int]]:
-    """Take from the prefix index what it knows beyond `base`, all but the last tokens: logits or queries are needed."""
+    """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed."""
     assert model.index is not None
     whole = base.next_position == len(base) == base.canonical_length(model.id)
     if base.pool is not model.pool or not whole:

@@ -1,4 +1,4 @@
-"""A model ready to run: its compiled pass, its tokenizer, and where its KV lives."""
+"""A model ready to run: its compiled pass, its tokenizer and its KV pool."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Cost
 
 
-@dataclass(frozen=True, eq=False)  # a key of dicts, by identity
+@dataclass(frozen=True, eq=False)  # hashed by object identity
 class Model:
     """One set of weights under one backend.
 
     Attributes:
-        name: its checkpoint's, for messages; programs call it by its role in the engine.
-        id: its identity: names everything that bits of its entries depend on. Entries are canonical for an identity.
-        pool: where its KV lives; models of one geometry may share it.
+        name: its checkpoint's name, for messages; programs use its role in the engine.
+        id: its identity, which covers everything that its entries' bits depend on. Entries are canonical for an id.
+        pool: holds its KV; models of one geometry may share a pool.
         index: its prefix index, or None.
-        cost: work of its steps.
+        cost: computes the work of its steps.
     """
 
     name: str

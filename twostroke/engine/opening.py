@@ -1,7 +1,7 @@
-"""From a checkpoint to a model that is ready to run, by itself or as the companion of another.
+"""Opens a checkpoint as a model that is ready to run, alone or as the companion of another model.
 
-A *student* shares the model's KV geometry and so its pool: what one computed, the other continues. A *draft* only
-guesses tokens; of another geometry, it has a pool of its own.
+A *student* shares the model's KV geometry and its pool: each can continue the other's KV. A *draft* only guesses
+tokens; if its geometry differs, it has a separate pool.
 """
 
 import ctypes
@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from twostroke.backends.interface import Backend
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
@@ -17,12 +19,14 @@ from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
+from twostroke.formats.encode import ENCODING
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
+from twostroke.models.rope import frequencies
 
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
@@ -30,7 +34,7 @@ INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": Has
 def open_model(
     checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, index: str, pool_for: Callable[[Geometry], PagePool]
 ) -> Model:
-    """Load a checkpoint's weights. `index` is one of `INDEXES`; `pool_for` finds KV of its geometry a home."""
+    """Load a checkpoint's weights. `index` is a key of `INDEXES`; `pool_for` returns the pool for its geometry."""
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
@@ -44,7 +48,7 @@ def open_model(
 def open_companion(
     role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, index: str, threads: int | None
 ) -> Model:
-    """Load the student or the draft of `main`, on its backend; `main` itself where the weights are the same.
+    """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
     Args:
         role: "student" or "draft".
@@ -52,7 +56,7 @@ def open_companion(
         own: main's checkpoint as stored.
 
     Raises:
-        GeometryMismatch: a student of another KV geometry, or a draft of another tokenizer; names the field.
+        GeometryMismatch: the tokenizers differ, or a student's KV geometry differs; names the field.
         CheckpointError, InvalidRequest: as for any model.
     """
     checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
@@ -81,9 +85,12 @@ def open_companion(
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
-    """What "int4" (the model's own weights, re-encoded), "MODEL" or "MODEL@int4" names; it is called the last."""
+    """The checkpoint that "int4" (the model's weights, re-encoded), "MODEL" or "MODEL@int4" names.
+
+    Its name has the form "MODEL@int4", or "MODEL" for stored weights.
+    """
     name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
-    if not name or re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too, which is told what there is
+    if not name or re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too: quantize rejects it
         checkpoint, weights = own, name or weights
     else:
         checkpoint = open_checkpoint(name)
@@ -98,17 +105,21 @@ def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backen
 
 
 def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:
-    """Bytes of each weight matrix by its Twostroke name, as the backend computes on it."""
+    """Bytes of each weight matrix, by Twostroke name, in the form that the backend stores."""
     return {name: backend.weight_bytes(tensor) for name, tensor in checkpoint.matrices().items()}
 
 
 def _trim() -> None:
-    """Gives free memory back, which the C library would keep: making a tokenizer takes much, and nothing later does."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+    """Return freed memory to the system: making a tokenizer uses much memory that the C library would keep."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
         trim(0)
 
 
 def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
-    parts = (checkpoint.weights_id, backend.arithmetic, backend.kv_dtype, page_size)
+    ropes, head_dim = dict.fromkeys(checkpoint.config.ropes), checkpoint.config.head_dim
+    angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, head_dim) for rope in ropes]
+    # numpy makes angles and encodes weights, and not with the same last bits on every processor.
+    turns = hashlib.blake2b(b"".join(np.cos(a).tobytes() + np.sin(a).tobytes() for a in angles)).hexdigest()
+    parts = (checkpoint.weights_id, ENCODING, backend.arithmetic, turns, backend.kv_dtype, page_size)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""Pages for a step: who gets them, and who gives them up when they run out.
+"""Allocates pages for a step, and takes pages back when they run out.
 
-In this order: free pages; prefix pages that nobody uses (least recently used first); prompts kept for choices that
-have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice can
-take everybody's pages, so something always moves, and nothing is dropped.
+Pages are taken in this order: free pages; unused prefix pages (least recently used first); prompts kept for choices
+that have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice
+can take all others' pages, so at least one always makes progress and no request is dropped.
 """
 
 import logging
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Placement:
-    """Finds places for the tokens of a step.
+    """Allocates slots for the tokens of a step.
 
     Attributes:
-        preemptions: how many times a choice gave up its pages.
+        preemptions: number of times that a choice was preempted.
     """
 
     def __init__(self, models: Iterable[Model], queues: Queues) -> None:
@@ -34,28 +34,28 @@ class Placement:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
 
     def has_room(self, pool: PagePool, pages: int) -> bool:
-        """Whether so many pages are free, evicting unused prefix pages if need be."""
+        """Whether `pages` pages are free, after evicting unused prefix pages if necessary."""
         if pages > pool.num_free:
             self._evict(pool, pages - pool.num_free)
         return pages <= pool.num_free
 
     def fits(self, choice: Choice) -> bool:
-        """Whether what a choice held when it was preempted fits again, in each of its pools."""
+        """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
         return all(self.has_room(pool, pages) for pool, pages in choice.needs.items())
 
     def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Choice, OutOfPages]]]:
-        """Enter the planned tokens. Returns what is to be computed, and who failed, having the pool to itself."""
+        """Enter the planned tokens. Returns the chunks to compute, and the choices that ran out of pages alone."""
         entries: list[Chunk] = []
         failed: list[tuple[Choice, OutOfPages]] = []
         blocked = False
         for lane, count in planned:
             if not lane.started and not lane.decoding:
-                # A prefill starts when all of it fits. While one waits for that, none behind it starts either:
-                # small prompts that slip past would keep a large one waiting for ever.
+                # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
+                # that overtake a large one would starve it.
                 blocked = blocked or not self._may_start(lane)
                 if blocked:
                     continue
-            while lane in lane.choice.lanes:  # until it is preempted, here or by one before it
+            while lane in lane.choice.lanes:  # until the lane is preempted, here or by an earlier lane
                 rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
                 try:
                     tokens, places = lane.enter(count)
@@ -72,10 +72,10 @@ class Placement:
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
     def make_way(self, choice: Choice) -> bool:
-        """Preempt a choice whose program ran out of pages, and the youngest for it; False if it runs alone.
+        """Preempt a choice whose program ran out of pages, and the youngest choice. Returns False if it runs alone.
 
-        What the program held in all is not known. So each time it comes back to twice the room, in the end to all of
-        it: others would otherwise take what was freed before it gets to where it failed, time and again.
+        The number of pages that the program needs is not known. It is therefore doubled each time before the choice is
+        admitted again; otherwise others could take the freed pages first, again and again.
         """
         if self._queues.running == [choice]:
             return False
@@ -90,7 +90,7 @@ class Placement:
         return lane.choice is self._queues.running[0] or self.has_room(lane.model.pool, pages)
 
     def _unshare(self) -> bool:
-        """Let go of prefills kept for choices that have not asked for them yet; they will compute them again."""
+        """Drop prefills kept for choices that have not used them yet; those choices compute them again."""
         dropped = False
         for request in {choice.request for choice in [*self._queues.running, *self._queues.waiting]}:
             for key in [key for key, shared in request.shared.items() if shared.value is not WAITING_FOR]:
@@ -105,7 +105,7 @@ class Placement:
         request.preemptions += 1
         choice.needs = _pages_held(choice)
         request.shared.clear()
-        # Whoever waits for a prefill that this choice was computing starts again as well.
+        # Choices that wait for a prefill of this choice start again as well.
         waiters = {waiter for lane in choice.lanes for waiter in lane.waiters()}
         for other in request.choices:
             for lane in other.lanes:
@@ -121,7 +121,7 @@ class Placement:
 
 
 def _pages_held(choice: Choice) -> dict[PagePool, int]:
-    """Pages that the lanes of a choice hold in each pool, and one more to go on with."""
+    """Number of pages that the lanes of a choice hold in each pool, plus one to continue."""
     pages: dict[PagePool, set[int]] = {}
     for lane in choice.lanes:
         pages.setdefault(lane.model.pool, set()).update(lane.writer.table[:, PAGE].tolist())

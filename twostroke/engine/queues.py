@@ -1,4 +1,4 @@
-"""Who waits and who runs, both in order of arrival."""
+"""The waiting and the running choices, both in order of arrival."""
 
 import bisect
 
@@ -6,14 +6,14 @@ from twostroke.engine.request import Choice
 
 
 class Queues:
-    """First come, first served, also after a preemption: a choice goes back to where it was."""
+    """First come, first served: a preempted choice returns to its place in the order."""
 
     def __init__(self) -> None:
         self.waiting: list[Choice] = []
         self.running: list[Choice] = []
 
     def wait(self, choice: Choice) -> None:
-        """Queue a choice that is new, or that runs and shall start again."""
+        """Queue a new choice, or a running choice that must start again."""
         self.leave(choice)
         bisect.insort(self.waiting, choice, key=lambda c: c.order)
 

@@ -1,4 +1,4 @@
-"""A request and its choices: programs being driven, and what they have made so far."""
+"""A request and its choices: running programs and their results so far."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from twostroke.sampling.params import SamplingParams
 
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
-PATIENCE = 10.0  # seconds: a request counts as arrived so much later per unit of priority
+PATIENCE = 10.0  # seconds that each unit of priority adds to the arrival time
 
 
 class Choice:
-    """One of a request's n answers: a program, the strokes it waits for, and the tokens it made.
+    """One of a request's n answers: a program, the strokes it waits for, and its tokens.
 
-    A preempted choice drops its program and all values; started again, it asks for the same strokes, and every
-    decode enters what `records` holds instead of sampling.
+    A preempted choice drops its program and all values. Started again, the program yields the same strokes, and each
+    decode enters the tokens in `records` instead of sampling.
     """
 
     def __init__(self, request: Request, index: int) -> None:
-        # Weak, or a finished request would be a circle, and what it holds be freed only by the garbage collector.
+        # Weak: a reference cycle would keep a finished request's pages until the garbage collector runs.
         self._request = weakref.ref(request)
         self.index = index
         self.track = Track(request.params, request.tokenizer, index)
@@ -42,7 +42,7 @@ class Choice:
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
-        self.needs: dict[PagePool, int] = {}  # pages in each pool that it starts again with, once it was preempted
+        self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
         self.result: Any = None
         self.done = False
 
@@ -54,31 +54,31 @@ class Choice:
 
     @property
     def resumable(self) -> bool:
-        """All results its program waits for are there."""
+        """Whether all results that the program waits for are there."""
         return bool(self.results) and not any(result is WAITING_FOR for result in self.results)
 
     def answer(self) -> Any:
-        """What the program receives; taken once."""
+        """The results to send to the program; clears them."""
         results, self.results = self.results, []
         return results if self.side_by_side else results[0]
 
     @property
     def order(self) -> tuple[float, int, int]:
-        """First come, first served; the youngest is preempted first.
+        """Sort key: first come, first served; the youngest is preempted first.
 
-        A priority moves the arrival, so it never starves anybody: what waits longer than `PATIENCE` per unit of
-        difference comes before what arrives now.
+        A priority shifts the arrival time, so nothing starves: a request that has waited longer than `PATIENCE` per
+        unit of difference comes before new requests.
         """
         request = self.request
         return request.timings.arrival + PATIENCE * request.priority, request.arrival_order, self.index
 
     def seed(self, stream: int) -> bytes:
-        """Of a random stream: a function of the request's seed, the choice and the stream alone."""
+        """Seed of a random stream: depends only on the request's seed, the choice's index and the stream."""
         text = f"{self.request.seed} {self.index} {stream}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def next_record(self) -> DecodeRecord:
-        """The record of the decode stroke that the program asks for now."""
+        """The record of the decode stroke that the program yields now."""
         self.num_decodes += 1
         if self.num_decodes > len(self.records):
             self.records.append(DecodeRecord())
@@ -94,23 +94,23 @@ class Choice:
             program.close()
 
     def finish(self, result: Any) -> None:
-        """Done, with what its program returned."""
+        """Mark as done with the program's return value, and release everything."""
         self.result, self.done = result, True
         self.release()
 
 
 class Request:
-    """What the caller asked for.
+    """A caller's request.
 
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
-        events: tokens in the order they were made, for the caller to take.
-        priority: lower is served sooner; 0 is ordinary. Set it before the request is submitted.
-        error: why the request failed, if it did.
-        result: what the first choice's program returned.
-        prefilled_tokens: tokens that its prefills asked for, a repeated prompt as often as it is repeated.
-        cached_tokens: how many of them came from the prefix index.
-        kv_bytes: K and V of the value that the first choice's last stroke ended with.
+        events: tokens in the order in which they were made, for the caller to take.
+        priority: lower is served sooner; the default is 0. Set it before the request is submitted.
+        error: the error that made the request fail, or None.
+        result: the return value of the first choice's program.
+        prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
+        cached_tokens: number of these that came from the prefix index.
+        kv_bytes: bytes of K and V in the value of the first choice's last stroke.
     """
 
     def __init__(
@@ -143,20 +143,20 @@ class Request:
         return self.choices[0].result
 
     def raise_error(self) -> None:
-        """Raise what made the request fail, if anything did; once."""
+        """Raise the request's error, if any; only once."""
         error, self.error = self.error, None
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # a traceback must hold neither its own error nor a request that does: pages would wait for gc
+            del error  # no reference cycle through the traceback: it would keep pages until the garbage collector runs
 
 
 @dataclass
 class SharedPrefill:
-    """A prefill that several choices of a request ask for: computed once, its pages shared.
+    """A prefill that several choices of a request need: computed once, its pages shared.
 
-    `takers` counts the choices that have not asked yet; the last one takes it off the request's list.
+    `takers` counts the choices that have not asked yet; the last one removes it from `Request.shared`.
     """
 
     takers: int

@@ -1,4 +1,4 @@
-"""One forward pass: from lanes and counts of tokens to a ragged batch, and back to rows of logits."""
+"""One forward pass: builds a ragged batch from the lanes' chunks and hands out rows of logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from twostroke.kv.writer import Places
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one lane enters in a step: tokens that have places already."""
+    """The tokens that one lane enters in a step, with their places."""
 
     lane: Lane
     tokens: list[int]
     places: Places
-    logit_rows: int  # how many of the last rows hand out logits
-    query_rows: int = 0  # and how many queries
+    logit_rows: int  # number of last rows that return logits
+    query_rows: int = 0  # number of last rows that return queries
 
 
 def run(model: Model, chunks: Sequence[Chunk]) -> None:
-    """Compute the chunks of one model together and hand each lane the rows and queries it asked for."""
+    """Compute the chunks of one model together and hand each lane its logits and queries."""
     starts = [0, *accumulate(len(chunk.tokens) for chunk in chunks)]
 
     def last(counts: Sequence[int]) -> np.ndarray:
-        """So many of the last rows of each chunk."""
+        """Row indices of the last `counts[i]` rows of each chunk i."""
         return np.concatenate([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
 
     columns = np.empty((4, starts[-1]), np.int64)
@@ -57,7 +57,7 @@ def run(model: Model, chunks: Sequence[Chunk]) -> None:
 
 
 def _dropout(model: Model, chunks: Sequence[Chunk]) -> np.ndarray | None:
-    """[layers, N, hidden] factors, 1 for rows without dropout, which leaves their bits alone; None if all are."""
+    """Factors [layers, N, hidden], 1 (which changes no bits) for rows without dropout; None if no row has dropout."""
     if all(chunk.lane.dropout is None for chunk in chunks):
         return None
     blocks, columns = model.config.num_layers, model.config.hidden_size

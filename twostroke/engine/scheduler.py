@@ -1,12 +1,12 @@
-"""Who enters how many tokens in the next step.
+"""Decides how many tokens each lane enters in the next step.
 
-One rule: every lane has tokens it knows and has not entered, and a step lets lanes catch up within a token
-budget. Lanes that are one token behind (decoding) come first, one token each; what is left of the budget is shared
-by the others, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking, prefix hits and replays
-after a preemption are all just lanes with more or fewer tokens to go.
+There is one rule: every lane has known tokens that are not entered yet, and a step lets lanes catch up within a token
+budget. Lanes that are one token behind (decoding) come first, one token each; the others share the rest of the
+budget, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking, prefix hits and replays after a
+preemption are only lanes with more or fewer tokens to enter.
 
-The budget is a number of tokens. With an ITL objective it shrinks, while anything decodes, to the most with which the
-step is predicted to stay inside the objective: what a token costs depends on the machine and on the context behind it.
+The budget is a number of tokens. With an ITL objective, while anything decodes, it shrinks to the largest budget whose
+step is predicted to meet the objective: the cost of a token depends on the machine and on the context before it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +16,10 @@ from twostroke.engine.lane import Lane
 from twostroke.engine.request import Choice
 from twostroke.fields import Checked, integer, number
 
-# What prefills get however tight the objective: the kernels take eight rows at once at little more than one's price.
+# Tokens that prefills get under any objective: the kernels compute eight rows at little more than the cost of one.
 LEAST_CHUNK = 8
 
-Plan = list[tuple[Lane, int]]  # a lane, and how many of its tokens to enter
+Plan = list[tuple[Lane, int]]  # lanes, and how many of its tokens each enters
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class SchedulerConfig(Checked):
 
     Attributes:
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
-        max_running: most choices that run at once.
-        itl_ms: objective for the time of a step in which anything decodes, in milliseconds; None for none.
+        max_running: maximum number of choices that run at once.
+        itl_ms: objective in milliseconds for the time of a step in which anything decodes; None for no objective.
     """
 
     max_step_tokens: int = integer(512, least=1)
@@ -38,17 +38,17 @@ class SchedulerConfig(Checked):
 
 
 def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Plan], bool]) -> Plan:
-    """What the next step enters: decoding lanes first, then by arrival.
+    """Plan the next step: decoding lanes first, then by arrival.
 
     Args:
-        running: in order of arrival.
-        config: its limits.
-        fits: whether a step would keep the ITL objective; asked only where it would hold up what decodes.
+        running: choices in order of arrival.
+        config: limits of the step.
+        fits: whether a step would meet the ITL objective; called only if prefill would delay decoding lanes.
     """
     lanes = [lane for choice in running for lane in choice.lanes if lane.todo]
     chosen = [(lane, 1) for lane in lanes if lane.decoding]
-    # More decoding lanes than budget: they all go. Leaving some out would stall streams to save a little time.
-    # And the oldest of the others gets on by a token at least: decoding never starves a prefill.
+    # All decoding lanes go, even beyond the budget: leaving some out would stall streams to save a little time.
+    # The oldest other lane enters at least one token: decoding never starves a prefill.
     budget = max(1, config.max_step_tokens - len(chosen))
     behind = [lane for lane in lanes if not lane.decoding]
     todo = [len(lane.todo) for lane in behind]
@@ -63,7 +63,7 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The most tokens up to `most` that fit, where fewer fit too; `LEAST_CHUNK`, or `most`, whether they fit or not."""
+    """The largest count up to `most` that fits, by bisection; never below min(LEAST_CHUNK, most)."""
     low, high = min(LEAST_CHUNK, most), most + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -72,10 +72,10 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def share(todo: Sequence[int], budget: int) -> list[int]:
-    """How many of its tokens each lane enters, given in order of arrival.
+    """Number of tokens that each lane enters; lanes are in order of arrival.
 
-    Half of the budget goes by arrival, so the oldest always gets on: no stream of short prompts starves a long one.
-    The other half goes to whoever has least to go, so no long prompt keeps all short ones behind it waiting.
+    Half of the budget goes by arrival, so the oldest lane always progresses: short prompts cannot starve a long one.
+    The other half goes to the lanes with the fewest tokens left, so a long prompt does not block the short ones.
     """
     counts = [0] * len(todo)
 

@@ -1,7 +1,7 @@
-"""What a program may ask for: prefill, decode, and emit what it made.
+"""The strokes that a program may yield: Prefill, Decode and Emit.
 
-A program is a generator. It yields a stroke and receives the stroke's result; it yields a list of strokes and
-receives the list of their results, computed side by side. Its return value is the request's result.
+A program is a generator. It yields a stroke and receives the stroke's result, or yields a list of strokes and receives
+the list of their results, computed side by side. Its return value is the request's result.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from twostroke.sampling.draw import Sampled
 
 @dataclass(frozen=True)
 class Prefill:
-    """Enter tokens. The result is a `KVCache`, or with logits="all" or `queries` a `Prefilled`.
+    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all" or `queries`.
 
     Attributes:
-        tokens: what to enter, after the pending token of `after` if it has one.
-        after: the value to extend; None begins at position 0.
-        model: which model computes; None is the engine's default.
-        logits: "last" keeps those after the last token as the value's tail; "all" returns every token's; "none"
-            saves the head where only K and V matter.
-        queries: of so many of the last tokens the result has the queries. A prefix hit leaves those to be computed.
-        dropout: drops inputs of MLPs. What is computed so is nobody else's: no prefix index knows or gives it.
+        tokens: the tokens to enter, after the pending token of `after` if it has one.
+        after: the KV cache to extend; None begins at position 0.
+        model: role of the model that computes; None is the engine's default.
+        logits: "last" keeps the last token's logits as the value's tail; "all" returns every token's logits; "none"
+            skips the head when only K and V are needed.
+        queries: also return the query vectors of the last `queries` tokens. A prefix hit never covers these tokens.
+        dropout: dropout on the inputs of MLPs. Its entries neither enter nor come from the prefix index.
     """
 
     tokens: Sequence[int]
@@ -42,24 +42,24 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """Sample tokens one by one until the request's own end (max_tokens, end token, stop string) or `until`.
+    """Sample tokens until the request ends (max_tokens, end token, stop string) or the stroke does.
 
-    The result is a `Decoded`. The first token comes from the value's tail: its logits, or those after its pending
-    token; where a slice cut the tail off, the last entry is computed again.
+    The result is a `Decoded`. The first token is sampled from the value's tail: its logits, or those after its pending
+    token. If the value has no tail (as after a slice), the last entry is computed again.
 
     Attributes:
-        kv: what to continue; not empty.
-        until: called with the run so far after each token; True ends the stroke (not the request).
-        max_tokens: ends the stroke after so many tokens, besides the request's limit.
-        model: which model decodes; None is the engine's default.
-        emit: whether tokens go to the caller at once; a draft or a candidate does not.
-        stream: tells the random streams of candidates apart.
-        recompute: compute the last entry again with `model` even if another model's logits are at hand.
+        kv: the KV cache to continue; not empty.
+        until: called after each token with the tokens sampled so far; True ends the stroke (not the request).
+        max_tokens: ends the stroke after this many tokens; the request's limit holds as well.
+        model: role of the model that decodes; None is the engine's default.
+        emit: whether tokens go to the caller at once; False for a draft or a candidate.
+        stream: number of the random stream, which distinguishes candidates.
+        recompute: compute the last entry again with `model` even if another model's logits are available.
         stats: whether `Sampled` carries log-probability, entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
-        queries: of so many of the last tokens entered the run has the queries.
-        guesses: tokens that may come first. They are entered at once; those that turn out to be what is sampled stand,
-            and the stroke ends with the first token that was not guessed.
+        queries: also return the query vectors of the last `queries` entered tokens.
+        guesses: guesses of the first tokens. They are entered at once; guesses that match the sampled tokens stay, and
+            the stroke ends with the first sampled token that was not guessed.
     """
 
     kv: KVCache
@@ -84,11 +84,11 @@ class Emit:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prefill's value and what else was asked for.
+    """A prefill's KV cache, logits and queries.
 
     Attributes:
-        logits: with logits="all" of every token entered, [n, vocab] float32; else [0, vocab].
-        queries: of the last tokens entered, as many as were asked for and are there.
+        logits: with logits="all" those of every entered token, [n, vocab] float32; otherwise [0, vocab].
+        queries: query vectors of the last entered tokens, up to the requested number.
     """
 
     kv: KVCache
@@ -98,11 +98,11 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a decode made. Its value ends with the last token pending; `queries` are those of its last entries."""
+    """The result of a decode. The last token of `kv` is pending; `queries` are the queries of its last entries."""
 
     kv: KVCache
     sampled: Sequence[Sampled] = field(default_factory=list)
-    finish_reason: str | None = None  # the request's end ("stop" or "length"), or None: the stroke's own
+    finish_reason: str | None = None  # "stop" or "length" if the request ended, None if only the stroke did
     queries: Queries = NO_QUERIES
 
     @property
@@ -111,7 +111,7 @@ class Decoded:
 
     @property
     def mean_logprob(self) -> float:
-        """Of a stroke with `stats`. Raises ValueError without them."""
+        """Mean log-probability of the tokens, in nats. Raises ValueError for a stroke without `stats`."""
         known = [s.logprob for s in self.sampled if s.logprob is not None]
         if len(known) < len(self.sampled):
             raise ValueError("log-probabilities are not known: decode with stats=True")

@@ -1,4 +1,4 @@
-"""When a request's tokens came, and the figures made of that: TTFT, ITL and TPOT are defined here and nowhere else."""
+"""Times of a request's tokens, and the only definitions of TTFT, ITL and TPOT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFINITIONS = {
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """By nearest rank: the smallest value that at least so many percent do not exceed."""
+    """Percentile by nearest rank: the smallest value that at least `percent` % of the values do not exceed."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
@@ -31,13 +31,13 @@ def mean(values: Sequence[float]) -> float | None:
 
 @dataclass
 class Timings:
-    """When things happened, in seconds of time.perf_counter."""
+    """Times of a request's events, in seconds of time.perf_counter."""
 
     arrival: float = field(default_factory=time.perf_counter)
     scheduled: float | None = None
     tokens: list[float] = field(default_factory=list)  # of the first choice
     finished: float | None = None
-    in_bulk: bool = False  # tokens were emitted after they were decoded: gaps between them say nothing
+    in_bulk: bool = False  # tokens were emitted after decoding: the gaps between them have no meaning
 
     @property
     def ttft(self) -> float | None:
@@ -46,7 +46,7 @@ class Timings:
 
     @property
     def itls(self) -> list[float]:
-        """Every gap between consecutive tokens."""
+        """All gaps between consecutive tokens, in seconds."""
         return [b - a for a, b in itertools.pairwise(self.tokens)]
 
     @property
@@ -58,7 +58,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Pace:
-    """Each field as in `DEFINITIONS`; None where there were too few tokens to say, or they came at once."""
+    """Fields as in `DEFINITIONS`; None if there were too few tokens, or if they were emitted in bulk."""
 
     ttft_s: float | None
     itl_mean_s: float | None
@@ -69,7 +69,7 @@ class Pace:
 
     @classmethod
     def of(cls, timings: Timings, computed_tokens: int) -> Pace:
-        """`computed_tokens` are those that prefill had to compute before the first token."""
+        """`computed_tokens` is the number of tokens that prefill computed before the first token."""
         ttft, gaps, tpot = timings.ttft, timings.itls, timings.tpot
         if timings.in_bulk:
             return cls(ttft, None, None, None, None, None)

@@ -1,4 +1,4 @@
-"""The tokens a choice has generated: their text, and when they have come to an end."""
+"""The tokens that a choice has generated, their text, and the check for the end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Token:
 
     Attributes:
         id: its id.
-        text: the text that became certain with it (a character may span tokens; the texts of all tokens
-            concatenated are the whole text). An ending token has none of its own.
-        logprob: its log-probability under the model, before temperature and penalties, and
-        top_logprobs: the most likely alternatives as (id, logprob), if asked for by `logprobs`.
-        index: its place among the choice's tokens.
-        choice: which of n choices.
-        finish_reason: "stop" or "length" on the last token.
+        text: the text that became certain with it (a character may span tokens; the concatenation of all tokens'
+            texts is the whole text). The text of an ending token itself is left out.
+        logprob: its log-probability in nats under the model, before temperature and penalties; None if not requested.
+        top_logprobs: the most likely alternatives as (id, logprob); None unless `logprobs` is set.
+        index: its index among the choice's tokens.
+        choice: index of the choice.
+        finish_reason: "stop" or "length" on the last token, None before.
     """
 
     id: int
@@ -49,7 +49,7 @@ class Track:
         self._stops = StopStrings(params.stop)
 
     def fork(self) -> Track:
-        """Another track that has come as far, for tokens that are not the choice's yet."""
+        """A copy of this track, for tokens that are not emitted yet."""
         other = copy(self)
         other.sampled, other.ids = [*self.sampled], [*self.ids]
         other._text, other._stops = self._text.fork(), copy(self._stops)
@@ -60,12 +60,12 @@ class Track:
         return other
 
     def push(self, sampled: Sampled, full: bool = False) -> Token:
-        """Add a token. Sets `finish_reason` if it is the last, as it is when the context is `full`."""
+        """Add a token. Sets `finish_reason` if the token is the last, as it is when the context is `full`."""
         self.sampled.append(sampled)
         self.ids.append(sampled.id)
         armed = len(self.ids) > self.params.min_tokens
         if armed and sampled.id in self.ending_ids:
-            # Its own text, if it has any, is not part of the answer.
+            # The ending token's own text, if any, is not part of the answer.
             return self._token(sampled, self._end("stop"))
         if self.constraint is not None:
             self.constraint.advance(sampled.id)
@@ -85,7 +85,7 @@ class Track:
         return rest if stopped else rest + self._stops.flush()
 
     def _scan(self, text: str, armed: bool) -> tuple[str, bool]:
-        """(text that is certain, whether a stop string ends it). One that is complete while not `armed` is text."""
+        """Returns (certain text, whether a stop string ends it). If not `armed`, stop strings count as plain text."""
         if armed:
             certain, stop = self._stops.push(text)
             return certain, stop is not None
@@ -95,7 +95,8 @@ class Track:
             piece, stop = self._stops.push(char)
             certain += piece
             if stop is not None:
-                # All but its first character may yet begin another.
+                # Another stop string may begin at its second character.
+
                 self._stops = StopStrings(self.params.stop)
                 certain, text = certain + stop[0], stop[1:] + text
         return certain + text, False

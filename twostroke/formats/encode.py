@@ -11,8 +11,9 @@ from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.system.cores import count_threads
 
-CHUNK_ELEMENTS = 1 << 18  # elements encoded at a time: temporaries of a few MB, and few calls per thread
-LARGEST = 65504.0  # the largest float16, which is the type of scales; valid weights are far smaller
+ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
+CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
+LARGEST = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
 GROUP = 32
 
 # Candidate codes of the least and the greatest value of a group. The 4-bit codes are 0 to 15; values outside are

@@ -1,7 +1,7 @@
-"""Which entries of a value its last ones attend to, found from their queries.
+"""Attention weights of a value's last entries, computed from their queries.
 
-Kernels never hold attention weights: they walk the entries with an online softmax. A stroke may hand out queries, and
-what is asked of few rows is computed again from them here, in the order and with the masks of the kernels.
+Kernels never materialize attention weights: they use an online softmax. A stroke can return queries instead, and the
+weights of a few rows are computed from them here, with the same order and masks as in the kernels.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from twostroke.kv.cache import KVCache
 
 @dataclass(frozen=True)
 class Queries:
-    """Of the last n entries of a value.
+    """Query vectors of the last n entries of a value.
 
     Attributes:
-        rows: [layers, n, Hq, D] float32, turned by RoPE and times the attention scale.
-        windows: each layer's sliding window, or None.
+        rows: [layers, n, Hq, D] float32, after RoPE and multiplied by the attention scale.
+        windows: each layer's sliding window in positions, or None.
     """
 
     rows: np.ndarray
@@ -30,7 +30,7 @@ class Queries:
         return self.rows.shape[1]
 
     def without_last(self, count: int) -> "Queries":
-        """Those of the value without its last `count` entries."""
+        """The queries without those of the last `count` entries."""
         return Queries(self.rows[:, : max(0, len(self) - count)], self.windows)
 
 
@@ -38,15 +38,15 @@ NO_QUERIES = Queries(np.empty((0, 0, 0, 0), np.float32), ())
 
 
 def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
-    """Layer by layer, how the value's last n entries attend to all of it: [Hq, n, len(kv)] float32; rows sum to 1."""
+    """Yield, per layer, the attention weights of the last n entries: [Hq, n, len(kv)] float32; rows sum to 1."""
     n = len(queries)
     positions, order = np.array(kv.positions), np.arange(len(kv))
     own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]
     for layer, (q, window) in enumerate(zip(queries.rows, queries.windows, strict=True)):
         keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
-        # Query heads that share a KV head stand side by side: [Hkv, Hq / Hkv * n, D].
+        # Query heads that share a KV head are adjacent: [Hkv, Hq / Hkv * n, D].
         shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
-        with _blas().limit(limits=1):  # its threads would go on spinning, on the cores that kernels compute on
+        with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
             weights = (shared @ keys).reshape(-1, n, len(kv))
         hidden = order > own_order
         if window is not None:
@@ -64,10 +64,10 @@ def _blas() -> ThreadpoolController:
 
 
 def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:
-    """What each entry gets of the attention of the last n: the mean over layers and heads, summed up over the n.
+    """Attention that each entry receives from the last n entries: mean over layers and heads, summed over the n.
 
     Returns:
-        [len(kv)] float64, n in all; zeros without queries.
+        [len(kv)] float64 with sum n; zeros without queries.
     """
     mass = np.zeros(len(kv))
     for weights in attention_weights(kv, queries) if len(queries) else ():

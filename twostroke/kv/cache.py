@@ -23,7 +23,7 @@ TO_COME = ("disk", "remote")
 
 
 class PoolHolder(Protocol):
-    """Whatever has a pool to put entries into: an `LLM`."""
+    """An object with a page pool, such as an `LLM`."""
 
     @property
     def pool(self) -> PagePool: ...
@@ -32,14 +32,14 @@ class PoolHolder(Protocol):
 class KVCache:
     """An immutable sequence of KV entries.
 
-    Values come from `LLM.prefill` and from operations on other values; all share pages by reference count and
-    none is ever altered. Pages are freed when the last value that holds them is dropped.
+    Values come from `LLM.prefill` and from operations on other values. They share reference-counted pages and never
+    change. A page is freed when the last value that holds it is dropped.
 
     Attributes:
-        pool: whose pages hold the entries.
-        tier: where the value asks for them to be, "pool" or "host".
-        stretches: where the entries come from.
-        tail: what the next stroke starts from.
+        pool: the pool whose pages hold the entries.
+        tier: the tier in which the value keeps its pages, "pool" or "host".
+        stretches: provenance of the entries.
+        tail: logits or pending token from which the next stroke starts.
     """
 
     __slots__ = ("_next", "_table", "_tokens", "pool", "stretches", "tail", "tier")
@@ -61,18 +61,18 @@ class KVCache:
         self._next = next_position
 
     def __del__(self) -> None:
-        if hasattr(self, "_next"):  # not when __init__ failed before it had its references
+        if hasattr(self, "_next"):  # not set if __init__ failed before it took its references
             self.pool.release(self._table[:, PAGE], self.tier)
 
     def __copy__(self) -> KVCache:
-        return self  # never altered, so nobody needs another; a field by field copy would not count its references
+        return self  # immutable, so no copy is needed; a copy field by field would not count its references
 
     def __deepcopy__(self, memo: dict[int, object]) -> KVCache:
         return self
 
     @classmethod
     def empty(cls, pool: PagePool) -> KVCache:
-        """The value of no entries, from which every prefill starts."""
+        """A value without entries, from which every prefill starts."""
         return cls(pool, np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0)
 
     # Facts -----------------------------------------------------------------------------------------------------
@@ -87,64 +87,64 @@ class KVCache:
 
     @property
     def positions(self) -> list[int]:
-        """The position of each entry, strictly increasing (but where `resumed_at` said otherwise)."""
+        """The position of each entry, strictly increasing unless `resumed_at` set a position."""
         return spans.positions(self._table).tolist()
 
     @property
     def next_position(self) -> int:
-        """The position the next entry will take."""
+        """The position of the next entry."""
         return self._next
 
     @property
     def pending(self) -> int | None:
-        """The token sampled last and not entered yet; the next stroke enters it first."""
+        """The last sampled token if it is not entered yet; the next stroke enters it first."""
         return self.tail.pending if self.tail else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V of the entries, exactly: layers x 2 x KV heads x head_dim x element size x len."""
+        """Exact bytes of K and V of the entries: layers x 2 x KV heads x head_dim x element size x len."""
         return len(self) * self.pool.entry_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that the value holds besides K and V: spans, tokens, provenance and tail, some shared with others."""
+        """Bytes besides K and V: spans, tokens, provenance and tail. Some of them are shared with other values."""
         before = sum(stretch.before.nbytes for stretch in self.stretches)
         tail = 0 if self.tail is None else self.tail.nbytes
         return self._table.nbytes + self._tokens.nbytes + before + tail
 
     @property
     def num_pages(self) -> int:
-        """Pages held, shared ones included."""
+        """Number of pages held, including shared ones."""
         return len(np.unique(self._table[:, PAGE]))
 
     @property
     def fingerprint(self) -> str:
-        """Names layers, KV heads, head_dim, RoPE, KV dtype and tokenizer: what must agree for values to meet."""
+        """Digest of layers, KV heads, head_dim, RoPE, KV dtype and tokenizer; values are joined only if it agrees."""
         return self.pool.geometry.fingerprint
 
     @property
     def table(self) -> np.ndarray:
-        """[P, 4] int32 spans: page id (see `pool`), START, STOP, POSITION; not to be written to."""
+        """[P, 4] int32 spans: page id (see `pool`), START, STOP, POSITION. Read-only."""
         return self._table
 
     @property
     def token_array(self) -> np.ndarray:
-        """The tokens as int32; not to be written to."""
+        """The tokens, [n] int32. Read-only."""
         return self._tokens
 
     def canonical_length(self, model: str) -> int:
-        """How many leading entries the weights `model` computed over exactly the tokens before each."""
+        """Number of leading entries that `model` (an id) computed over exactly the tokens before each."""
         return canonical_length(self.stretches, self._tokens, model)
 
     def entries(self) -> np.ndarray:
-        """A copy of K and V: [layers, 2, len, Hkv, D], for study and tests.
+        """A copy of K and V: [layers, 2, len, Hkv, D], for inspection and tests.
 
-        numpy's, in the pool's dtype; bfloat16 is that of `ml_dtypes`: `.astype(np.float32)` to compute with it.
+        A numpy array in the pool's dtype. bfloat16 is `ml_dtypes.bfloat16`; use `.astype(np.float32)` to compute.
         """
         return self.pool.read(*spans.pages_and_slots(self._table))
 
     def keys(self, layer: int) -> np.ndarray:
-        """A copy of one layer's K, as RoPE turned it: [len, Hkv, D], in the pool's dtype as `entries` is."""
+        """A copy of one layer's K after RoPE: [len, Hkv, D], in the pool's dtype like `entries`."""
         return self.pool.read_keys(layer, *spans.pages_and_slots(self._table))
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class KVCache:
     # Operations ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, which: slice) -> KVCache:
-        """`kv[a:b]`: these entries, at the positions they have. Steps other than 1 are not possible."""
+        """`kv[a:b]`: entries a to b, with unchanged positions. Raises KVError for other indices and steps."""
         if not isinstance(which, slice):
             raise KVError(f"a KV cache is cut by slices such as kv[a:b], not by {which!r}")
         start, stop, step = which.indices(len(self))
@@ -175,20 +175,20 @@ class KVCache:
         return KVCache(self.pool, table, self._tokens[start:stop], stretches, next_position, tail, self.tier)
 
     def without_last(self) -> KVCache:
-        """All entries but the last, whose position is the next one: for computing it again."""
+        """All entries except the last. The next entry takes the last one's position, to compute it again."""
         return self[:-1].resumed_at(self._next - 1)
 
     def resumed_at(self, position: int) -> KVCache:
-        """The same entries, turned as they are; the next one will take this position, be it behind them or not."""
+        """The same entries with another position, at least 0, for the next one. K is not rotated again."""
         if position < 0:
-            raise KVError(f"positions begin at 0: {position} is none")
+            raise KVError(f"positions begin at 0: {position} is not a position")
         return KVCache(self.pool, self._table, self._tokens, self.stretches, position, self.tail, self.tier)
 
     def __add__(self, other: KVCache) -> KVCache:
-        """Concatenation. Positions must be strictly increasing; the right value comes to where the left one is.
+        """Concatenation. Positions must be strictly increasing. The result is in the left value's pool and tier.
 
-        Where two parts of a page meet that fit together, as when a value is cut in the middle of a page and spliced,
-        the joined value has them in one page, a copy: it lies in memory, and is computed with, as one written whole.
+        If the seam lies within a page and both parts fit into one page (as when a value is cut there and spliced), the
+        result has them in one page, a copy. Its layout and its arithmetic are those of a value written whole.
 
         Raises:
             KVError: positions overlap. GeometryMismatch: the fingerprints differ. OutOfPages: no room for a copy.
@@ -225,7 +225,10 @@ class KVCache:
             self.pool.release(fresh, self.tier)  # the value holds its own reference
 
     def _seam(self, right: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        """(the span that the last one makes with this one in one page, None if they do not fit; a page made for it)."""
+        """Join the last span with `right` in one page.
+
+        Returns (the joined span, or None if they do not fit; the page allocated for it, [0] or [1]).
+        """
         page, start, stop, position = self._table[-1].tolist()
         other, other_start, other_stop, other_position = right.tolist()
         nothing = np.zeros(0, np.int64)
@@ -237,7 +240,7 @@ class KVCache:
         return np.array([joined, start, other_stop, position], np.int32), np.array([joined])
 
     def with_tail(self, tail: Tail | None) -> KVCache:
-        """The same entries, with another start for the next stroke."""
+        """The same entries with another tail."""
         return KVCache(self.pool, self._table, self._tokens, self.stretches, self._next, tail, self.tier)
 
     # Places ----------------------------------------------------------------------------------------------------
@@ -245,16 +248,18 @@ class KVCache:
     def to(self, tier: str) -> KVCache:
         """The same value in another tier: "pool", where strokes compute, or "host", ordinary memory.
 
-        A page moves once, whoever shares it, and takes room in a tier while a value there holds it. So the value in the
-        host keeps no page of the pool from being used again, once those in the pool are dropped. It can be cut, joined,
-        saved and copied as any other, and a stroke that is given one brings it back.
+        A shared page moves once, and uses room in a tier while a value in that tier holds it. So pages of the pool
+        become free when the last value in the pool that holds them is dropped, even if values in the host remain. A
+        value in the host can be cut, joined, saved and copied as any other; a stroke moves it back to the pool.
 
         Raises:
             OutOfPages: no room there; nothing is changed. KVError: there is no such tier.
         """
         if tier not in TIERS:
             to_come = tier in TO_COME
-            reason = "is not there yet: save the value to a file" if to_come else f"is none: use {' or '.join(TIERS)}"
+            reason = (
+                "is not there yet: save the value to a file" if to_come else f"is unknown: use {' or '.join(TIERS)}"
+            )
             raise KVError(f"the tier {tier!r} {reason}")
         if tier == self.tier:
             return self
@@ -266,12 +271,13 @@ class KVCache:
             self.pool.release(pages, tier)  # the value holds its own references
 
     def copy_to(self, pool: PagePool) -> KVCache:
-        """The same value in a pool of the same geometry; in its own pool, the value in the tier "pool".
+        """A copy in another pool of the same geometry. For its own pool, the value in the tier "pool".
 
-        Slots stay the same, page by page, so attention walks the copy exactly as it walks the original.
+        Slots stay the same, page by page, so attention reads the copy in the same order as the original.
 
         Raises:
-            GeometryMismatch, or KVError for another page size. OutOfPages: no room. Nothing is changed then.
+            GeometryMismatch: the geometries differ. KVError: the page sizes differ. OutOfPages: no room. After an
+                error nothing has changed.
         """
         if pool is self.pool:
             return self.to(POOL)
@@ -291,10 +297,10 @@ class KVCache:
             table = spans.with_pages(self._table, pages, fresh)
             return KVCache(pool, table, self._tokens, self.stretches, self._next, self.tail)
         finally:
-            pool.release(fresh)  # the value, if it came to be, holds its own references
+            pool.release(fresh)  # the new value, if any, holds its own references
 
     def save(self, path: str | Path) -> None:
-        """Write the value to a file (see `stream`); what was there before stays until all is written.
+        """Write the value to a file (see `stream`). An existing file is replaced only when all is written.
 
         Raises KVError if it cannot be written.
         """
@@ -303,14 +309,14 @@ class KVCache:
 
     @classmethod
     def load(cls, path: str | Path, llm: PoolHolder) -> KVCache:
-        """Read a value back into `llm`'s pool.
+        """Read a value into `llm`'s pool.
 
-        Its entries are canonical for who computed them only if this user saved the file. From anybody else it is a
-        value like any other whose entries are not canonical, and without logits.
+        Its entries stay canonical for their model only if this user saved the file. Otherwise the value is usable,
+        but its entries are not canonical and its logits are dropped.
 
         Raises:
             CorruptFile: not such a file, truncated, altered or hostile. GeometryMismatch: saved under another geometry.
-            OutOfPages: no room. KVError: it cannot be read, or has pages of another size.
+            OutOfPages: no room. KVError: it cannot be read, or its page size differs.
         """
         with stream.opened(Path(path)) as source:
             return cls.read_from(source, llm.pool)
@@ -322,7 +328,7 @@ class KVCache:
 
     @classmethod
     def read_from(cls, source: stream.Source, pool: PagePool) -> KVCache:
-        """Read what `write_to` wrote, to the end of a file. Raises as `load`."""
+        """Read what `write_to` wrote, to the end of the source. Raises the errors of `load`."""
         contents = stream.read(source, pool)
         try:
             table = contents.table

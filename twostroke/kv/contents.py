@@ -1,4 +1,4 @@
-"""What there is to a value besides its pages."""
+"""The parts of a value besides its pages."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from twostroke.kv.provenance import Stretch
 
 @dataclass(frozen=True)
 class Tail:
-    """What the next stroke starts from: the logits after the last entry, or one token that is not entered yet.
+    """The start of the next stroke: the logits after the last entry, or one token that is not entered yet.
 
     Attributes:
         model: identity of the model that computed the logits or sampled the token.
-        row: the logits after the last entry, one row, computed when they are read: what is held is a hidden state, some
-            KB where logits are 0.6 MB at a vocabulary of 152,000.
-        pending: the token sampled last.
+        row: the logits after the last entry, one row, computed when read. It holds a hidden state, a few KB instead of
+            0.6 MB of logits at a vocabulary of 152,000.
+        pending: the last sampled token, if it is not entered yet.
     """
 
     model: str
@@ -25,25 +25,25 @@ class Tail:
 
     @property
     def logits(self) -> np.ndarray | None:
-        """[vocab] float32, computed now; None of a tail with a pending token."""
+        """Logits [vocab] float32, computed at each read; None for a tail with a pending token."""
         return None if self.row is None else self.row.read()[0]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds."""
+        """Bytes held by `row`."""
         return 0 if self.row is None else self.row.nbytes
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A value without its K and V: what a file says of it.
+    """A value without its K and V, as a file describes it.
 
     Attributes:
         table: [P, 4] int32 spans, over the pages of a pool or of a file.
-        tokens: [n] int32, of each entry.
-        stretches: where the entries come from.
-        next_position: the position that the next entry takes.
-        tail: what the next stroke starts from.
+        tokens: [n] int32, the token of each entry.
+        stretches: provenance of the entries.
+        next_position: the position of the next entry.
+        tail: the start of the next stroke.
     """
 
     table: np.ndarray

@@ -1,4 +1,4 @@
-"""What must agree before two KV values, or a value and a model, may meet."""
+"""The properties that must agree to join two KV values, or to use a value with a model."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ from twostroke.models.rope import Rope
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape and meaning of an entry. It does not name the weights: models of one geometry may share values."""
+    """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values."""
 
     num_layers: int
     num_kv_heads: int
@@ -33,7 +33,7 @@ class Geometry:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of K and V."""
+        """numpy dtype of K and V."""
         return numpy_dtype(self.kv_dtype)
 
     @property
@@ -41,7 +41,7 @@ class Geometry:
         return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
     def require(self, other: "Geometry", what: str) -> None:
-        """Raise GeometryMismatch naming every field in which `other` differs."""
+        """Raise GeometryMismatch if `other` differs; the message names every differing field."""
         if self == other:
             return
         differing = [

@@ -17,7 +17,7 @@ class Block:
 
 
 class HashIndex(PrefixIndex):
-    """Prefix index as a flat table of chained digests (16 bytes of blake2b: no collision is ever expected)."""
+    """Prefix index as a hash table of chained digests (16 bytes of blake2b: collisions are negligible)."""
 
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)

@@ -1,7 +1,7 @@
-"""What a saved value says of itself, as JSON; and, since anybody may have written it, whether that can be.
+"""The JSON header of a saved value, and its validation, since a file may come from anyone.
 
-Nothing of a header is used before `decode` has looked at all of it. What passes describes a value that this program
-could have made, of a geometry that the caller still has to compare.
+No field of a header is used before `decode` has checked them all. A header that passes describes a value that this
+program could have made; the caller still has to compare its geometry.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import Rope
 
-LARGEST = 2**31 - 1  # of any number in a header
+LARGEST = 2**31 - 1  # largest integer in a header
 DTYPES = ("float32", "bfloat16", "float16")
 LONGEST_NAME = 1000
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is said of the pages that follow, and of the value in them.
+    """Describes the pages that follow and the value in them.
 
     Attributes:
-        contents: the value; its table numbers the file's pages, and its tail lacks the logits.
-        num_pages: pages that follow.
-        num_logits: of the tail.
+        contents: the value; its table numbers the file's pages, and its tail has no logits.
+        num_pages: number of pages that follow.
+        num_logits: number of logits in the tail, 0 for none.
     """
 
     geometry: Geometry
@@ -44,11 +44,11 @@ class Header:
 
 
 class Invalid(ValueError):
-    """A header that no value has; says which field."""
+    """The header is invalid; the message names the field."""
 
 
 def encode(header: Header) -> bytes:
-    """As JSON."""
+    """The header as JSON."""
     contents, tail = header.contents, header.contents.tail
     fields = {
         "geometry": dataclasses.asdict(header.geometry),
@@ -65,7 +65,7 @@ def encode(header: Header) -> bytes:
 
 
 def decode(text: bytes) -> Header:
-    """What `encode` made. Raises Invalid for anything else."""
+    """Parse and check the output of `encode`. Raises Invalid for anything else."""
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
     fields = _object(parsed(text), "the header", *names)
     geometry = _geometry(fields["geometry"])
@@ -73,9 +73,11 @@ def decode(text: bytes) -> Header:
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
     require(layout in LAYOUTS, f"layout is none of {', '.join(LAYOUTS)}")
+    even = page_size % 2 == 0 and geometry.head_dim % 2 == 0
+    require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
     tokens = _integers(fields["tokens"], "tokens")
     table = _table(fields["spans"], num_pages, page_size)
-    require(spans.counts(table).sum() == len(tokens), "spans hold another number of entries than there are tokens")
+    require(spans.counts(table).sum() == len(tokens), "the spans do not hold as many entries as tokens")
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
@@ -84,7 +86,7 @@ def decode(text: bytes) -> Header:
 
 
 def parsed(text: bytes) -> Any:
-    """JSON from outside. Raises Invalid."""
+    """Parse untrusted JSON. Raises Invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -92,7 +94,7 @@ def parsed(text: bytes) -> Any:
 
 
 def require(right: bool | np.bool_, what: str) -> None:
-    """Raise Invalid unless it is right."""
+    """Raise Invalid with the message `what` unless `right`."""
     if not right:
         raise Invalid(what)
 
@@ -103,26 +105,26 @@ def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
 
 
 def _integer(value: Any, what: str, least: int = 0) -> int:
-    require(type(value) is int and least <= value <= LARGEST, f"{what} is no integer of {least} to {LARGEST}")
+    require(type(value) is int and least <= value <= LARGEST, f"{what} is not an integer from {least} to {LARGEST}")
     return value
 
 
 def _integers(value: Any, what: str) -> np.ndarray:
-    """int32, from 0 on."""
+    """[n] int32 from a list of integers >= 0."""
     right = isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
-    require(right, f"{what} are not integers of 0 to {LARGEST}")
+    require(right, f"{what} are not integers from 0 to {LARGEST}")
     return np.array(value, np.int32)
 
 
 def _name(value: Any, what: str) -> str:
-    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is no name")
+    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is not a name")
     return value
 
 
 def _geometry(value: Any) -> Geometry:
     fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
-    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is none of {', '.join(DTYPES)}")
-    require(isinstance(fields["ropes"], list), "ropes are no list")
+    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is not one of {', '.join(DTYPES)}")
+    require(isinstance(fields["ropes"], list), "ropes are not a list")
     return Geometry(
         num_layers=_integer(fields["num_layers"], "num_layers", 1),
         num_kv_heads=_integer(fields["num_kv_heads"], "num_kv_heads", 1),
@@ -156,7 +158,7 @@ def _table(value: Any, num_pages: int, page_size: int) -> np.ndarray:
 
 
 def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:
-    """Canonical entries stand at the positions that follow the tokens they were computed over."""
+    """Check that canonical entries have the positions that follow the tokens they were computed over."""
     right = isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value)
     require(right, "stretches are not lists of three")
     stretches, start = [], 0
@@ -169,7 +171,7 @@ def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:
         else:
             known = _integers(before, "a stretch's tokens before")
             expected = np.arange(len(known), len(known) + count)
-            require(np.array_equal(positions[start:stop], expected), "a canonical stretch is not where it begins")
+            require(np.array_equal(positions[start:stop], expected), "a canonical stretch has wrong positions")
             stretches.append(Stretch(count, _name(model, "a stretch's model"), known))
         start = stop
     require(start == len(positions), "stretches hold fewer entries than there are tokens")

@@ -1,19 +1,19 @@
-"""Pages by name: who holds them, and where they are.
+"""Logical pages: reference counts, and where each page is.
 
-A page is a name, not a place: values, writers and prefix indexes hold page ids, and the pool knows where each page is.
-It may be in a *frame* of the pool's memory, where kernels read it; it may be a copy in the host's ordinary memory; or
-both. So a page can leave the pool and come back, and nobody who holds it is told.
+Values, writers and prefix indexes hold page ids, and the pool knows where each page is. A page may be in a *frame* of
+the pool's memory, where kernels read it, in a copy in the host's ordinary memory, or in both. So a page can leave the
+pool and come back without any change to its holders.
 
-Who decides where a page is:
+These rules decide where a page is:
 
-- A reference asks for a page to be in one tier: `POOL` or `HOST`. A frame is given up with the last reference of
-  `POOL`, a copy with the last reference of `HOST`. The page's id is free when nobody refers to it at all.
-- `spill` takes frames away from pages that are still referred to, whose only copy is then the host's. `fetch` brings
+- A reference asks for a page in one tier: `POOL` or `HOST`. The last reference of `POOL` frees the frame, the last
+  reference of `HOST` frees the copy. The page's id is free when it has no reference at all.
+- `spill` takes frames away from pages that are still referenced; the host's copy is then the only one. `fetch` brings
   them back.
-- What an open writer holds stays in its frame. So `fetch` when a writer opens is all that a step needs: `frames` then
-  finds a frame for every page of it.
+- Pages that an open writer holds stay in their frames. So a step needs only the `fetch` when a writer opens: `frames`
+  then finds a frame for each of its pages.
 
-What is in a claimed slot never changes, so a copy stays right for the slots that it was made for.
+The contents of a claimed slot never change, so a copy stays valid for the slots that it was made for.
 """
 
 import threading
@@ -30,9 +30,9 @@ from twostroke.backends.memory import HostMemory, Memory
 from twostroke.errors import OutOfPages
 
 POOL, HOST = "pool", "host"  # the tiers that a reference can ask for
-FREE = -1  # how far a page that is nobody's is filled
-NOWHERE = -1  # the frame of a page that is not in the pool
-MOST_COPIES = 1 << 20  # pages without a frame
+FREE = -1  # fill level of a page without references
+NOWHERE = -1  # frame of a page that is not in the pool
+MOST_COPIES = 1 << 20  # maximum number of pages in the host tier
 
 
 class Holder(Protocol):
@@ -44,7 +44,7 @@ class Holder(Protocol):
 
 @dataclass
 class HostCopy:
-    """A page in the host's ordinary memory, of one frame, right in its slots before `stop`."""
+    """A copy of a page in the host's ordinary memory (one frame), valid in the slots before `stop`."""
 
     memory: HostMemory
     stop: int = 0
@@ -54,59 +54,59 @@ class Pages(ABC):
     """All pages of a pool.
 
     Attributes:
-        memory: the frames; num_pages: how many there are.
-        reclaim: called with a number of frames when none is free; may release some (prefix eviction).
-        writers: those that are open; pages they hold are not spilled.
+        memory: the frames; num_pages: the number of frames.
+        reclaim: called with the number of missing frames; may release some (prefix eviction).
+        writers: open writers; their pages are not spilled.
     """
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
         self.memory, self.num_pages = memory, num_pages
         self.reclaim: Callable[[int], None] | None = None
         self.writers: WeakSet[Holder] = WeakSet()
-        most = num_pages + MOST_COPIES  # what is not touched takes no memory
+        most = num_pages + MOST_COPIES  # untouched parts of these arrays take no memory
         self._references = {POOL: np.zeros(most, np.int64), HOST: np.zeros(most, np.int64)}
-        self._filled = np.zeros(most, np.int64)  # slots of each page that somebody has claimed; else FREE
-        self._frames = np.zeros(most, np.int32)  # or NOWHERE
+        self._filled = np.zeros(most, np.int64)  # claimed slots of each page, or FREE
+        self._frames = np.zeros(most, np.int32)  # frame of each page, or NOWHERE
         self._copies: dict[int, HostCopy] = {}
-        self._free = list(range(num_pages - 1, -1, -1))  # frames
+        self._free = list(range(num_pages - 1, -1, -1))  # free frames
         self._free_ids: list[int] = []
-        self._num_ids = 0  # used so far
-        # Values are released by whichever thread drops them, garbage collection included: hence reentrant.
+        self._num_ids = 0  # ids used so far
+        # Any thread may drop a value, also in garbage collection while it holds the lock: hence a reentrant lock.
         self._lock = threading.RLock()
 
     # Facts -----------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
-        """Frames that hold no page."""
+        """Number of frames that hold no page."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Frames that hold one."""
+        """Number of frames that hold a page."""
         return self.num_pages - len(self._free)
 
     @property
     def num_copies(self) -> int:
-        """Pages in the host tier, each of `page_bytes`."""
+        """Number of pages in the host tier, each of `page_bytes` bytes."""
         return len(self._copies)
 
     @property
     def num_held(self) -> int:
-        """Pages that somebody refers to, wherever they are."""
+        """Number of pages with a reference, in any tier."""
         return self._num_ids - len(self._free_ids)
 
     def references(self, page: int, tier: str = POOL) -> int:
         return int(self._references[tier][page])
 
     def frees(self, page: int) -> bool:
-        """Whether giving up one reference of `POOL` would free a frame."""
+        """Whether releasing one `POOL` reference would free a frame."""
         return bool(self._references[POOL][page] == 1 and self._frames[page] != NOWHERE)
 
     # References ------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int, tier: str = POOL) -> list[int]:
-        """`count` empty pages with one reference each. Raises OutOfPages, having taken none."""
+        """Allocate `count` empty pages with one reference each. On OutOfPages none is taken."""
         if not count:
             return []
         copies = [self._blank_copy() for _ in range(count if tier == HOST else 0)]
@@ -138,7 +138,7 @@ class Pages(ABC):
 
     def _blank_copy(self) -> HostCopy:
         if len(self._copies) >= MOST_COPIES:
-            raise OutOfPages(f"the host tier holds {MOST_COPIES:,} pages, as many as it can: drop values in it")
+            raise OutOfPages(f"the host tier is full ({MOST_COPIES:,} pages): drop values in it")
         try:
             return HostCopy(self._blank())
         except MemoryError:
@@ -146,18 +146,18 @@ class Pages(ABC):
 
     @abstractmethod
     def _blank(self) -> HostMemory:
-        """Memory of one frame in the layout of the pool's, which may hold anything."""
+        """Uninitialized memory of one frame in the pool's layout."""
 
     def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
-        """One more reference for every occurrence of a page. It is where it is: see `bring` and `fetch`."""
+        """Add one reference for every occurrence of a page, without moving it (see `bring` and `fetch`)."""
         with self._lock:
             np.add.at(self._references[tier], pages, 1)
 
     def release(self, pages: np.ndarray, tier: str = POOL) -> int:
-        """One reference less for every occurrence, and no room for what nobody refers to. Returns frames freed.
+        """Remove one reference for every occurrence, and free pages without references. Returns frames freed.
 
-        The garbage collector may drop another value between any two lines here, and free some of these pages. What has
-        no reference left is nobody else's to give up, so each step looks at what is still there.
+        The garbage collector may drop another value between any two lines here, and free some of these pages. So each
+        step checks again which pages are still to be freed.
         """
         in_pool, in_host = self._references[POOL], self._references[HOST]
         with self._lock:
@@ -175,7 +175,7 @@ class Pages(ABC):
             return len(idle)
 
     def _drop_copies(self, pages: np.ndarray) -> None:
-        """Forget copies that nobody asks for; where one becomes all there is, nobody uses the slots it has not."""
+        """Drop copies that no reference needs. If a copy is the only one left, its `stop` becomes the fill level."""
         in_pool, in_host = self._references[POOL], self._references[HOST]
         for page in np.unique(pages).tolist():
             copy = self._copies.get(page)
@@ -187,7 +187,7 @@ class Pages(ABC):
                 self._filled[page] = copy.stop
 
     def claim(self, page: int, start: int, stop: int) -> bool:
-        """Take slots [start, stop) of a page for writing; False where another value wrote at `start` already."""
+        """Take slots [start, stop) of a page for writing. Returns False if slot `start` is already claimed."""
         with self._lock:
             if self._filled[page] != start:
                 return False
@@ -195,20 +195,20 @@ class Pages(ABC):
             return True
 
     def unclaim(self, page: int, start: int) -> None:
-        """Give back the slots from `start` on, claimed last and in no value."""
+        """Give back the slots from `start` on. They must be the last claimed, and in no value."""
         with self._lock:
             self._filled[page] = start
 
     # Where pages are -------------------------------------------------------------------------------------------
 
     def frame(self, page: int) -> int:
-        """Where a page of an open writer is."""
+        """The frame of a page; NOWHERE if it is not in the pool."""
         return int(self._frames[page])
 
     def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames in place of pages.
+        """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames instead of page ids.
 
-        They are right until one of the writers is closed.
+        They are valid until one of the writers is closed.
         """
         if not tables:
             return []
@@ -220,9 +220,9 @@ class Pages(ABC):
         return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops.tolist(), strict=True)]
 
     def bring(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
-        """One more reference to each of these distinct pages, in a tier, where their slots before `stops` come to be.
+        """Add one reference in a tier to each of these distinct pages, and move their slots before `stops` there.
 
-        What is there already is not moved again. Raises OutOfPages with nothing changed.
+        Pages that are already there are not moved again. On OutOfPages nothing has changed.
         """
         self.retain(pages, tier)
         try:
@@ -237,11 +237,11 @@ class Pages(ABC):
             raise
 
     def fetch(self, pages: np.ndarray) -> None:
-        """Bring back what was spilled of these pages. Raises OutOfPages with nothing changed."""
+        """Bring spilled pages back into frames. On OutOfPages nothing has changed."""
         absent = np.unique(pages[self._frames[pages] == NOWHERE])
         if not len(absent):
             return
-        frames = self._take_frames(len(absent))  # may evict prefixes, but no page that somebody else holds
+        frames = self._take_frames(len(absent))  # may evict prefixes, but only pages that nothing else holds
         with self._lock:
             for page, frame in zip(absent.tolist(), frames, strict=True):
                 self.memory.write_page(frame, self.page(page))
@@ -249,10 +249,10 @@ class Pages(ABC):
             self._drop_copies(absent)
 
     def spill(self, pages: np.ndarray) -> int:
-        """Move pages to the host tier, all but those of open writers. Returns how many frames are free for it.
+        """Move pages to the host tier, except those of open writers. Returns the number of frames freed.
 
-        Who holds them is not told: `read` finds them where they are, and a writer brings them back. Raises OutOfPages
-        where the host has no more memory; what was moved before is moved.
+        Holders need not know: `read` finds pages in either tier, and a writer brings them back. Raises OutOfPages if
+        the host has no more memory; pages moved before that stay moved.
         """
         kept = {page for writer in list(self.writers) for page in writer.table[:, PAGE].tolist()}
         count = 0
@@ -272,11 +272,11 @@ class Pages(ABC):
             copy.stop, self._copies[page] = stop, copy
 
     def _place(self, page: int) -> tuple[Memory, int]:
-        """The memory that a page is in, and its frame there."""
+        """The memory that holds a page, and the frame in it."""
         frame = self.frame(page)
         return (self.memory, frame) if frame != NOWHERE else (self._copies[page].memory, 0)
 
     def page(self, page: int) -> memoryview:
-        """The bytes of a page wherever it is, not to be written to; slots that nobody claimed may hold anything."""
+        """The bytes of a page in either tier. Read-only; unclaimed slots may hold anything."""
         memory, frame = self._place(page)
         return memory.read_pages([frame])[0]

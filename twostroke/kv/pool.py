@@ -1,4 +1,4 @@
-"""What is in the pages of KV entries: moved as whole pages, and read and written entry by entry."""
+"""The contents of KV pages: moved as whole pages, read and written entry by entry."""
 
 from collections.abc import Callable
 
@@ -13,18 +13,19 @@ class PagePool(Pages):
     """All pages of one geometry on one device.
 
     Attributes:
-        entry_bytes, page_bytes: of an entry, and of a page of `page_size` entries.
+        entry_bytes, page_bytes: bytes of an entry, and of a page of `page_size` entries.
     """
 
     def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
-        """`memory` has room for so many pages of the geometry, each of `page_size` entries."""
+        """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
         super().__init__(memory, num_pages)
         self.geometry, self.page_size = geometry, page_size
         self.entry_bytes = geometry.entry_bytes
         self.page_bytes = self.entry_bytes * page_size
 
     def _shape(self, frames: int) -> tuple[int, ...]:
-        """A page of all layers lies in one piece: memory is touched page by page, and a page moves at once."""
+        """Shape of the memory. All layers of a page are contiguous, so a page is touched and moved as one piece."""
+
         g = self.geometry
         return frames, g.num_layers, 2, g.num_kv_heads, self.page_size, g.head_dim
 
@@ -32,7 +33,7 @@ class PagePool(Pages):
         return self.loose_page(np.empty(self.page_bytes, np.uint8))
 
     def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
-        """Fill a fresh page: its bytes, of which slots before `stop` are claimed."""
+        """Fill a fresh page with bytes and claim its slots before `stop`."""
         memory, frame = self._place(page)
         memory.write_page(frame, data)
         self._filled[page] = stop
@@ -40,12 +41,12 @@ class PagePool(Pages):
             copy.stop = stop
 
     def copy_page(self, source: int, target: int, stop: int) -> None:
-        """Copy a page into a fresh one, of which slots before `stop` are claimed. Both are in the pool."""
+        """Copy a page into a fresh one and claim its slots before `stop`. Both must be in the pool."""
         self.memory.copy_page(self.frame(source), self.frame(target))
         self._filled[target] = stop
 
     def joined(self, left: int, right: int, at: int, stop: int, tier: str) -> int:
-        """A fresh page with one reference: the slots of `left` before `at`, those of `right` from there to `stop`."""
+        """A fresh page with one reference: slots [0, at) of `left` and [at, stop) of `right`."""
         slots = np.arange(at, stop)
         (page,) = self.allocate(1, tier)
         try:
@@ -57,13 +58,13 @@ class PagePool(Pages):
         return page
 
     def part(self, page: int, slots: np.ndarray) -> memoryview:
-        """The bytes of a page with zeros in all but these slots."""
+        """The bytes of a page, with zeros in all other slots."""
         alone = self.loose_page(np.zeros(self.page_bytes, np.uint8))
         alone.write(np.zeros_like(slots), slots, self.read(np.full_like(slots, page), slots))
         return alone.read_pages([0])[0]
 
     def loose_page(self, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
-        """The bytes of one page, as memory of one frame. They lie as in the pool unless a layout is given."""
+        """The bytes of one page as memory of one frame, in the pool's layout unless a layout is given."""
         return HostMemory(self._shape(1), self.geometry.dtype, layout or self.memory.layout, data)
 
     def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -75,7 +76,7 @@ class PagePool(Pages):
         return self._gather(pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
 
     def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
-        """What `read` makes of a memory, frames and slots, of pages wherever they are; entries lie along `axis`."""
+        """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
         frames = self._frames[pages]
         here = frames != NOWHERE
         if here.all():

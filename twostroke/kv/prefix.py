@@ -1,9 +1,9 @@
-"""Prefix reuse: what every index of canonical pages has in common.
+"""Prefix reuse: the base class of all indexes of canonical pages.
 
-An index holds one reference to each whole page it knows, wherever that is, for one set of weights. Only canonical
-entries enter (`kv.provenance`), so a hit is what the model would have computed. Two forms follow the field: a radix
-tree (`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
-vLLM's automatic prefix caching).
+An index holds one reference to each whole page it knows, in any tier, for one model. Only canonical entries are
+indexed (`kv.provenance`), so a hit has the bits that the model would have computed. There are two kinds: a radix tree
+(`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after vLLM's
+automatic prefix caching).
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class PrefixIndex(ABC):
     """Finds the longest known prefix of a prompt, page by page.
 
     Attributes:
-        queried_tokens, hit_tokens: totals over all matches, for hit rates by token.
+        queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
@@ -32,7 +32,7 @@ class PrefixIndex(ABC):
         self._indexed: set[int] = set()
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
-        """The longest indexed prefix of `tokens`, in whole pages, as a value (which keeps its pages alive)."""
+        """The longest indexed prefix of `tokens`, in whole pages, as a value."""
         self._clock += 1
         array, size = np.array(tokens, np.int32), self.pool.page_size
         pages = self._find(self._keys(array))
@@ -47,13 +47,13 @@ class PrefixIndex(ABC):
         return KVCache(self.pool, table, array[:count], stretches, count)
 
     def insert(self, kv: KVCache) -> None:
-        """Index the whole pages of the value's canonical prefix; pages known already stay as they are."""
+        """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
         if kv.pool is not self.pool:
-            raise KVError("a prefix index takes values of its own pool only: use copy_to")
+            raise KVError("a prefix index takes only values in its pool: use copy_to")
         self._clock += 1
         size = self.pool.page_size
         count = kv.canonical_length(self.model) // size
-        # A value joined from pieces may be canonical and yet not fill its pages: stop there.
+        # A value joined from pieces may be canonical but have partly filled pages: stop at the first of them.
         table = kv.table[:count]
         whole = table[:, STOP] - table[:, START] == size
         count = int(np.argmin(whole)) if not whole.all() else len(table)
@@ -61,22 +61,22 @@ class PrefixIndex(ABC):
             self._add(self._keys(kv.token_array[: count * size]), table[:count, PAGE].tolist())
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that nobody else holds, least recently used and deepest first.
+        """Free up to `count` pages that only the index holds, least recently used and deepest first.
 
-        Returns how many became free. Where pages in use keep an unused prefix from going (a slice holds a tail
-        alone), pages in use leave the index too, but never more than that takes: they are worth keeping.
+        Returns the number of frames freed. If pages in use block an unused prefix (a slice may hold only the end of a
+        prompt), pages in use leave the index too, but no more than necessary.
         """
         freed = self._evict(count, in_use=False)
         unused = sum(self.pool.frees(page) for page in self._indexed) if freed < count else 0
         return freed + self._evict(min(count - freed, unused), in_use=True)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all pages from the index."""
         self._evict(self.num_pages + 1, in_use=True)
 
     @property
     def num_pages(self) -> int:
-        """Pages indexed."""
+        """Number of indexed pages."""
         return len(self._indexed)
 
     @abstractmethod
@@ -87,7 +87,7 @@ class PrefixIndex(ABC):
 
     @abstractmethod
     def _evict(self, count: int, in_use: bool) -> int:
-        """Drop leaves until `count` pages are free; pages in use are dropped (freeing nothing) only if `in_use`."""
+        """Drop leaves until `count` pages are free. Pages in use are dropped (freeing nothing) only if `in_use`."""
 
     def _keys(self, tokens: np.ndarray) -> list[bytes]:
         size = self.pool.page_size
@@ -98,6 +98,6 @@ class PrefixIndex(ABC):
         self._indexed.update(pages)
 
     def _drop(self, page: int) -> bool:
-        """Give up a page; True if that freed a frame of the pool."""
+        """Drop a page from the index. Returns whether this freed a frame of the pool."""
         self._indexed.remove(page)
         return bool(self.pool.release(np.array([page])))

@@ -1,8 +1,8 @@
-"""Who computed an entry, and over which prefix: what a prefix index may trust.
+"""Provenance: which model computed an entry, and over which prefix. It decides what a prefix index may hold.
 
-An entry is canonical for a model when that model computed it over exactly the tokens at positions 0 to its own.
-A value is a list of stretches; a canonical stretch remembers the tokens before it, so that a slice that is
-later joined to its own prefix again is known to be whole, and one joined to any other prefix is not.
+An entry is canonical for a model if that model computed it over exactly the tokens at positions 0 to its own.
+A value has a list of stretches. A canonical stretch remembers the tokens before it: a slice is canonical again when it
+is joined to its original prefix, and not when it is joined to any other.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Stretch:
     """`count` consecutive entries of one origin.
 
     Attributes:
-        model: id of the weights that computed them canonically; None where they are not canonical.
-        before: int32, the tokens at positions 0 up to the stretch's first; empty where not canonical.
+        model: id of the model that computed them canonically; None if they are not canonical.
+        before: [n] int32, the tokens before the stretch, from position 0; empty if it is not canonical.
     """
 
     count: int
@@ -41,7 +41,7 @@ def cut(stretches: Sequence[Stretch], tokens: np.ndarray, start: int, stop: int)
 
 
 def canonical_length(stretches: Sequence[Stretch], tokens: np.ndarray, model: str) -> int:
-    """How many leading entries are canonical for `model`, each over exactly the entries before it."""
+    """Number of leading entries that are canonical for `model`, each over exactly the entries before it."""
     index = 0
     for s in stretches:
         if s.model != model or len(s.before) != index or not np.array_equal(s.before, tokens[:index]):

@@ -1,4 +1,4 @@
-"""A radix tree over pages: each node a run of pages, its children told apart by their first page's tokens."""
+"""A radix tree over pages. A node holds a run of pages; its children are keyed by the tokens of their first page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Node:
         self.keys, self.pages, self.children = self.keys[:at], self.pages[:at], {below.keys[0]: below}
 
     def common(self, keys: list[bytes], start: int) -> int:
-        """How many of this node's pages agree with keys[start:]."""
+        """Number of this node's leading pages that agree with keys[start:]."""
         count = 0
         for mine, theirs in zip(self.keys, keys[start:], strict=False):
             if mine != theirs:
@@ -47,7 +47,7 @@ class RadixIndex(PrefixIndex):
         return [page for node in self._walk(keys) for page in node.pages]
 
     def _walk(self, keys: list[bytes]) -> Iterator[Node]:
-        """The nodes along `keys`. One that agrees only at first is split, lest its rest pass for recently used."""
+        """The nodes along `keys`. A node that agrees only in part is split, so that the rest is not marked as used."""
         node, done = self._root, 0
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
             count = child.common(keys, done)

@@ -1,4 +1,4 @@
-"""Span tables: which slots of which pages hold a value's entries, [P, 4] int32, and cutting them."""
+"""Operations on span tables, [P, 4] int32, which say which slots of which pages hold a value's entries."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from twostroke.backends.interface import PAGE, POSITION, START, STOP
 
 
 def counts(table: np.ndarray) -> np.ndarray:
-    """How many entries each span holds."""
+    """Number of entries in each span, [P]."""
     return table[:, STOP] - table[:, START]
 
 
@@ -17,14 +17,14 @@ def end(table: np.ndarray) -> int:
 
 
 def positions(table: np.ndarray) -> np.ndarray:
-    """The position of each entry: a span is a contiguous run."""
+    """The position of each entry, [n]; positions within a span are contiguous."""
     sizes = counts(table)
     starts = np.cumsum(sizes) - sizes
     return np.repeat(table[:, POSITION] - starts, sizes) + np.arange(sizes.sum())
 
 
 def pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The page and the slot of each entry."""
+    """The page and the slot of each entry, [n] each."""
     sizes = counts(table)
     starts = np.cumsum(sizes) - sizes
     slots = np.repeat(table[:, START] - starts, sizes) + np.arange(sizes.sum())
@@ -32,13 +32,13 @@ def pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def distinct_pages(table: np.ndarray) -> np.ndarray:
-    """Each page once, in the order in which entries first use them."""
+    """Each page once, in order of first use."""
     pages, first = np.unique(table[:, PAGE], return_index=True)
     return pages[np.argsort(first)]
 
 
 def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """The table with each page of `old`, which are distinct and all there are, replaced by that of `new`."""
+    """A copy of the table with page old[i] replaced by new[i]. `old` holds each page of the table once."""
     order = np.argsort(old)
     moved = table.copy()
     moved[:, PAGE] = new[order[np.searchsorted(old, table[:, PAGE], sorter=order)]]
@@ -46,7 +46,7 @@ def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarra
 
 
 def filled(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
-    """How far each of the distinct `pages` is filled: the last slot used in it, and one."""
+    """For each of the distinct `pages`, the last slot that the table uses, plus one."""
     where = np.argsort(pages)
     stops = np.zeros(len(pages), np.int64)
     np.maximum.at(stops, where[np.searchsorted(pages, table[:, PAGE], sorter=where)], table[:, STOP])
@@ -54,7 +54,7 @@ def filled(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
 
 
 def cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The spans of entries [start, stop): whole pages shared, the first and the last perhaps in part."""
+    """The spans of entries [start, stop). The first and the last page may be used in part."""
     ends = np.cumsum(counts(table))
     if start >= stop:
         return table[:0]

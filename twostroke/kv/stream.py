@@ -1,17 +1,17 @@
-"""A value as a stream of bytes: a header, its pages as they lie in memory, what the next stroke starts from, a seal.
+"""A value as a stream of bytes: a header, the pages as they are in memory, the tail, and a seal.
 
     magic            16 bytes
     header           a section of JSON (`header`)
-    pages            for each: its bytes, and their sha256. Slots that are not the value's are zeros
+    pages            for each: its bytes, and their sha256. Slots outside the value are zeros
     tail             a section: logits, float32, or nothing
     seal             a section: blake2b of all checksums before it under this user's key (`system.key`), or nothing
 
-A *section* is its length (uint64, little endian), its bytes, and their sha256. Pages are written from the pool's memory
-and read into it, so no entry is copied on the way, where the file's layout is that of the pool.
+A *section* is its length (uint64, little endian), its bytes, and their sha256. If the file has the pool's layout, pages
+are written from the pool's memory and read into it directly, without a copy.
 
-Nothing in a stream is taken for granted. All fields and sizes are checked before the pool is touched, and an error
-later gives the pages back. Only the seal tells whether entries are what they are said to be. Without it they are
-canonical for no model, and the logits are left out: the next stroke computes them again.
+A stream is not trusted. All fields and sizes are checked before the pool is touched, and a later error gives the pages
+back. Only a valid seal proves the provenance of the entries. Without it they are canonical for no model, and the
+logits are dropped: the next stroke computes them again.
 """
 
 import hashlib
@@ -42,21 +42,23 @@ log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
 EARLIER = b"twostroke-kv-1\n\0"
 DIGEST_BYTES = 32
+MAX_HEADER = 256 << 20  # some million entries; a larger one is damaged
+MAX_SEAL = 1024
 EXPONENTS = {"float32": np.uint32(0x7F800000), "bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
 
 
 class Source:
-    """A file that is read from front to back, which may hold anything.
+    """An untrusted file, read from front to back.
 
     Attributes:
-        path: for messages; remaining: bytes that are left.
+        path: for messages; remaining: number of bytes left.
     """
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file, self.path, self.remaining = file, path, size
 
     def fill(self, view: memoryview) -> None:
-        """Read as many bytes as fit. Raises CorruptFile where there are fewer."""
+        """Read bytes until the view is full. Raises CorruptFile if fewer are left."""
         if len(view) > self.remaining:
             raise self.corrupt("it was truncated")
         while len(view):
@@ -67,34 +69,36 @@ class Source:
             view = view[count:]
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
-        if count > self.remaining:  # before there is memory for them
+        """Read the next `count` bytes. Raises CorruptFile if fewer are left."""
+        if count > self.remaining:  # checked before memory is allocated
             raise self.corrupt("it was truncated")
         data = bytearray(count)
         self.fill(memoryview(data))
         return bytes(data)
 
     def check(self, data: bytes | memoryview) -> bytes:
-        """Compare bytes with the checksum that comes next, and return that."""
+        """Compare bytes with the checksum that follows in the file, and return the checksum."""
         digest = self.take(DIGEST_BYTES)
         if hashlib.sha256(data).digest() != digest:
             raise self.corrupt("a checksum is wrong")
         return digest
 
-    def section(self) -> tuple[bytes, bytes]:
-        """The bytes of a section and their checksum."""
-        data = self.take(int.from_bytes(self.take(8), "little"))
+    def section(self, most: int) -> tuple[bytes, bytes]:
+        """The bytes of a section, at most so many, and their checksum."""
+        if (size := int.from_bytes(self.take(8), "little")) > most:  # the file may be sparse, and memory is not
+            raise self.corrupt(f"a part of {size:,} bytes, where there are {most:,} at most")
+        data = self.take(size)
         return data, self.check(data)
 
     def magic(self, own: bytes, earlier: bytes, what: str) -> None:
-        """Read the first bytes, by which a kind of file is known."""
+        """Read and check the magic bytes. Raises CorruptFile for another kind of file."""
         found = self.take(min(len(own), self.remaining))
         if found.startswith(earlier):
             raise CorruptFile(
                 f"{self.path}: this {what} was saved by an earlier version of Twostroke: make it again with this one"
             )
         if found != own:
-            raise CorruptFile(f"{self.path}: this is no {what} saved by Twostroke")
+            raise CorruptFile(f"{self.path}: this is not a {what} saved by Twostroke")
 
     def corrupt(self, why: str) -> CorruptFile:
         return CorruptFile(f"{self.path}: the file is damaged, delete it: {why}")
@@ -102,11 +106,11 @@ class Source:
 
 @contextmanager
 def opened(path: Path) -> Generator[Source]:
-    """A file to read. Raises KVError if it cannot be read."""
+    """Open a file to read. Raises KVError if it cannot be read."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
-            raise KVError(f"{path}: it cannot be read: it is no regular file")
+            raise KVError(f"{path}: it cannot be read: it is not a regular file")
         with path.open("rb", buffering=0) as file:
             yield Source(file, path, status.st_size)  # pyright: ignore[reportArgumentType]
     except OSError as error:
@@ -115,7 +119,7 @@ def opened(path: Path) -> Generator[Source]:
 
 @contextmanager
 def saving(path: Path) -> Generator[BinaryIO]:
-    """A file to write (`system.save`). Raises KVError if it cannot be written."""
+    """Open a file to write (`system.save`). Raises KVError if it cannot be written."""
     try:
         with replacing(path) as out:
             yield out
@@ -133,7 +137,7 @@ def section(out: BinaryIO, data: bytes | memoryview) -> bytes:
 
 
 def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
-    """Write a value whose pages are the pool's, wherever they are."""
+    """Write a value whose pages belong to the pool, in any tier."""
     table, tail = contents.table, contents.tail
     pages = spans.distinct_pages(table)
     logits = None if tail is None else tail.logits
@@ -156,14 +160,14 @@ def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
 
 
 def read(source: Source, pool: PagePool) -> Contents:
-    """Read a value into fresh pages of a pool, each with one reference that is the caller's to release.
+    """Read a value into fresh pages of a pool, each with one reference that the caller must release.
 
     Raises:
         CorruptFile: not such a stream, truncated, altered or hostile. GeometryMismatch: of another geometry.
-        OutOfPages: no room. KVError: pages of another size. Nothing is changed then.
+        OutOfPages: no room. KVError: the page sizes differ. After an error nothing has changed.
     """
     source.magic(MAGIC, EARLIER, "KV cache")
-    text, digest = source.section()
+    text, digest = source.section(MAX_HEADER)
     try:
         header = headers.decode(text)
     except Invalid as error:
@@ -185,7 +189,7 @@ def read(source: Source, pool: PagePool) -> Contents:
             pool.claim(page, 0, stop)
         return replace(contents, table=table)
     except BaseException:
-        for page in pages.tolist():  # whatever came may be no numbers, and the next to have the page is not to find it
+        for page in pages.tolist():  # clear what was read, which may include nan: the pages are used again
             pool.put(page, bytes(pool.page_bytes), 0)
         pool.release(pages)
         raise
@@ -207,8 +211,8 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
             slots = np.unique(all_slots[owners == i])
             entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
             pool.write(np.full_like(slots, page), slots, entries)
-    logits, digest = source.section()
-    seal, _ = source.section()
+    logits, digest = source.section(4 * header.num_logits)
+    seal, _ = source.section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:
         raise source.corrupt("its size is not what its header says")
     key = user_key(make=False)
@@ -221,8 +225,8 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
 
 
 def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.ndarray) -> Contents:
-    """The same without claims. K and V must be finite: pages are used again, and 0 times a stray nan is nan."""
-    log.warning("%s: this user did not seal it: its entries are used, and are canonical for no model", source.path)
+    """The contents without provenance and logits. K and V must be finite: in reused pages, 0 times nan is nan."""
+    log.warning("%s: not sealed by this user: its entries are used, but are canonical for no model", source.path)
     for page in pages.tolist():
         if not _finite(pool.page(page), pool.geometry.kv_dtype):
             raise source.corrupt("keys or values are not finite")
@@ -232,7 +236,7 @@ def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.
 
 
 def _finite(data: memoryview, dtype: str) -> bool:
-    """Whether no number has an exponent of all ones."""
+    """Whether all numbers are finite: no exponent is all ones."""
     exponent = EXPONENTS[dtype]
     return not ((np.frombuffer(data, exponent.dtype) & exponent) == exponent).any()
 

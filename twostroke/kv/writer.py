@@ -1,4 +1,4 @@
-"""The growing end of a value: where a stroke enters tokens before the result is frozen into a new value."""
+"""A writer extends a value: a stroke enters tokens, then freezes the result into a new value."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from twostroke.kv.provenance import extend
 
 @dataclass(frozen=True)
 class Places:
-    """Where newly entered tokens go: `rows` are positions, frames of the pool's memory and slots, [3, n] int64."""
+    """Places of newly entered tokens: `rows` is [3, n] int64: positions, frames of the pool's memory, and slots."""
 
     rows: np.ndarray
 
@@ -32,18 +32,18 @@ class Places:
 
 
 class Writer:
-    """Extends one value, which stays as it is. While the writer is open, all pages that it holds stay in the pool.
+    """Extends one value, which does not change. While the writer is open, all its pages stay in the pool.
 
-    The value's last page is written in place where nobody wrote behind its last entry yet, and copied otherwise
-    (copy on write): two continuations of one value share everything but what differs.
+    The value's last page is written in place if the slots after its last entry are unclaimed, and copied otherwise
+    (copy on write). So two continuations of one value share all other pages.
     """
 
     def __init__(self, base: KVCache, model: str) -> None:
-        """Bring the value's pages into the pool, where one is elsewhere.
+        """Bring the value's pages into the pool if some are in the host tier.
 
         Args:
-            base: what to extend.
-            model: id of the weights that will compute the entries.
+            base: the value to extend.
+            model: id of the model that will compute the entries.
 
         Raises:
             OutOfPages: no room for its pages.
@@ -55,7 +55,7 @@ class Writer:
         self._num_spans = len(base.table)
         self._tokens: list[int] = []
         self._closed = False
-        self._own: list[int] = []  # pages allocated here: one reference each, given back by close
+        self._own: list[int] = []  # pages allocated here, one reference each, released by close
         base.pool.fetch(base.table[:, PAGE])
         base.pool.writers.add(self)
 
@@ -67,13 +67,13 @@ class Writer:
 
     @property
     def table(self) -> np.ndarray:
-        """[P, 4] spans of all entries so far."""
+        """[P, 4] int32 spans of all entries so far."""
         return self._table[: self._num_spans]
 
     def append(self, tokens: list[int]) -> Places:
-        """Make room for `tokens` at the next positions.
+        """Allocate slots for `tokens` at the next positions.
 
-        Raises OutOfPages with nothing changed. K and V at the returned places are the caller's to write.
+        On OutOfPages nothing has changed. The caller must write K and V at the returned places.
         """
         self._require_open()
         pool, size, count, in_place = self.base.pool, self.base.pool.page_size, len(tokens), 0
@@ -101,10 +101,10 @@ class Writer:
         first = self.next_position
         self.next_position += count
         self._tokens += tokens
-        if in_place == count == 1:  # as at every step of a decode: an array costs more than the rest of this
+        if in_place == count == 1:  # fast path of decoding: array operations cost more than the rest of this
             return Places(np.array([[first], [pool.frame(page)], [stop]], np.int64))
         self._add_spans(pages, count - in_place, first + in_place)
-        # What does not begin behind the last entry begins a page.
+        # Tokens that do not continue the last page begin a new one.
         order = np.arange(count) + (stop if in_place else 0)
         frames = [pool.frame(id) for id in ([page, *pages] if in_place else pages)]
         where = np.array(frames, np.int64)[order // size]
@@ -121,7 +121,7 @@ class Writer:
         self._num_spans += len(pages)
 
     def truncate(self, length: int) -> None:
-        """Take back what was entered here past `length` entries and is frozen in no value."""
+        """Remove entries past `length`. They must have been entered here and not frozen in a value."""
         self._require_open()
         excess = len(self) - max(length, len(self.base))
         if excess <= 0:
@@ -153,14 +153,14 @@ class Writer:
         )
 
     def close(self) -> None:
-        """Give back what no frozen value holds. Nothing can be entered or frozen after this."""
+        """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
         self._closed = True
-        if hasattr(self, "base"):  # not when __init__ failed
+        if hasattr(self, "base"):  # not set if __init__ failed
             self.base.pool.writers.discard(self)
         if getattr(self, "_own", None):
             self.base.pool.release(np.array(self._own))
             self._own = []
 
     def _require_open(self) -> None:
-        if self._closed:  # its pages may be somebody else's by now
-            raise KVError("this writer is closed: open another one on the value it began with")
+        if self._closed:  # its pages may have been reused
+            raise KVError("this writer is closed: open another one on its base value")

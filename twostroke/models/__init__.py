@@ -1,1 +1,1 @@
-"""Models as descriptions: what a decoder is made of, RoPE, dropout, and what a step costs."""
+"""Models as descriptions: layers, RoPE, dropout, and the cost of a step."""

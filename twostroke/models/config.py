@@ -1,8 +1,8 @@
-"""What a decoder-only transformer is made of: one description for every family.
+"""The description of a decoder-only transformer, the same for every family.
 
-A model is a list of layers, a layer is an attention and a feed-forward, and each of those is a small record of sizes
-and switches. A family (`models.families`) makes the description from a checkpoint's metadata. Loaders, the cost model,
-quantizing, pruning and backends read it, and know no family by name.
+A model is a list of layers. A layer is an attention and a feed-forward, each a small record of sizes and switches. A
+family (`models.families`) makes the description from a checkpoint's metadata. Loaders, the cost model, quantization,
+pruning and backends read only the description and know no family by name.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Attention:
     """Grouped-query attention with rotary positions.
 
     Attributes:
-        scale: what query-key products are multiplied by.
-        window: a query at position p sees keys at positions > p - window; None for all.
-        bias: q, k and v have biases (Qwen2).
+        scale: factor of query-key products.
+        window: a query at position p attends to keys at positions > p - window; None for all keys.
+        bias: whether q, k and v have biases (Qwen2).
         qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
     """
 
@@ -46,14 +46,14 @@ class GatedMLP:
 class Experts:
     """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
 
-    The router's softmax runs over all experts in float32. The chosen are those of highest probability; of equals the
-    lower id. Their outputs are weighed by their probabilities and added up in the order of their ids.
+    The router's softmax runs over all experts in float32. The experts with the highest probabilities are chosen; ties
+    go to the lower id. Their outputs are weighted by their probabilities and summed in the order of their ids.
 
     Attributes:
-        count: experts in the layer.
-        chosen: experts that a token passes through.
-        intermediate_size: of each expert.
-        normalized: whether the weights of the chosen are divided by their sum.
+        count: number of experts in the layer.
+        chosen: number of experts that each token passes through.
+        intermediate_size: intermediate size of each expert.
+        normalized: whether the weights of the chosen experts are divided by their sum.
     """
 
     count: int
@@ -67,7 +67,7 @@ class Experts:
 class Layer:
     """Attention, then feed-forward, each after an RMSNorm and added to the residual stream.
 
-    `post_norms`: RMSNorm also on what each of the two returns, before it is added (Gemma 3).
+    `post_norms`: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
     """
 
     attention: Attention
@@ -77,12 +77,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One model.
+    """One model. Raises ValueError if the layers differ in number or size of heads.
 
     Attributes:
         architecture: the family's name.
-        tied: the head is the embedding.
-        embedding_scale: what embeddings are multiplied by (Gemma: the root of hidden_size).
+        tied: whether the head is the embedding matrix.
+        embedding_scale: factor of embeddings (Gemma: the square root of hidden_size).
     """
 
     architecture: str
@@ -97,7 +97,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in self.attentions}
         if len(shapes) != 1:
-            raise ValueError(f"all layers must have heads alike, and these have {sorted(shapes)}")
+            raise ValueError(f"all layers must have the same heads, not {sorted(shapes)}")
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -121,25 +121,25 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """Of each layer."""
+        """The RoPE of each layer."""
         return tuple(attention.rope for attention in self.attentions)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer."""
+        """The attention window of each layer, or None."""
         return tuple(attention.window for attention in self.attentions)
 
     @property
     def head_tensor(self) -> str:
-        """The Twostroke name of the matrix that makes logits."""
+        """The Twostroke name of the head's matrix."""
         return "embed" if self.tied else "head"
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model by its Twostroke name, with its shape; matrices are (out_features, in_features).
+    """The shape of every tensor of the model, by Twostroke name; matrices are (out_features, in_features).
 
-    Norm weights multiply as they are: a family that stores w - 1 (Gemma in Hugging Face form) is shifted on load. An
-    expert's matrices are tensors like any other: `layers.3.experts.7.gate`.
+    Norm weights are the factors themselves: a family that stores w - 1 (Gemma in Hugging Face form) is shifted on load.
+    Each matrix of each expert is a tensor: `layers.3.experts.7.gate`.
     """
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
     for i, layer in enumerate(config.layers):
@@ -180,9 +180,9 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-ROUTER = "router"  # small, and a wrong choice of experts costs much: kept in float32 whatever other matrices become
+ROUTER = "router"  # always float32: it is small, and a wrong choice of experts costs much quality
 
 
 def is_weight_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the tensor of this Twostroke name is multiplied in its stored format, and may be re-encoded."""
+    """Whether the tensor with this Twostroke name is multiplied in its stored format, and may be re-encoded."""
     return len(shape) == 2 and not name.endswith(f".{ROUTER}")

@@ -1,4 +1,4 @@
-"""What a step costs: its FLOPs and bytes, counted from the architecture, and the seconds they take on a machine."""
+"""The cost of a step: FLOPs and bytes, counted from the architecture, and the seconds that they take on a machine."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from twostroke.models.config import Experts, ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one sequence enters in a step: `count` tokens behind `context` entries; the last `logits` want logits."""
+    """One sequence's share of a step: `count` tokens after `context` entries; the last `logits` rows need logits."""
 
     count: int
     context: int = 0
@@ -23,10 +23,10 @@ class Rows:
 
 
 class Work(NamedTuple):
-    """What a step computes and reads. A multiplication and an addition are two FLOPs."""
+    """The work of a step. A multiplication and an addition are two FLOPs."""
 
-    weight_bytes: float  # once a step, however many rows; of experts, those that some row is expected to choose
-    kv_bytes: float  # of the entries that each sequence's rows see, once for all of its rows
+    weight_bytes: float  # read once per step for all rows; only experts that some row is expected to choose
+    kv_bytes: float  # entries that each sequence's rows attend to, once for all of its rows
     linear_flops: float
     attention_flops: float
     head_flops: float
@@ -34,11 +34,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one model's steps.
+    """Computes the work of one model's steps.
 
     Attributes:
-        matrix_bytes: of each weight matrix by its Twostroke name, in the formats that the backend computes on.
-        entry_bytes: K and V of one entry, all layers.
+        matrix_bytes: bytes of each weight matrix, by Twostroke name, in the backend's form.
+        entry_bytes: bytes of K and V of one entry, all layers.
     """
 
     config: ModelConfig
@@ -47,17 +47,18 @@ class Cost:
 
     @cached_property
     def dense_bytes(self) -> int:
-        """The matrices of all layers that every step reads: all but experts."""
-        return sum(size for name, size in self.matrix_bytes.items() if _part(name) == "dense")
+        """The matrices of all layers that every step reads: all but experts, and routers in float32."""
+        routers = sum(4 * experts.count * self.config.hidden_size for experts, _ in self._experts)
+        return routers + sum(size for name, size in self.matrix_bytes.items() if _part(name) == "dense")
 
     @cached_property
     def head_bytes(self) -> int:
-        """Read in steps that want logits."""
+        """Bytes of the head, read in steps that need logits."""
         return self.matrix_bytes[self.config.head_tensor]
 
     @cached_property
     def _experts(self) -> list[tuple[Experts, int]]:
-        """Each layer of experts, and the bytes of all of them."""
+        """Each layer with experts, and the bytes of all its experts."""
         sizes: Counter[int] = Counter()
         for name, size in self.matrix_bytes.items():
             if _part(name) == "experts":
@@ -66,10 +67,10 @@ class Cost:
         return [(feed_forward, sizes[i]) for i, feed_forward in layers if isinstance(feed_forward, Experts)]
 
     def layer_bytes(self, rows: int) -> float:
-        """What a step of so many rows is expected to read of all layers' matrices.
+        """Expected bytes of the layers' matrices that a step of `rows` rows reads.
 
-        Of E experts, of which each row chooses k, n rows choose E (1 - (1 - k / E)^n) different ones, if all are as
-        likely as each other and rows choose by themselves; those of one text are more alike, and choose fewer.
+        If each row chooses k of E experts, n rows choose E (1 - (1 - k / E)^n) distinct experts on average. This
+        assumes that experts are equally likely and rows independent; rows of one text are similar and choose fewer.
         """
         return self.dense_bytes + sum(
             size * (1 - (1 - experts.chosen / experts.count) ** rows) for experts, size in self._experts
@@ -77,7 +78,7 @@ class Cost:
 
     @cached_property
     def row_flops(self) -> int:
-        """All linear layers but the head, for one row: of experts, the chosen ones and the router."""
+        """FLOPs of all linear layers except the head for one row; with experts, of the chosen ones and the router."""
         flops = 0
         for layer in self.config.layers:
             attention, feed_forward, hidden = layer.attention, layer.feed_forward, self.config.hidden_size
@@ -95,22 +96,22 @@ class Cost:
 
     @cached_property
     def key_flops(self) -> int:
-        """One row's attention to one key, in one layer: its score, and its value's share of the sum."""
+        """FLOPs of one row's attention to one key in one layer: the score, and the weighted value."""
         return 4 * self.config.num_heads * self.config.head_dim
 
     @cached_property
     def _windows(self) -> list[tuple[int, int]]:
-        """(window, how many layers have it)."""
+        """Pairs (window, number of layers with it)."""
         return [(window or self.config.max_position, layers) for window, layers in Counter(self.config.windows).items()]
 
     def work(self, step: Iterable[Rows]) -> Work:
-        """Of the rows that all sequences enter together."""
+        """The work of a step with these rows of all its sequences."""
         rows = logits = keys = seen = 0
         for one in step:
             rows += one.count
             logits += one.logits
             for window, layers in self._windows:
-                # The first `short` rows see all that is before them and themselves, the others a whole window.
+                # The first `short` rows attend to all entries up to themselves, the others to a whole window.
                 short = min(one.count, max(0, window - one.context))
                 keys += layers * (short * one.context + short * (short + 1) // 2 + (one.count - short) * window)
                 seen += layers * (one.count + min(one.context, window - 1))
@@ -126,14 +127,14 @@ class Cost:
 
 
 def _part(name: str) -> str:
-    """Of a matrix: whether it is outside of the layers, an expert's, or read by every step."""
+    """Kind of a matrix: "outer" (outside the layers), "experts", or "dense" (read by every step)."""
     return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
 
 
 class Predictor:
-    """Seconds of a step: each kind of work at a price of its own, per byte or FLOP.
+    """Predicts the seconds of a step. Each kind of work has a price in seconds per byte or FLOP.
 
-    Prices are never negative, so more work never takes less time, whatever noise they were fitted to.
+    Prices are never negative, so more work never takes less time, even if the fitted measurements are noisy.
     """
 
     def __init__(self, cost: Cost, prices: Work) -> None:
@@ -141,7 +142,7 @@ class Predictor:
 
     @classmethod
     def fit(cls, cost: Cost, samples: Sequence[tuple[Sequence[Rows], float]]) -> "Predictor":
-        """From steps and the seconds they took: least squares of relative errors, so that short steps count too."""
+        """Fit prices to (step, measured seconds) by least squares of relative errors, so that short steps count too."""
         work = np.array([cost.work(step) for step, _ in samples], float)
         scale = np.maximum(work.max(0), 1.0)
         seconds = np.maximum([taken for _, taken in samples], 1e-9)
@@ -153,14 +154,14 @@ class Predictor:
 
 
 class Correction:
-    """A factor on predicted seconds that most steps stay below, followed as the machine changes.
+    """A factor on predicted seconds that most steps stay below. It follows changes of the machine.
 
-    Of the logarithm of measured over predicted it keeps a running mean and a running mean deviation, and the factor is
-    two deviations above the mean: what TCP does with round trips (Jacobson 1988, appendix A), in logarithms, so that
-    twice as fast and twice as slow weigh the same. It begins with more deviation than a quiet machine has: the first
-    chunks are rather too short. It cannot run away: both are averages of what was seen, and one step counts as a factor
-    of two at most, however long it was held up. Only the whole is corrected, not each price: consecutive steps are too
-    much alike to tell prices apart.
+    It keeps a running mean and a running mean deviation of log(measured / predicted). The factor is two deviations
+    above the mean, as in TCP's estimate of round-trip times (Jacobson 1988, appendix A), but in logarithms, so that
+    twice as fast and twice as slow have the same weight. The initial deviation is larger than on a quiet machine: the
+    first chunks are too short rather than too long. The factor cannot diverge: both numbers are averages, and one step
+    counts as a factor of two at most, however long it took. Only the total is corrected, not each price: consecutive
+    steps are too similar to tell prices apart.
     """
 
     GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 16, 2.0
@@ -178,7 +179,7 @@ class Correction:
         return self.DEVIATIONS * self._deviation
 
     def observe(self, predicted: float, measured: float) -> None:
-        """A step was predicted to take so many seconds, this factor included, and took so many."""
+        """Update by one step: its predicted seconds, which include this factor, and its measured seconds."""
         surprise = math.log(max(measured, 1e-9)) - math.log(max(predicted, 1e-9)) + self._margin
         surprise = min(max(surprise, -self.MOST), self.MOST)
         self._mean += self.GAIN * surprise
@@ -186,7 +187,7 @@ class Correction:
 
 
 def _nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """x >= 0 with the least |a x - b|: with a handful of columns, the best of all choices of which are not 0."""
+    """x >= 0 with the smallest |a x - b|. Tries all sets of nonzero columns, which is fast for a few columns."""
     best, least = np.zeros(a.shape[1]), float(b @ b)
     for size in range(1, a.shape[1] + 1):
         for chosen in combinations(range(a.shape[1]), size):

@@ -1,4 +1,4 @@
-"""From logits to tokens: parameters, constraints, noise, statistics, and the sampler."""
+"""Sampling tokens from logits: parameters, constraints, noise, statistics, and the sampler."""
 
 from twostroke.sampling.params import SamplingParams
 

@@ -1,4 +1,4 @@
-"""What a token may be, beyond what the model thinks of it: where grammars take hold."""
+"""Constraints on sampled tokens, such as grammars."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,22 +9,22 @@ import numpy as np
 class Constraint(Protocol):
     """Follows one choice token by token.
 
-    What it allows is a function of the tokens so far and of nothing else: neither the batch nor a preemption (after
-    which another one is led through the same tokens) may change it.
+    The mask must depend only on the tokens so far, not on the batch. After a preemption a new constraint is advanced
+    through the same tokens and must give the same masks.
     """
 
     def mask(self) -> np.ndarray:
-        """Which ids may come next: bool [n]. Ids from n on may not."""
+        """Mask of the ids allowed next: bool [n]. Ids >= n are not allowed."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take a token. Raises InvalidRequest if nothing can follow any more."""
+        """Advance by a token. Raises InvalidRequest if no token can follow."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end may come now."""
+        """Whether only the end is allowed now."""
         ...
 
 
-ConstraintFactory = Callable[[], Constraint]  # a fresh one for every choice, and for every candidate of one
+ConstraintFactory = Callable[[], Constraint]  # called for every choice, and for every candidate of a choice

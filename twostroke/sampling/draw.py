@@ -1,4 +1,4 @@
-"""What is asked of a row of logits, and what comes of it."""
+"""The input and the output of sampling one row of logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from twostroke.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Draw:
-    """One row to sample.
+    """How to sample one row.
 
     Attributes:
-        params: its request's.
-        noise: what draws it.
-        index: its token's, of the choice's.
-        prompt, output: int token ids so far, for penalties.
-        banned: ids that may not be sampled (ending tokens before min_tokens).
-        allowed: bool [n], the only ids that may be; None for all.
-        stats: whether log-probability, entropy and top probability are wanted.
-        keep_logits: whether the row's logits are wanted.
+        params: the request's sampling parameters.
+        noise: the row's Gumbel noise.
+        index: index of the token in the choice.
+        prompt, output: token ids so far, for penalties.
+        banned: ids that must not be sampled before min_tokens (ending tokens).
+        allowed: bool [n] mask of the allowed ids; ids >= n are not allowed. None allows all.
+        stats: whether `Sampled` carries log-probability, entropy and top probability.
+        keep_logits: whether `Sampled` carries the row's logits.
     """
 
     params: SamplingParams
@@ -36,25 +36,25 @@ class Draw:
 
     @property
     def simple(self) -> bool:
-        """Whether a token is all that is asked for, and follows from the row's logits and the noise."""
+        """Whether only a token is requested, and it depends only on the row's logits and the noise."""
         return self.params.simple and not self.stats and not self.keep_logits
 
     @property
     def reports(self) -> bool:
-        """Whether log-probabilities of the model's own are asked for."""
+        """Whether the model's log-probabilities are requested."""
         return self.stats or self.params.logprobs is not None
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled token. Log-probabilities are the model's own, before temperature and penalties.
+    """A sampled token. Log-probabilities are the model's, in nats, before temperature and penalties.
 
     Attributes:
-        logprob: None unless alternatives or stats were asked for, as the likeliest token is found without it.
-        entropy: of the model's distribution, in bits; None unless asked for.
-        top_probability: of its most likely token.
-        top: the most likely ids with their log-probabilities.
-        logits: [vocab] float32, a copy.
+        logprob: log-probability of the token; None unless `logprobs` or `stats` was requested.
+        entropy: entropy of the model's distribution, in bits; None without `stats`.
+        top_probability: probability of its most likely token; None without `stats`.
+        top: the most likely ids with their log-probabilities; None without `logprobs`.
+        logits: a copy of the row, [vocab] float32; None without `keep_logits`.
     """
 
     id: int

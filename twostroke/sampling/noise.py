@@ -1,11 +1,10 @@
-"""Drawing a token is a search for the largest, as taking the likeliest is (Gumbel 1954; Maddison et al. 2014, "A*
-Sampling", section 2).
+"""Sampling by the Gumbel-max trick: a draw is an arg-max (Gumbel 1954; Maddison et al. 2014, "A* Sampling", section 2).
 
-Of numbers x, each with noise of its own from Gumbel's distribution, the largest x + noise is that of id i with
-probability softmax(x)[i]. So a draw is what arg-max makes of logits / temperature + noise, and whatever finds an
-arg-max without all logits finds a draw without them. The noise of an id is a function of a key and the id, and the key
-one of a seed and a token's index: with the same logits the same token is drawn, whatever else is computed. Similar
-logits draw the same token mostly, which is what speculation with matched guesses lives on.
+If independent Gumbel noise is added to numbers x, the largest sum is at id i with probability softmax(x)[i]. So a draw
+is the arg-max of logits / temperature + noise, and a search that finds an arg-max without all logits also finds a draw
+without them. The noise depends only on a key and the id, and the key only on a seed and the token's index: the same
+logits draw the same token, whatever else is computed. Similar logits mostly draw the same token, on which speculation
+with matched guesses depends.
 """
 
 import hashlib
@@ -13,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-COLDEST = 1e-7  # of temperatures: one below does what this does. Logits of 1e30 over it are still float32
+COLDEST = 1e-7  # lower temperatures above 0 act like this one: logits of 1e30 divided by it still fit float32
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of a row of logits.
+    """The noise of one row of logits.
 
     Attributes:
-        gain: what logits are multiplied by, one over the temperature; 1 without noise.
-        key: 64 bits; None for no noise, so that the likeliest token is found.
+        gain: factor of the logits, 1 / temperature; 1 without noise.
+        key: 64-bit key; None for no noise, which gives the most likely token.
     """
 
     gain: float = 1.0
@@ -30,7 +29,7 @@ class Noise:
 
     @classmethod
     def of(cls, temperature: float, seed: bytes, index: int) -> "Noise":
-        """For the token with this index; none at temperature 0."""
+        """The noise of the token with this index; `NO_NOISE` at temperature 0."""
         if temperature == 0:
             return NO_NOISE
         digest = hashlib.blake2b(index.to_bytes(8, "little"), key=seed, digest_size=8).digest()
@@ -41,13 +40,13 @@ NO_NOISE = Noise()
 
 
 def gumbel(key: int, ids: np.ndarray) -> np.ndarray:
-    """The noise of ids (int64), float64. native/noise.h has the same in single precision."""
+    """The noise of ids [n] int64: [n] float64. native/noise.h computes the same in single precision."""
     bits = _mixed(_mixed(ids.astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)) ^ np.uint32(key >> 32))
     return -np.log(-np.log1p((bits + 0.5) * -(2.0**-32)))
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """A permutation of 32 bits in which each depends on all (constants: hash-prospector, found by TheIronBorn)."""
+    """A mixing permutation of 32-bit integers (constants: hash-prospector, found by TheIronBorn)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
     return x ^ (x >> np.uint32(15))

@@ -1,6 +1,6 @@
-"""How a request wants its tokens chosen. The command line and the server read each parameter from here.
+"""Sampling parameters of a request. The command line and the server take each parameter from here.
 
-Nothing here imports numpy, so that a command prints its help at once.
+This module does not import numpy, so that commands print their help quickly.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ _BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -mat
 class SamplingParams(Checked):
     """Parameters of one request, checked on construction (InvalidRequest names the field).
 
-    `constraint` makes what restricts each choice's tokens (a grammar). Its end ends the choice, min_tokens or not.
+    `constraint` makes a `Constraint` (a grammar) for each choice. Its end ends the choice, even before `min_tokens`.
     """
 
     max_tokens: int | None = integer(
-        256, least=1, optional=True, help="Most tokens to generate; none for as many as the context allows."
+        256, least=1, optional=True, help="Maximum number of tokens to generate; none for all that the context allows."
     )
     temperature: float = number(
         0.0, least=0, help="0 takes the most likely token; otherwise logits are divided by it before one is drawn."
     )
-    top_k: int = integer(
-        0, least=0, help="Keep the k most likely tokens, and those as likely as the last of them; 0 keeps all."
-    )
+    top_k: int = integer(0, least=0, help="Keep the k most likely tokens, and ties with the last of them; 0 keeps all.")
     top_p: float = number(
         1.0,
         above=0,
@@ -52,7 +50,7 @@ class SamplingParams(Checked):
         1.0,
         Rule(
             float,
-            "Divides (where positive) or multiplies the logits of tokens in prompt and output (Keskar et al. 2019); "
+            "Divides positive and multiplies negative logits of tokens in prompt and output (Keskar et al. 2019); "
             "1 does nothing.",
             least=1 / LARGE,
             most=LARGE,
@@ -75,7 +73,7 @@ class SamplingParams(Checked):
         None,
         Rule(
             int,
-            "The random numbers are a function of seed, choice and token index alone; without a seed, one is drawn.",
+            "Random numbers depend only on seed, choice and token index; without a seed, one is drawn.",
             least=-(1 << 63),
             most=(1 << 64) - 1,
             optional=True,
@@ -86,7 +84,7 @@ class SamplingParams(Checked):
         (),
         Rule(
             tuple,
-            "Strings that end the text, which excludes them; they may straddle tokens.",
+            "Strings that end the text and are not part of it; they may span several tokens.",
             each=Rule(str, least=1),
             words="strings that are not empty",
         ),
@@ -97,8 +95,8 @@ class SamplingParams(Checked):
     min_tokens: int = integer(
         0,
         least=0,
-        help="Nothing ends generation before this many tokens: ending tokens are not sampled, and a stop string that "
-        "is complete by then is text like any other.",
+        help="Do not end before this many tokens: ending tokens are not sampled, and a stop string that is complete "
+        "before is plain text.",
     )
     ignore_eos: bool = flag(False, help="The model's own end tokens do not end generation.")
     logprobs: int | None = integer(
@@ -118,24 +116,24 @@ class SamplingParams(Checked):
         )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise InvalidRequest if a token id in it is none of a model's."""
+        """Raise InvalidRequest if a token id is outside the vocabulary."""
         for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             if (id := max(ids, default=-1)) >= vocab_size:
                 raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
     @property
     def simple(self) -> bool:
-        """Whether a token is all that is asked for, and follows from the model's own logits and the temperature."""
+        """Whether only a token is requested, and it depends only on the model's logits and the temperature."""
         return self.logprobs is None and not self.shapes_logits and not self.filters
 
     @property
     def filters(self) -> bool:
-        """Whether some of the tokens may not be drawn."""
+        """Whether top_k, top_p or min_p exclude some tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether anything but the model's own logits decides."""
+        """Whether biases, penalties, bans or a constraint change the model's logits."""
         return bool(
             self.logit_bias
             or self.constraint is not None

@@ -1,4 +1,4 @@
-"""From logits to tokens: each row by itself, so that what else is in the batch changes nothing."""
+"""Sampling tokens from logits. Each row is sampled independently of the rest of the batch."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import LEAST, RowStatistics, Statistics, likeliest, picked
 from twostroke.system.reuse import Reused
 
-# How many candidates top_p looks at before it sorts all, which takes long.
+# Numbers of candidates that top_p tries before it sorts the whole vocabulary, which is slow.
 FEW = (512, 4096, 32768)
-ROOM = Reused()  # for logits to be changed
+ROOM = Reused()  # buffer for changed logits
 
 
 def sample(
@@ -23,19 +23,20 @@ def sample(
     statistics: Statistics = summary,
     made: RowStatistics | None = None,
 ) -> list[Sampled]:
-    """Sample a token from each row of [R, vocab] float32 logits, which stay as they are.
+    """Sample a token from each row of `logits`, [R, vocab] float32, which are not changed.
 
     Args:
-        statistics: a backend's own way to find them.
-        made: those of these rows, where the head found them beside the logits.
+        statistics: the backend's implementation of statistics.
+        made: statistics of these rows, if the head already computed them.
     """
     shaped = logits
     if any(draw.params.shapes_logits for draw in draws):
         np.copyto(shaped := ROOM.array(*logits.shape), logits)
-        with np.errstate(over="ignore", invalid="ignore"):  # the largest biases and penalties there are
+        with np.errstate(over="ignore", invalid="ignore"):  # extreme biases and penalties may overflow
             for row, draw in zip(shaped, draws, strict=True):
                 _shape(row, draw)
-    noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters want the likeliest first
+    noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters need the most likely id
+
     greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
     found = None
     if greedy or any(draw.reports for draw in draws):
@@ -48,9 +49,9 @@ def sample(
 
 
 def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
-    """Replace the likeliest ids of rows with filters by what is drawn from those that these leave."""
+    """For rows with filters, replace the most likely id in `ids` with a draw from the ids that the filters keep."""
     tops = picked(rows, ids).tolist()
-    # Where even the largest logit is not finite there is nothing to draw from.
+    # If even the largest logit is not finite, there is nothing to draw from.
     filtered = [
         i
         for i, draw in enumerate(draws)
@@ -70,7 +71,7 @@ def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], stat
 
 
 def _shape(row: np.ndarray, draw: Draw) -> None:
-    """Bias, penalties and bans, in place. Ids that this model does not have are passed over."""
+    """Apply bias, penalties, bans and the constraint's mask in place. Ids outside the vocabulary are ignored."""
     params = draw.params
     if params.logit_bias:
         known = {id: bias for id, bias in params.logit_bias.items() if id < len(row)}
@@ -101,11 +102,11 @@ def distribution(
     total: float | None = None,
     found: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a token is drawn from: (float64 probabilities, the ids that may be drawn).
+    """The distribution that a token is drawn from: (probabilities [k] float64, ids [k]).
 
-    `values` is [vocab] logits, of which the largest must be finite; temperature must be above 0. Where they are known,
-    `top` is that logit, `total` the sum of all weights, exp((logit - top) / temperature), and `found` the ids that
-    filters look at first.
+    `values` are logits [vocab], the largest of which must be finite; temperature must be above 0. If already known,
+    pass the largest logit as `top`, the sum of all weights exp((logit - top) / temperature) as `total`, and the ids
+    that filters look at first as `found`.
     """
     top = float(values.max()) if top is None else top
 
@@ -138,12 +139,12 @@ def distribution(
 
 
 def _looked_at(params: SamplingParams, top: float, size: int) -> tuple[int, float]:
-    """How many of the largest of `size` logits filters look at, or look at first; and what these are not below."""
+    """The number of largest logits that filters look at first, out of `size`, and a lower bound for these logits."""
     if params.top_k:
         return min(size, params.top_k), LEAST
     if params.top_p < 1:
         return min(size, *FEW[:1]) if FEW else size, LEAST
-    # With min_p most are far too small, which shows without their weights.
+    # With min_p most logits are far too small, which is known without their weights.
     return size, top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
 
 
@@ -152,7 +153,7 @@ def _likeliest(values: np.ndarray, count: int, floor: float = LEAST) -> np.ndarr
 
 
 def _falling(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Ids by their float32 values, falling, equal ones by id: sorted as integers, a tenth of a stable sort's time."""
+    """Ids by descending float32 value, ties by id. Sorting integers takes a tenth of the time of a stable sort."""
     bits = (0.0 - values[ids]).view(np.int32)
     keys = (bits ^ (bits >> 31 & 0x7FFFFFFF)).astype(np.int64) << 32 | ids
     return np.sort(keys) & 0xFFFFFFFF
@@ -161,7 +162,7 @@ def _falling(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def _alternatives(
     logits: np.ndarray, draws: Sequence[Draw], found: RowStatistics | None, statistics: Statistics
 ) -> list[np.ndarray]:
-    """The likeliest ids of rows that report them, falling; ids that cannot be come last."""
+    """The most likely ids of rows that report them, in descending order; ids with a logit of -inf come last."""
     if found is None or all(draw.params.logprobs is None for draw in draws):
         return [np.arange(0)] * len(draws)
     counts = [

@@ -1,4 +1,4 @@
-"""What sampling asks of logits, row by row: the token that is likeliest or drawn, normalizer, entropy, the largest."""
+"""Statistics of rows of logits for sampling: most likely or drawn token, normalizer, entropy, largest logits."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ MOST_GROUPED = 64
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Of R rows. A row's figures do not depend on the other rows; where a logit is not finite they are nan.
+    """Statistics of R rows. A row's values do not depend on the other rows; they are nan if a logit is not finite.
 
     Attributes:
-        best: the likeliest id, the lowest of several.
+        best: the most likely id, the lowest in a tie.
         top: its logit.
-        logsumexp: what turns a logit into a log-probability, in nats.
-        entropy: of the distribution, in nats.
+        logsumexp: the normalizer: a log-probability, in nats, is logit - logsumexp.
+        entropy: entropy of the distribution, in nats.
     """
 
     best: list[int]
@@ -30,18 +30,18 @@ class RowStatistics:
     entropy: list[float]
 
     def of(self, rows: Sequence[int]) -> "RowStatistics":
-        """Those of some rows."""
+        """The statistics of some rows."""
         floats = (self.top, self.logsumexp, self.entropy)
         return RowStatistics([self.best[row] for row in rows], *([column[row] for row in rows] for column in floats))
 
     @property
     def finite(self) -> bool:
-        """Whether `best` can be relied upon."""
+        """Whether all largest logits are finite, so that `best` is reliable."""
         return all(map(math.isfinite, self.top))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities of [..., vocab] float logits, in nats; nan in a row whose largest is not finite."""
+    """Log-probabilities of [..., vocab] float logits, in nats; nan in a row whose largest logit is not finite."""
     out = np.empty_like(logits)
     with np.errstate(invalid="ignore"):
         for row, logprobs in zip(logits.reshape(-1, logits.shape[-1]), out.reshape(-1, logits.shape[-1]), strict=True):
@@ -51,26 +51,29 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def picked(rows: np.ndarray, ids: Sequence[int]) -> np.ndarray:
-    """Of each of R rows the number of one id: [R]."""
+    """The value at one id of each of R rows: [R]."""
     return rows[np.arange(len(rows)), list(ids)]
 
 
 def information(logprobs: np.ndarray, other: np.ndarray | float = 0.0) -> np.ndarray:
-    """The mean of log p - other under p, float64 [...]: minus the entropy of p, or its divergence from q, in nats."""
+    """Mean of log p - other under p, [...] float64, in nats.
+
+    This is minus the entropy of p, or with other = log q the KL divergence of p from q.
+    """
     chances = np.exp(logprobs)
-    with np.errstate(invalid="ignore"):  # what has a probability of 0 contributes 0, not nan
+    with np.errstate(invalid="ignore"):  # probability 0 contributes 0, not nan
         return np.where(chances == 0, 0, chances * (logprobs - other)).sum(-1, dtype=float)
 
 
 def summarize(logits: np.ndarray) -> RowStatistics:
-    """[R, vocab] float32 logits, in numpy."""
+    """Statistics of [R, vocab] float32 logits."""
     best, logprobs = logits.argmax(-1).tolist(), log_softmax(logits)
     top = picked(logits, best)
     return RowStatistics(best, top.tolist(), (top - picked(logprobs, best)).tolist(), (-information(logprobs)).tolist())
 
 
 def draw(logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-    """Of each row of [R, vocab] logits the id of the largest, with noise; the lowest of several."""
+    """For each row of [R, vocab] logits, the id of the largest logit plus noise; the lowest in a tie."""
     ids = np.arange(logits.shape[1])
 
     def scores(row: np.ndarray, noise: Noise) -> np.ndarray:
@@ -80,15 +83,17 @@ def draw(logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
 
 
 def weigh(logits: np.ndarray, tops: Sequence[float], gains: Sequence[float]) -> list[float]:
-    """Of each row of [R, vocab] logits the sum of exp((logit - top) * gain), or 0 where its gain is 0."""
+    """For each row of [R, vocab] logits, the sum of exp((logit - top) * gain), or 0 if the gain is 0."""
     rows = zip(logits, tops, gains, strict=True)
-    with np.errstate(invalid="ignore"):  # of a row whose largest is not finite: nan
+    with np.errstate(invalid="ignore"):  # nan for a row whose largest logit is not finite
         return [float(np.exp((row.astype(np.float64) - top) * gain).sum()) if gain else 0.0 for row, top, gain in rows]
 
 
 def likeliest(logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]) -> list[np.ndarray]:
-    """Of each row of [R, vocab] logits ids (int64, rising): of so many of the largest, and all that equal their last,
-    but for those below a floor, and for -inf. None where the count is 0; else a row's largest must be finite.
+    """For each row of [R, vocab] logits, the ids of the `count` largest logits, including ties: int64, ascending.
+
+    Logits below the row's floor, and -inf, are left out. A count of 0 gives no ids; otherwise the row's largest logit
+    must be finite.
     """
     found: list[np.ndarray] = []
     for row, count, floor in zip(logits, counts, floors, strict=True):
@@ -101,7 +106,10 @@ def likeliest(logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]
 
 
 def _least(values: np.ndarray, count: int) -> float:
-    """What at least `count` values are not below, and few more: the last of so many groups with the largest tops."""
+    """A lower bound of the `count` largest values, close to the smallest of them.
+
+    It is the count-th largest of the maxima of groups of values.
+    """
     if count >= len(values):
         return -math.inf
     size = min(MOST_GROUPED, max(1, len(values) // (4 * count)))
@@ -111,7 +119,7 @@ def _least(values: np.ndarray, count: int) -> float:
 
 
 class Statistics(Protocol):
-    """A backend's own way to find these; this module is numpy's."""
+    """A backend's implementation of these functions; this module implements them in numpy."""
 
     def summarize(self, logits: np.ndarray) -> RowStatistics: ...
 
@@ -123,12 +131,12 @@ class Statistics(Protocol):
 
 
 def new_summaries(count: int) -> np.ndarray:
-    """Room for what native/summary.h finds in each of so many rows."""
+    """An array [count] for the summaries that native/summary.h computes."""
     return np.empty(count, [("best", np.int32), ("top", np.float32), ("sum", np.float32), ("weighted", np.float32)])
 
 
 def combine(found: np.ndarray) -> RowStatistics:
-    """From sums of exp(x - top), and of the same times (x - top), over each of R rows."""
+    """Statistics from each row's sums of exp(x - top) and of exp(x - top) * (x - top)."""
     normalizer = np.log(found["sum"])
     entropy = normalizer - found["weighted"] / found["sum"]
     return RowStatistics(

@@ -1,1 +1,1 @@
-"""The native CPU backend: Python's side of the compiled libraries in `native/`."""
+"""The native CPU backend: the Python side of the compiled libraries in `native/`."""

@@ -1,8 +1,8 @@
-"""The native CPU backend (native/*): a whole forward pass in one call, over weights in GGUF's own bits.
+"""The native CPU backend (native/*): a whole forward pass in one call, over weights in their GGUF formats.
 
-Activations are quantized to int8 per token and group of 32 and multiplied by 4- to 8-bit weights with VNNI, or
-rounded to bfloat16 where weights are, and everywhere with AMX. KV is bfloat16, in the pairs that attention multiplies.
-A row's result is the same bit for bit in any batch, chunk and thread count.
+Activations are quantized to int8 per token and group of 32, and multiplied by 4- to 8-bit weights with VNNI. For
+bfloat16 weights, and always with AMX, they are rounded to bfloat16. KV is bfloat16 in the "pairs" layout. A row's
+result has the same bits for any batch, chunk and thread count.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Experts, ModelConfig
 
 PAGE_SIZE = 16
-VOCABULARY = ("embed", "head")  # matrices with a row for each token, however many there are
+VOCABULARY = ("embed", "head")  # matrices with a row for each token; any number of rows is allowed
 
 
 class NativeBackend:
-    """Fills `Backend`. `variant` is one of `library.variants()`, the quickest at prefill unless said."""
+    """Implements `Backend`. `variant` is one of `library.variants()`; None is the one with the fastest prefill."""
 
     name = "native"
     exact = True
@@ -38,8 +38,8 @@ class NativeBackend:
 
     @property
     def arithmetic(self) -> str:
-        """Variants round differently, and so may builds of one."""
-        return f"{self.label}-{library.digest(self.variant)}"
+        """Variants round differently, and so may builds of one, and approximate instructions of other vendors."""
+        return f"{self.label}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         return unsupported(config, matrices, page_size)
@@ -56,15 +56,21 @@ class NativeBackend:
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-    """Why no variant can run a model of these matrices; None where they can."""
+    """Why no variant can run a model with these matrices; None if they can."""
     if page_size != PAGE_SIZE:
-        return f"it wants pages of {PAGE_SIZE} entries, not {page_size}"
+        return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if config.head_dim % 32:
         return f"it wants heads of a multiple of 32, not {config.head_dim}"
+    if len({layer.attention.scale for layer in config.layers}) > 1:
+        return "it wants one attention scale for all layers"
+    if len({layer.feed_forward.activation for layer in config.layers}) > 1:
+        return "it wants one activation for all layers"
+    if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
+        return "it has no norm behind experts"
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS:
             wanted = "open the model with weights bf16, int8 or int4"
             return f"it has no kernels for {tensor.format} weights ({tensor.name}): {wanted}"
         if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
-            return f"it wants multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
+            return f"it needs multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None

@@ -1,8 +1,9 @@
-"""A model on the native backend: a whole forward pass in one call, and its head."""
+"""A model on the native backend: the forward pass, in one call, and the head."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -21,23 +22,23 @@ from twostroke.sampling.noise import Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
 from twostroke.system.reuse import Reused, address
 
-SKETCH_ROWS = 8  # that a sketch of the head can be multiplied with at once
+SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
 
 class NativeModel:
-    """Fills `CompiledModel`, and `backends.rows.Head`. Hidden states are float32 arrays, [R, hidden]."""
+    """Implements `CompiledModel` and `backends.rows.Head`. Hidden states are float32 arrays, [R, hidden]."""
 
     def __init__(self, team: Team, statistics: NativeStatistics, config: ModelConfig, weights: Weights) -> None:
         self.config, self.team, self.library = config, team, team.library
         self.statistics = statistics
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = np.empty((0, 0)), np.empty((0, 0))
-        self.room = Reused()
+        self.room, self._turn = Reused(), threading.Lock()
         # What a pass reads has to outlive it, and members of the team may be late.
         self.lent: list[np.ndarray] = []
         self.kv: list[np.ndarray] = []
         self.matrices: list[Matrix] = []
-        # An embedding that is not the head too is looked up, and never multiplied.
+        # An embedding that is not also the head is only looked up, never multiplied.
         self.table = None if config.tied else Table(team, weights("embed"))
         self.head = self._matrix(weights, config.head_tensor)
         mlps = [layer.feed_forward for layer in config.layers]
@@ -65,7 +66,7 @@ class NativeModel:
         team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
         for i, layer in enumerate(config.layers):
             self._add(layer, f"layers.{i}.", weights)
-        # A sketch is of no use where the head has no more bits itself, or weights that are not finite.
+        # There is no sketch if the head has as few bits itself, or has weights that are not finite.
         self.sketch_bytes = self.library.twostroke_sketch(self.handle)
         if self.sketch_bytes < 0:
             raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
@@ -143,15 +144,16 @@ class NativeModel:
             queries = np.empty(shape, np.float32)
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
-        if not (self.kv and self.kv[0] is kv):
-            self.team.settle()
-            self.kv[:] = [kv]
         strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
-        self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
+        with self._turn:
+            if not (self.kv and self.kv[0] is kv):
+                self.team.settle()
+                self.kv[:] = [kv]
+            self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
         return Output(Rows.of(self, hidden), queries)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of at least so many positions: [ropes, positions, head_dim / 2] each."""
+        """cos and sin of at least `count` positions: [ropes, positions, head_dim / 2] each."""
         if self.turns[0].shape[1] < count:
             positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
             angles = np.stack([positions * frequencies(rope, self.config.head_dim) for rope in self.ropes])
@@ -173,7 +175,7 @@ class NativeModel:
         return out, combine(summaries)
 
     def search(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
-        """By way of the head's sketch where that is quicker, and of all logits where some are not finite."""
+        """Uses the head's sketch if that is faster, and all logits if some are not finite."""
         ids = self._search(hidden, noises, None)
         return ids if min(ids) >= 0 else self.statistics.draw(self.logits(hidden)[0], noises)
 
@@ -184,8 +186,11 @@ class NativeModel:
         return hidden.copy()
 
     def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
-        """[W, hidden] -> W ids, -1 where logits are not finite, and [W, vocab / PANEL]: what nothing in a panel is
-        above, its noise included. For tests: of up to SKETCH_ROWS rows, whether it pays or not."""
+        """For tests: search with the sketch, even if it is not faster. At most SKETCH_ROWS rows.
+
+        [W, hidden] -> W ids (-1 if logits are not finite), and [W, vocab / PANEL] upper bounds of logits plus noise in
+        each panel.
+        """
         highest = np.empty((len(hidden), self.head.padded // PANEL), np.float32)
         return self._search(hidden, noises, highest), highest
 

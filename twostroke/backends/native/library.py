@@ -1,10 +1,11 @@
-"""The compiled libraries of the native backend: which variants there are, which can run here, and what they take."""
+"""The compiled libraries of the native backend: their variants, which of them can run here, and their signatures."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import logging
+import re
 import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -15,8 +16,8 @@ from twostroke.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-# What the processor must have for each compiled variant, the quickest at prefill first (on AMD's processors). They
-# differ in bits where one multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
+# Processor features that each compiled variant needs, fastest prefill first (on AMD processors). Results differ in
+# bits where a variant multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
@@ -80,17 +81,24 @@ class Batch(ctypes.Structure):
 
 
 def features(processor: str) -> set[str]:
-    """What a text of /proc/cpuinfo says that the processor has."""
+    """The processor's features according to the text of /proc/cpuinfo."""
     return set(processor.partition("flags")[2].partition("\n")[0].split())
 
 
 @cache
+def vendor() -> str:
+    """Who made the processor: approximate reciprocals are another vendor's to the last bit or two."""
+    found = re.search(r"^vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+@cache
 def variants() -> tuple[str, ...]:
-    """The compiled variants that this processor can run, the quickest first. Raises OSError without /proc/cpuinfo."""
+    """The compiled variants that this processor can run, fastest first. Raises OSError without /proc/cpuinfo."""
     processor = Path("/proc/cpuinfo").read_text()
     has = features(processor)
     compiled = [name for name, needed in VARIANTS.items() if set(needed) <= has and _library_path(name)]
-    if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is the slower one there
+    if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is slower on Intel
         compiled.remove("avx512bf16")
         compiled.insert(compiled.index("avx512") + 1, "avx512bf16")
     usable = tuple(name for name in compiled if load(name).twostroke_usable())
@@ -103,7 +111,7 @@ def variants() -> tuple[str, ...]:
 
 
 def unavailable(variant: str | None = None) -> str | None:
-    """Why the native backend, or one variant of it, cannot run here; None where it can."""
+    """Why the native backend, or one of its variants, cannot run here; None if it can."""
     try:
         runnable = variants()
     except OSError:
@@ -124,7 +132,7 @@ def _library_path(variant: str) -> Path | None:
 
 @cache
 def digest(variant: str) -> str:
-    """The sha256 of a compiled variant: kernels built anew may compute other bits."""
+    """The sha256 of a compiled variant: a new build may compute other bits."""
     path = _library_path(variant)
     assert path is not None, "asked for a variant that is compiled"
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -132,7 +140,7 @@ def digest(variant: str) -> str:
 
 @cache
 def load(variant: str) -> ctypes.CDLL:
-    """A compiled variant, its functions declared."""
+    """Load a compiled variant and declare its functions."""
     library = ctypes.CDLL(str(_library_path(variant)))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, f"twostroke_{name}")
@@ -141,30 +149,30 @@ def load(variant: str) -> ctypes.CDLL:
 
 
 class Team:
-    """Threads that run a variant's kernels together. A pass may be over while some of them are still in it.
+    """Threads that run a variant's kernels together. A pass may return while some of them are still in it.
 
-    Beside a busy process a second thread for each of them wakes, which sleeps otherwise.
+    Each thread has a reserve thread, which wakes only if other processes take the cores.
     """
 
     def __init__(self, variant: str, size: int) -> None:
-        """Raises InvalidRequest where the system gives no more threads."""
+        """Start `size` threads. Raises InvalidRequest if the system cannot start as many."""
         self.library = load(variant)
         self.handle: int = self.library.twostroke_team(size)
         if not self.handle:
-            raise InvalidRequest(f"the system gives no {size} threads and as many in reserve: ask for fewer")
+            raise InvalidRequest(f"the system cannot start {size} threads and as many in reserve: ask for fewer")
         weakref.finalize(self, self.library.twostroke_team_free, self.handle)
 
     def settle(self) -> None:
-        """Returns when none of them is in a pass."""
+        """Wait until no thread is in a pass."""
         self.library.twostroke_settle(self.handle)
 
     def free_with(self, owner: object, free: Callable[[int], None], handle: int, *kept: object) -> None:
-        """Frees what they may read when `owner` is gone and they have settled; `kept` lives as long."""
+        """Free `handle`, which threads may read, when `owner` is gone and they have settled; keep `kept` as long."""
         weakref.finalize(owner, _free_settled, self, free, handle, *kept)
 
     @cached_property
     def bare(self) -> int:
-        """A model without blocks: all that a product by itself takes."""
+        """A model without blocks, for single matrix products."""
         made = self.library.twostroke_model(self.handle, ctypes.byref(Config()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, made)
         return made

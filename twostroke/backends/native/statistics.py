@@ -1,4 +1,4 @@
-"""What sampling asks of logits, by the native backend: sampling/statistics.py over the threads of a team."""
+"""Statistics of logits in the native backend: sampling/statistics.py on the threads of a team."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOISE = struct.Struct("=fIQ")
 
 
 class NativeStatistics:
-    """Fills `sampling.statistics.Statistics`. Calls on one team take turns."""
+    """Implements `sampling.statistics.Statistics`. Calls on one team are serialized."""
 
     def __init__(self, team: Team) -> None:
         self.team, self.library, self.room = team, team.library, Reused()
@@ -55,5 +55,5 @@ class NativeStatistics:
 
 
 def packed_noises(noises: Sequence[Noise]) -> bytes:
-    """As native/noise.h has them."""
+    """Noises in the layout of native/noise.h."""
     return b"".join([_NOISE.pack(noise.gain, noise.key is not None, noise.key or 0) for noise in noises])

@@ -1,4 +1,4 @@
-"""Weights of the native backend: matrices in GGUF's own bits, in panels of 16 rows as native/weights.h has them."""
+"""Weights of the native backend: matrices in their GGUF formats, in panels of 16 rows (native/weights.h)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from twostroke.system.reuse import address
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL = 16
-PACKED_BYTES = 8 << 20  # of a file that are packed at once, and then let go
+PACKED_BYTES = 8 << 20  # bytes of a file that are packed, then released, at a time
 
 
 class Matrix:
-    """One packed matrix. `multiply` and `row` are for tests: a pass uses it in place.
+    """One packed matrix. `multiply` and `row` are for tests; a pass uses the packed form directly.
 
-    Rows that do not fill the last panel, of a vocabulary, are followed by rows of 0: `padded` in all.
+    If the rows (of a vocabulary) do not fill the last panel, rows of zeros follow: `padded` rows in total.
     """
 
     def __init__(self, team: Team, raw: RawTensor) -> None:
@@ -34,7 +34,7 @@ class Matrix:
             if missing := -len(data) % PANEL:
                 data = np.concatenate([data, np.zeros((missing, data.shape[1]), np.uint8)])
             team.library.twostroke_pack(team.handle, self.handle, first, len(data), address(data), data.shape[1])
-            part.release()  # or a mapped file would stay in memory beside what was packed from it
+            part.release()  # otherwise a mapped file would stay in memory beside the packed copy
         team.free_with(self, team.library.twostroke_matrix_free, self.handle)
 
     @property
@@ -53,9 +53,9 @@ class Matrix:
 
 
 class Table:
-    """Rows that are looked up and never multiplied: not packed, and left in their file if it is mapped.
+    """Rows that are only looked up, never multiplied: not packed, and left in their file if it is mapped.
 
-    `read` gives their bytes, as a pass wants them. `row` is for tests.
+    `read` returns their bytes, in the form that a pass takes. `row` is for tests.
     """
 
     def __init__(self, team: Team, raw: RawTensor) -> None:
@@ -69,12 +69,12 @@ class Table:
 
 
 def floats(array: np.ndarray) -> np.ndarray:
-    """As kernels read them."""
+    """A contiguous float32 array, as kernels need it."""
     return np.ascontiguousarray(array, np.float32)
 
 
 def vector(raw: RawTensor) -> np.ndarray:
-    """A norm or a bias, float32."""
+    """A norm or a bias, [n] float32."""
     values = raw.dequantize()
     raw.release()
     return values

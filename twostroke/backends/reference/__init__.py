@@ -1,1 +1,1 @@
-"""The PyTorch reference: readable, on any torch device, what every other backend is tested against."""
+"""The PyTorch reference: readable, on any torch device. Every other backend is tested against it."""

@@ -1,4 +1,4 @@
-"""The reference backend: PyTorch, readable, on any of its devices."""
+"""The reference backend, in PyTorch, on any of its devices."""
 
 from __future__ import annotations
 
@@ -24,26 +24,23 @@ from twostroke.sampling.statistics import Statistics
 
 
 class ReferenceBackend:
-    """Fills `Backend`: what every other backend is tested against.
+    """Implements `Backend`. Every other backend is tested against it.
 
-    It agrees across schedules within rounding and not bit for bit: PyTorch's products depend on the number of rows.
+    Different schedules agree only up to rounding: the bits of PyTorch's matrix products depend on the number of rows.
     """
 
     name = label = "reference"
     exact = False
 
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
-        """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
+        """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""
         self.operations = Operations(device, dtype, threads)
         self.device, self.threads = self.operations.device, self.operations.threads
         self.dtype = self.kv_dtype = dtype
-
-    @property
-    def arithmetic(self) -> str:
-        return f"reference-{torch.__version__}-{self.device.partition(':')[0]}-{self.dtype}"
+        self.arithmetic = self.operations.arithmetic
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> None:
-        """It runs every model."""
+        """Always None: the reference runs every model."""
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize
@@ -59,7 +56,7 @@ class ReferenceBackend:
 
 
 class ReferenceModel:
-    """Fills `CompiledModel`, and `backends.rows.Head`. Hidden states are tensors, [R, hidden]."""
+    """Implements `CompiledModel` and `backends.rows.Head`. Hidden states are tensors, [R, hidden]."""
 
     statistics: Statistics = statistics
 

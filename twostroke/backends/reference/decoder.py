@@ -1,4 +1,4 @@
-"""The decoder-only transformer in PyTorch: the layers of a description, one operation after another."""
+"""The decoder-only transformer in PyTorch, built from a model's description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twostroke.models import config as models
 
 
 class Layer:
-    """Attention and feed-forward, each after a norm and added to the residual stream."""
+    """Attention, then feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, config: models.ModelConfig, index: int, operations: Operations, weights: Weights) -> None:
         def pack(*names: str, bias: Sequence[str] = ()) -> DenseWeight:
@@ -39,7 +39,7 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, queries: list[torch.Tensor]
     ) -> torch.Tensor:
-        """[N, hidden] -> the same. `kv` is the layer's, [2, pages, Hkv, page_size, D]; `queries` gets its own."""
+        """[N, hidden] -> [N, hidden]. `kv` is this layer's, [2, pages, Hkv, page_size, D]; queries are appended."""
         ops, attention = self.operations, self.attention
         h = ops.norm(x, self.attn_norm, self.eps)
         q = ops.rope_store(ops.linear(h, self.qkv), kv, batch, attention.rope, self.qk_norms)
@@ -54,14 +54,15 @@ class Layer:
         if batch.dropout is not None:
             h = h * batch.dropout[self.index].to(h.dtype)
         if isinstance(self.feed_forward, models.Experts):
-            return x + self._mixture(h, self.feed_forward)
+            made = self._mixture(h, self.feed_forward)
+            return x + (made if self.post_norms is None else ops.norm(made, self.post_norms[1], self.eps))
         h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
         if self.post_norms is None:
             return ops.linear(h, self.down, residual=x)
         return x + ops.norm(ops.linear(h, self.down), self.post_norms[1], self.eps)
 
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
-        """Each row through its experts, added up in the order of their ids. Those that no row chose are not touched."""
+        """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
         ops = self.operations
         ids, weights = ops.route(h, self.router, experts)
         total = torch.zeros_like(h)
@@ -74,7 +75,7 @@ class Layer:
 
 
 class Decoder:
-    """A model's weights, and its pass over a ragged batch of tensors."""
+    """A model's weights and its forward pass over a ragged batch of tensors."""
 
     def __init__(self, config: models.ModelConfig, operations: Operations, weights: Weights) -> None:
         self.config, self.operations = config, operations
@@ -90,8 +91,8 @@ class Decoder:
             kv: [layers, 2, pages, Hkv, page_size, D].
 
         Returns:
-            [W, hidden], of the rows that are wanted, before the last norm; and, if asked for, each layer's queries,
-            [R, Hq, D].
+            Hidden states of the wanted rows before the last norm, [W, hidden]; and, if requested, each layer's
+            queries, [R, Hq, D].
         """
         queries: list[torch.Tensor] = []
         x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)

@@ -1,4 +1,4 @@
-"""The memory of a pool's pages on a device of PyTorch's."""
+"""The memory of a pool's pages on a PyTorch device."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from twostroke.backends.reference.operations import as_array, as_tensor
 
 
 class DeviceMemory:
-    """A `backends.memory.Memory` whose `storage` is a tensor; what is read and written is numpy's, or bytes."""
+    """A `backends.memory.Memory` whose `storage` is a tensor; reads and writes use numpy arrays or bytes."""
 
     layout: Layout = "plain"
 

@@ -1,10 +1,10 @@
-"""The PyTorch reference: readable, on any torch device, what every other backend is tested against.
+"""The operations of the PyTorch reference.
 
-Weights are dequantized on load to the compute dtype. Attention walks each sequence's pages in tiles of fixed
-size with an online softmax (FlashAttention, Dao et al. 2022): a tile of K and V is gathered, used and dropped,
-so the KV cache is never copied whole, and all decode rows of a batch go through one tile together. Matrix
-products are PyTorch's, whose rounding depends on the number of rows: equal schedules give equal bits, different
-schedules agree within tolerance only.
+Weights are dequantized on load to the compute dtype. Attention processes each sequence's pages in tiles of fixed size
+with an online softmax (FlashAttention, Dao et al. 2022): a tile of K and V is gathered, used and dropped, so the KV
+cache is never copied whole, and all decode rows of a batch are processed together in each tile. The rounding of
+PyTorch's matrix products depends on the number of rows: equal schedules give equal bits, different schedules agree
+only within tolerance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ from twostroke.models.rope import Rope, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
-TILE_KEYS = 512  # keys per attention tile: its scores and its K and V stay in cache
-BLOCK_ROWS = 128  # rows of a prefill chunk that go through the tiles together, up to the last key they may see
+TILE_KEYS = 512  # keys per attention tile, so that its scores, K and V stay in cache
+BLOCK_ROWS = 128  # rows of a prefill chunk that are processed together, up to the last key that they attend to
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DenseWeight:
 
 @dataclass
 class Group:
-    """Sequences of which the same number of rows is at work, longest first, so a tile needs only the leading ones.
+    """Sequences with the same number of rows, longest first, so that a tile covers only the first `count` of them.
 
     The rows are the last entries of their tables.
     """
@@ -49,32 +49,32 @@ class Group:
 
 @dataclass(frozen=True)
 class Tile:
-    """A run of pages of the first `count` sequences of a group, and who may see what in it."""
+    """A run of pages of the first `count` sequences of a group, with its mask."""
 
     count: int
     pages: torch.Tensor  # [count, P]
-    mask: torch.Tensor | None  # [count, T, P * page_size], None where every row sees every key
+    mask: torch.Tensor | None  # [count, T, P * page_size], None if every row attends to every key
 
 
 class Operations:
-    """The operations that a pass is made of, on PyTorch's tensors."""
+    """The operations of a forward pass, on PyTorch tensors."""
 
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
-        """`device`: any of PyTorch's. Raises RuntimeError or AssertionError for one that is not there."""
+        """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""
         on_cpu = torch.empty(1, device=device).device.type == "cpu"
         if threads is not None and on_cpu:
             torch.set_num_threads(threads)
         self.device, self.dtype = "cpu" if on_cpu else device, dtype
         self.threads = torch.get_num_threads()
-        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else torch.device(device).type
+        where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else _device_name(device)
         self.arithmetic = f"reference {torch.__version__} {where} {dtype}"
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
-        """A linear layer whose outputs are those of `parts` one after another; or an embedding, or a norm."""
+        """A linear layer with the concatenated outputs of `parts`; or an embedding, or a norm."""
         return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)
 
     def _joined(self, parts: Sequence[RawTensor]) -> torch.Tensor:
-        """Tensors one after another. Filled in pieces: a concatenation would hold two copies of the largest."""
+        """Concatenated tensors, filled in pieces: a concatenation would hold two copies of the largest."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         joined = torch.empty(shape, dtype=getattr(torch, self.dtype), device=self.device)
         flat, first = joined.view(-1), 0
@@ -85,7 +85,7 @@ class Operations:
         return joined
 
     def enter(self, batch: RaggedBatch[np.ndarray]) -> TensorBatch:
-        """A batch whose arrays are tensors, where the operations compute."""
+        """The batch with tensors on the operations' device instead of arrays."""
         there: dict[str, Any] = {}
         for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "dropout"):
             if (array := getattr(batch, name)) is not None:
@@ -93,7 +93,7 @@ class Operations:
         return cast(TensorBatch, replace(batch, **there))
 
     def running(self) -> AbstractContextManager[Any]:
-        """Within which they are called."""
+        """The context in which operations must be called."""
         return torch.inference_mode()
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
@@ -126,7 +126,7 @@ class Operations:
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> torch.Tensor:
-        """Split [N, (Hq + 2 Hkv) * D], norm q and k if asked, turn them, write K and V to their pages.
+        """Split [N, (Hq + 2 Hkv) * D], norm q and k if `norms` is given, apply RoPE, write K and V to their pages.
 
         `kv` is one layer of the pool, [2, pages, Hkv, page_size, D]. Returns q, [N, Hq, D].
         """
@@ -144,7 +144,7 @@ class Operations:
         rope: Rope,
         norms: tuple[DenseWeight, DenseWeight, float] | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [N, Hq, D], k and v [N, Hkv, D]: split, q and k normed if asked and turned."""
+        """Split into q [N, Hq, D], k and v [N, Hkv, D]; q and k after their norms, if given, and RoPE."""
         heads = qkv.view(len(qkv), -1, head_dim)
         q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
@@ -153,7 +153,7 @@ class Operations:
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
     def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every row's angles, [N, 1, D / 2] float32, once per step and RoPE."""
+        """cos and sin of every row's angles, [N, 1, D / 2] float32, computed once per step and RoPE."""
         if (cached := batch.scratch.get(rope)) is not None:
             return cached
         angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
@@ -163,7 +163,8 @@ class Operations:
     def attention(
         self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Each row over its sequence's entries up to its own (at positions > own - window): [N, Hq * D]."""
+        """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D]."""
+
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
@@ -175,11 +176,11 @@ class Operations:
     def _attend(
         self, q: torch.Tensor, kv: torch.Tensor, group: Group, scale: float, window: int | None
     ) -> torch.Tensor:
-        """[G * T, Hq, D] of one group over its tiles, float32 inside."""
+        """Attention of one group over its tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]
         count, rows = len(group.tables), group.num_rows
         repeat = q.shape[1] // num_kv_heads
-        # Rows of the query heads that share a KV head stand together: one product per sequence and KV head.
+        # Rows of query heads that share a KV head are adjacent: one product per sequence and KV head.
         q = (q.float() * scale).view(count, rows, num_kv_heads, repeat, head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
@@ -206,7 +207,7 @@ class Operations:
         return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
 
     def route(self, x: torch.Tensor, router: DenseWeight, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts of each row, [N, chosen] ids, and their weights, float32; the most probable first, ties by id.
+        """Experts of each row: [N, chosen] ids and float32 weights; the most probable first, ties by id.
 
         Softmax over all experts, then the largest (transformers' Qwen3MoeTopKRouter).
         """
@@ -216,19 +217,26 @@ class Operations:
         return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
-        """[R, hidden], normed, -> logits [R, vocab], float32."""
+        """Normalized hidden states [R, hidden] -> logits [R, vocab] float32."""
         return F.linear(x, weight.matrix).float()
 
 
+def _device_name(device: str) -> str:
+    """An accelerator's kind, and how it multiplies float32."""
+    kind = torch.device(device).type
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else kind
+    return f"{name} {torch.get_float32_matmul_precision()}"
+
+
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The same memory, bfloat16 included, which PyTorch does not take from numpy by itself."""
+    """A tensor that shares the array's memory. Also for bfloat16, which torch.from_numpy does not accept."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """The other way round, from any device."""
+    """A numpy array from a tensor on any device, also for bfloat16."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
@@ -236,13 +244,13 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
+    """Rotate each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def _groups(batch: TensorBatch, device: torch.device) -> Iterator[Group]:
-    """All decode rows together; prefill chunks by themselves, in blocks of rows that have work enough each."""
+    """One group of all decode rows, and one for each block of `BLOCK_ROWS` rows of a prefill chunk."""
     decoding: list[tuple[np.ndarray, int]] = []
     for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
         if stop - start == 1:
@@ -257,7 +265,7 @@ def _groups(batch: TensorBatch, device: torch.device) -> Iterator[Group]:
 
 
 def _without_last(table: np.ndarray, count: int) -> np.ndarray:
-    """The table but for its last `count` entries."""
+    """The table without its last `count` entries."""
     ends = np.cumsum(table[:, STOP] - table[:, START])
     last = int(np.searchsorted(ends, ends[-1] - count))
     cut = table[: last + 1].copy()
@@ -266,7 +274,7 @@ def _without_last(table: np.ndarray, count: int) -> np.ndarray:
 
 
 def _tiles(group: Group, page_size: int, window: int | None, device: torch.device) -> Iterator[Tile]:
-    """Cut the tables into tiles and say which key each row may see; tiles that no row sees are left out."""
+    """Cut the tables into tiles with their masks; tiles without any visible key are left out."""
     per_tile = max(1, TILE_KEYS // page_size)
     for first in range(0, len(group.tables[0]), per_tile):
         tables = [table for table in group.tables if len(table) > first]
@@ -288,10 +296,10 @@ def _tiles(group: Group, page_size: int, window: int | None, device: torch.devic
 
 
 def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
-    """[rows, count, page_size]: may the table's last `rows` entries see each slot of these pages?"""
+    """Mask [rows, count, page_size]: whether the table's last `rows` entries attend to each slot of these pages."""
     ends = np.cumsum(table[:, STOP] - table[:, START])
     part, slot = table[first : first + count, :, None], np.arange(page_size)
-    order = (ends - table[:, STOP])[first : first + count, None] + slot  # how many entries stand before the slot
+    order = (ends - table[:, STOP])[first : first + count, None] + slot  # number of entries before the slot
     row_order = ends[-1] - rows + np.arange(rows)
     filled = (slot >= part[:, START]) & (slot < part[:, STOP])
     visible = filled & (order <= row_order[:, None, None])

@@ -1,4 +1,4 @@
-"""The families of models, one file each. A file listed here is known to both loaders."""
+"""The families of models, one file each. Both loaders know every family listed here."""
 
 from twostroke.models.families.family import Family
 from twostroke.models.families.gemma3 import Gemma3

@@ -1,7 +1,7 @@
-"""What a file of a family says, and what it may ask a checkpoint's metadata.
+"""The base class of families, and the metadata that they read from checkpoints.
 
-A family is described once for both formats. It asks a `Source` by the names that config.json uses; where a GGUF file
-has another key for the same thing, `gguf_keys` says which.
+A family is described once for both formats. It reads a `Source` by the keys of config.json; `GGUF_KEYS` and
+`Family.gguf_keys` translate them to the keys of GGUF files.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import Activation, Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope
 
+LARGEST = 1e300  # of numbers, which may be integers of any length in config.json
 LIMIT = 1 << 31  # no count in a real checkpoint comes near; a damaged one must not make us allocate by it
 Transform = Callable[[RawTensor], RawTensor]
 
 
 class Source(Protocol):
-    """A checkpoint's metadata. A bad value is a CheckpointError that names the file and the key."""
+    """A checkpoint's metadata. Bad values raise CheckpointError, which names the file and the key."""
 
     @property
     def format(self) -> Literal["gguf", "huggingface"]: ...
@@ -38,8 +39,13 @@ class Source(Protocol):
     @property
     def num_layers(self) -> int: ...
 
+    @property
+    def num_matrices(self) -> int:
+        """Matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be believed."""
+        ...
+
     def get(self, key: str) -> Any:
-        """The value as it is, or the family's default; None where there is neither."""
+        """The unchecked value, or the family's default; None if there is neither."""
         ...
 
     def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
@@ -51,19 +57,19 @@ class Source(Protocol):
         ...
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
-        """The rotary embedding of layers of a kind ("full_attention", "sliding_attention"), or of all."""
+        """The RoPE of one kind of layers ("full_attention", "sliding_attention"), or of all layers."""
         ...
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
-        """An error that says what a key must be, and what it is."""
+        """An error that says which value is expected for a key, and which was found."""
         ...
 
     def unsupported(self, what: str) -> UnsupportedArchitecture:
-        """An error that says that the architecture with this is not supported."""
+        """An error that says that the architecture with `what` is not supported."""
         ...
 
 
-# What every family asks for: config.json's key -> GGUF's (llama.cpp's llama-arch.cpp), after the architecture's name.
+# Keys of all families: config.json's -> GGUF's without the architecture prefix (llama.cpp's llama-arch.cpp).
 GGUF_KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -113,7 +119,7 @@ HUGGINGFACE_PARTS = {
     "down": "mlp.down_proj.weight",
 }
 
-# What configuration classes of most families assume for an absent key.
+# Defaults of most families' configuration classes for absent keys.
 DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e4,
@@ -132,15 +138,15 @@ class Family(ABC):
     """A family of decoders: its keys and their defaults, the names of its tensors, and its layers.
 
     Attributes:
-        name: what it is called here, and in messages.
-        gguf: its `general.architecture`; None where GGUF files of it carry another family's name.
-        model_types: its `model_type` in config.json.
-        transformers: its class, for config.json files that are written.
-        defaults: of config.json's keys, as in transformers' configuration class.
-        gguf_keys: config.json's key -> GGUF's, beyond `GGUF_KEYS`.
-        gguf_defaults: of config.json's keys, where a GGUF file has none.
-        gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's. A `{}` stands for the
-            expert; a part of experts without one is a tensor of three dimensions, expert by expert.
+        name: its name in Twostroke and in messages.
+        gguf: its `general.architecture`; None if its GGUF files use another family's name.
+        model_types: its values of `model_type` in config.json.
+        transformers: its class in transformers, for config.json files that are written.
+        defaults: defaults of config.json's keys, as in transformers' configuration class.
+        gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
+        gguf_defaults: defaults of config.json's keys for GGUF files.
+        gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
+            expert's number; an expert's name without it is one 3-D tensor of all experts.
     """
 
     name: ClassVar[str]
@@ -155,15 +161,21 @@ class Family(ABC):
 
     @abstractmethod
     def describe(self, source: Source) -> ModelConfig:
-        """The model. Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError."""
+        """Describe the model.
+
+        Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
+        """
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        """By Twostroke names, what a loader does to tensors of a format to bring them into `ModelConfig`'s form."""
+        """Conversions, by Twostroke name, that a loader applies to tensors of a format ("gguf", "huggingface")."""
         return {}
 
 
 def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0) -> ModelConfig:
-    """The model of these layers."""
+    """The model of these layers. Raises CheckpointError for more experts than the files have matrices for."""
+    experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
+    if experts > source.num_matrices:
+        raise CheckpointError(f"{source.path}: experts of {experts} matrices, and the files have {source.num_matrices}")
     return ModelConfig(
         architecture=family.name,
         vocab_size=source.vocab_size,
@@ -177,12 +189,12 @@ def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_
 
 
 def attention_of(source: Source, kind: str | None = None, **switches: Any) -> Attention:
-    """Attention with the usual scale and the RoPE of a kind of layers; `switches` are further fields of it."""
+    """Attention with the usual scale and the RoPE of one kind of layers; `switches` are further fields."""
     heads = source.integer("num_attention_heads")
     kv_heads = source.integer("num_key_value_heads", default=heads)
     head_dim = source.integer("head_dim", default=source.integer("hidden_size") // heads or None, limit=MAX_HEAD_DIM)
     if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads cannot be")
+        raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads do not fit")
     return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
 
 
@@ -192,14 +204,14 @@ def mlp_of(source: Source) -> GatedMLP:
 
 
 def activation_of(source: Source, key: str, expected: Activation) -> Activation:
-    """The activation of a family, which config.json must agree with; GGUF files do not name it."""
+    """The family's activation. Raises UnsupportedArchitecture if config.json differs; GGUF files do not name it."""
     if source.format == "huggingface" and ACTIVATIONS.get(found := str(source.get(key))) != expected:
         raise source.unsupported(f"activation {found!r}")
     return expected
 
 
 def windows_by_type(source: Source, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Each layer's window, by config.json's `layer_types`; without these, a layer slides if `otherwise` says so."""
+    """Each layer's window, from config.json's `layer_types`; without them, layer i has a window if `otherwise(i)`."""
     layers, types = source.num_layers, source.get("layer_types")
     if types is None:
         sliding = [otherwise(i) for i in range(layers)]

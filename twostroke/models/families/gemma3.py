@@ -1,4 +1,7 @@
-"""Gemma 3, text: sliding and global layers with a RoPE each, four norms a layer (Gemma Team 2025, arXiv:2503.19786)."""
+"""Gemma 3 (text). Sliding and global layers have different RoPEs; each layer has four norms.
+
+Gemma Team 2025, arXiv:2503.19786.
+"""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -20,12 +23,12 @@ from twostroke.models.families.family import (
 )
 
 PATTERN = 6  # five sliding layers, then a global one
-LAYERS_OF_27B = 62  # the one size whose attention scale is not head_dim ** -0.5; its GGUF file does not say so
+LAYERS_OF_27B = 62  # the only size whose attention scale is not head_dim ** -0.5; its GGUF file does not tell
 
 
 class Gemma3(Family):
     name = gguf = "gemma3"
-    model_types = ("gemma3_text", "gemma3")  # the second with vision: the text model's config is inside
+    model_types = ("gemma3_text", "gemma3")  # "gemma3" has vision; its config contains the text model's
     transformers = "Gemma3ForCausalLM"
     defaults: ClassVar = {
         "vocab_size": 262208,
@@ -50,7 +53,7 @@ class Gemma3(Family):
         "attn_post_norm": "post_attention_norm.weight",
         "mlp_post_norm": "post_ffw_norm.weight",
     }
-    # It has a norm after attention too, so what precedes the MLP goes by another name.
+    # Gemma also has a norm after attention, so the norm before the MLP has another name than in other families.
     huggingface_parts = HUGGINGFACE_PARTS | {
         "attn_post_norm": "post_attention_layernorm.weight",
         "mlp_norm": "pre_feedforward_layernorm.weight",
@@ -74,7 +77,7 @@ class Gemma3(Family):
         return model_of(source, self, layers, embedding_scale=hidden**0.5)
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        """Hugging Face stores norms as w - 1."""
+        """Add 1 to the norms of Hugging Face files, which store w - 1."""
         if format != "huggingface":
             return {}
         norms = ["norm"] + [
@@ -86,7 +89,7 @@ class Gemma3(Family):
 
 
 def windows(source: Source) -> tuple[int | None, ...]:
-    """By the pattern: a number of layers of which the last is global, or (in GGUF) whether each layer slides."""
+    """Each layer's window, from the pattern: a period whose last layer is global, or (GGUF) a list of booleans."""
     pattern = source.get("sliding_window_pattern")
     if isinstance(pattern, list):
         window = source.integer("sliding_window")
@@ -100,6 +103,6 @@ def windows(source: Source) -> tuple[int | None, ...]:
 
 
 def _plus_one(tensor: RawTensor) -> RawTensor:
-    """The model multiplies by 1 + w in float32; the shifted norms are kept in float32 for the same reason."""
+    """1 + w in float32, the precision in which the model computes it."""
     shifted = tensor.dequantize() + np.float32(1)
     return replace(tensor, format="F32", data=shifted.view(np.uint8).reshape(1, -1))

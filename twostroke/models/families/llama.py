@@ -1,4 +1,4 @@
-"""Llama, with Llama 3's scaled RoPE. In GGUF files, Mistral too (Touvron et al. 2023; Jiang et al. 2023)."""
+"""Llama, with Llama 3's scaled RoPE; also Mistral in GGUF files (Touvron et al. 2023; Jiang et al. 2023)."""
 
 import numpy as np
 
@@ -14,14 +14,14 @@ class Llama(Family):
     defaults = DEFAULTS | {"intermediate_size": 11008, "max_position_embeddings": 2048}
 
     def describe(self, source: Source) -> ModelConfig:
-        # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama knows none.
+        # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama has none.
         slides = source.format == "gguf" and source.get("sliding_window")
         window = source.integer("sliding_window") if slides else None
         layer = Layer(attention_of(source, window=window), mlp_of(source))
         return model_of(source, self, [layer] * source.num_layers)
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        """GGUF files interleave the two halves of each head of Q and K, (i, i + half) side by side: undo that."""
+        """Undo the interleaving of GGUF files, where rows i and i + half of each head of Q and K are adjacent."""
         if format != "gguf":
             return {}
 

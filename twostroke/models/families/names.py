@@ -1,4 +1,4 @@
-"""What a checkpoint's files call the tensors of a model."""
+"""The names of a model's tensors in a checkpoint's files."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from twostroke.models.config import ModelConfig, tensor_shapes
 
 
 class StoredName(NamedTuple):
-    """A tensor of a file, or with `expert` that expert's part of a tensor of three dimensions."""
+    """The name of a tensor in a file; with `expert`, that expert's part of a 3-D tensor."""
 
     tensor: str
     expert: int | None = None
@@ -16,9 +16,10 @@ class StoredName(NamedTuple):
 def stored_names(
     config: ModelConfig, outer: Mapping[str, str], layers: str, parts: Mapping[str, str]
 ) -> dict[str, StoredName]:
-    """Twostroke's name -> a file's, for every tensor of the model.
+    """Twostroke's name -> the file's name, for every tensor of the model.
 
-    `outer` names the tensors outside the layers; one of layer i is called `layers` (with {} for i) and its part.
+    `outer` names the tensors outside the layers. The name of a layer's tensor is the prefix `layers`, with the layer's
+    number in place of {}, followed by the name in `parts`.
     """
     names: dict[str, StoredName] = {}
     for ours in tensor_shapes(config):

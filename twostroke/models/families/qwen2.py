@@ -43,10 +43,10 @@ class Qwen2(Family):
 
 
 def windows(source: Source) -> tuple[int | None, ...]:
-    """None unless config.json switches them on; then of the layers from `max_window_layers` on, or by type."""
+    """Each layer's window: None unless config.json enables windows; then by `layer_types` or `max_window_layers`."""
     if source.format == "gguf" or not (source.get("use_sliding_window") and source.get("sliding_window")):
         return (None,) * source.num_layers
-    full_layers = source.get("max_window_layers")  # 0 is sensible here, so it is not `integer`
+    full_layers = source.get("max_window_layers")  # 0 is valid, which `integer` rejects
     if source.get("layer_types") is None and type(full_layers) is not int:
         raise source.wrong("max_window_layers", "an integer")
     return windows_by_type(source, lambda i: i >= full_layers)

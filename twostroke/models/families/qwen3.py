@@ -1,4 +1,4 @@
-"""Qwen3: each head of Q and K is normed, and there are no biases (Yang et al. 2025, arXiv:2505.09388)."""
+"""Qwen3: a norm over each head of Q and K, and no biases (Yang et al. 2025, arXiv:2505.09388)."""
 
 from twostroke.models.families.qwen2 import QWEN_DEFAULTS, Qwen2
 

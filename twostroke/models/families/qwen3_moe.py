@@ -1,4 +1,4 @@
-"""Qwen3 with a mixture of experts in place of the MLP (Yang et al. 2025, arXiv:2505.09388)."""
+"""Qwen3 with a mixture of experts instead of the MLP (Yang et al. 2025, arXiv:2505.09388)."""
 
 from typing import ClassVar
 
@@ -44,15 +44,20 @@ class Qwen3MoE(Qwen3):
     }
 
     def feed_forward(self, source: Source, layer: int) -> GatedMLP | Experts:
-        """Experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
+        """Experts in every `decoder_sparse_step`-th layer, except `mlp_only_layers`; an MLP in the others."""
         dense = source.get("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(type(number) is int for number in dense):
-            raise source.wrong("mlp_only_layers", "a list of layers")
+        if not isinstance(dense, list) or not all(type(n) is int and 0 <= n < source.num_layers for n in dense):
+            raise source.wrong("mlp_only_layers", f"a list of layers, from 0 to {source.num_layers - 1}")
         if layer in dense or (layer + 1) % source.integer("decoder_sparse_step"):
             return mlp_of(source)
-        # transformers 5 writes the number of experts by another name.
+        # transformers 5 writes the number of experts under another key.
         count = source.integer("num_local_experts" if source.get("num_local_experts") else "num_experts", limit=1 << 16)
-        chosen = source.integer("num_experts_per_tok", limit=count + 1)
+        chosen = source.integer("num_experts_per_tok")
+        if chosen > count:
+            raise source.wrong("num_experts_per_tok", f"at most the {count} experts")
+        normalized = source.get("norm_topk_prob")
+        if not isinstance(normalized, bool):
+            raise source.wrong("norm_topk_prob", "true or false")
         activation = activation_of(source, "hidden_act", "silu")
         size = source.integer("moe_intermediate_size")
-        return Experts(count, chosen, size, activation, normalized=bool(source.get("norm_topk_prob")))
+        return Experts(count, chosen, size, activation, normalized)

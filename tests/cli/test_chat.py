@@ -72,8 +72,8 @@ def test_seeds_differ_by_turn_and_repeat_by_run(run_json: Callable[..., dict[str
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (("--load", "{bad}"), "hi\n", "no conversation saved"),
-        ((), "/load {bad}\n", "no conversation saved"),
+        (("--load", "{bad}"), "hi\n", "this is not a conversation saved"),
+        ((), "/load {bad}\n", "this is not a conversation saved"),
         ((), "/load /no/such/file\n", "/no/such/file"),
         ((), "hi\n/save /proc/no/place\n", "cannot be saved"),
         (("--temperature", "-1"), "hi\n", "temperature"),

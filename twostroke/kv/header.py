@@ -72,7 +72,7 @@ def decode(text: bytes) -> Header:
     page_size = _integer(fields["page_size"], "page_size", 1)
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
-    require(layout in LAYOUTS, f"layout is none of {', '.join(LAYOUTS)}")
+    require(layout in LAYOUTS, f"layout is not one of {', '.join(LAYOUTS)}")
     even = page_size % 2 == 0 and geometry.head_dim % 2 == 0
     require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
     tokens = _integers(fields["tokens"], "tokens")

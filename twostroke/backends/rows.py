@@ -149,14 +149,22 @@ def sample_rows(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -
     return Ready(made[i] for i in range(len(rows)))
 
 
+def _hidden(head: Head, rows: Sequence[Rows]) -> Any:
+    """Hidden states of single rows: a view if they follow one another in one step, as those of a decode mostly do."""
+    computed, first = rows[0].computed, rows[0].rows.start
+    if all(row.computed is computed and row.rows.start == first + i for i, row in enumerate(rows)):
+        return computed.hidden[first : first + len(rows)]
+    return head.join([row.hidden for row in rows])
+
+
 def _from_hidden(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> list[Sampled]:
     mine = [row for row in rows if isinstance(row, Rows)]
     if all(draw.simple for draw in draws):
-        return [Sampled(id) for id in head.search(head.join([row.hidden for row in mine]), [d.noise for d in draws])]
+        return [Sampled(id) for id in head.search(_hidden(head, mine), [draw.noise for draw in draws])]
     # Candidates that continue one value share a row: its logits are computed once.
 
     places = {(id(row.computed), row.rows.start): row for row in mine}
-    logits, found = head.logits(head.join([row.hidden for row in places.values()]))
+    logits, found = head.logits(_hidden(head, list(places.values())))
     if len(places) < len(mine):
         order = {place: i for i, place in enumerate(places)}
         numbers = [order[id(row.computed), row.rows.start] for row in mine]

@@ -232,20 +232,26 @@ class DecodeLane(Lane[Decode]):
     def computed(self, rows: LazyLogits) -> None:
         first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
         self._skipped -= first
-        self._rows.extend((self.model, rows[i : i + 1]) for i in range(first, len(rows)))
+        if len(rows) == 1 and not first:  # as at every step of a decode
+            self._rows.append((self.model, rows))
+        else:
+            self._rows.extend((self.model, rows[i : i + 1]) for i in range(first, len(rows)))
         if not self.todo and self.record.complete:
             self._finish()
 
     def asks(self) -> list[tuple[Model, LazyLogits, Draw]]:
         """What to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
-        asked, rows = self._draw(), list(self._rows)
-        if not asked.simple:
-            if len(rows) > 1:
-                rows[-1][1].read()  # the others are sampled one by one later: compute all their logits at once
-            rows = rows[:1]
-        else:  # of one model at a time, so that what is drawn comes in order
-            rows = list(takewhile(lambda row: row[0] is rows[0][0], rows))
-        self._rows = deque(list(self._rows)[len(rows) :])
+        asked = self._draw()
+        if len(self._rows) == 1:
+            return [(*self._rows.popleft(), asked)]
+        if asked.simple:  # rows of one model at a time, so that what is drawn comes in order
+            whose = self._rows[0][0]
+            rows = list(takewhile(lambda row: row[0] is whose, self._rows))
+        else:
+            self._rows[-1][1].read()  # rows are sampled one by one: compute the logits of all at once
+            rows = [self._rows[0]]
+        for _ in rows:
+            self._rows.popleft()
         return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
 
     def _draw(self) -> Draw:

@@ -20,6 +20,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 from weakref import WeakSet
 
@@ -216,8 +217,8 @@ class Pages(ABC):
         frames = self._frames[spans[:, PAGE]]
         assert not len(frames) or frames.min() >= 0, "a step reads pages that have left the pool"
         spans[:, PAGE] = frames
-        stops = np.cumsum([len(table) for table in tables])
-        return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops.tolist(), strict=True)]
+        stops = accumulate(map(len, tables))
+        return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops, strict=True)]
 
     def bring(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
         """Add one reference in a tier to each of these distinct pages, and move their slots before `stops` there.

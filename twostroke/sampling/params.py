@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from twostroke.errors import InvalidRequest
@@ -121,17 +122,17 @@ class SamplingParams(Checked):
             if (id := max(ids, default=-1)) >= vocab_size:
                 raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
-    @property
+    @cached_property  # asked for at every token
     def simple(self) -> bool:
         """Whether only a token is requested, and it depends only on the model's logits and the temperature."""
         return self.logprobs is None and not self.shapes_logits and not self.filters
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether top_k, top_p or min_p exclude some tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
-    @property
+    @cached_property
     def shapes_logits(self) -> bool:
         """Whether biases, penalties, bans or a constraint change the model's logits."""
         return bool(

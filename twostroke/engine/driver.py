@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.engine.lane import DecodeLane, DecodeRecord, PrefillLane
+from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
+from twostroke.engine.lane import PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Stroke

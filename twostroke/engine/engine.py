@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.backends.interface import LazyLogits
+from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.lane import DecodeLane
 from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
 from twostroke.engine.queues import Queues

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.engine.lane import DecodeRecord, Lane
+from twostroke.engine.decode_lane import DecodeRecord
+from twostroke.engine.lane import Lane
 from twostroke.engine.strokes import Program
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track

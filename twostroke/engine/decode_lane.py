@@ -1,0 +1,208 @@
+"""A decode stroke in flight: sampling, guesses, and what is entered again after a preemption."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twostroke.backends.interface import LazyLogits
+from twostroke.backends.rows import Stored
+from twostroke.engine.lane import Lane, reopened
+from twostroke.engine.model import Model
+from twostroke.engine.queries import LastQueries
+from twostroke.engine.strokes import Decode, Decoded
+from twostroke.engine.track import Track
+from twostroke.errors import InvalidRequest
+from twostroke.kv.contents import Tail
+from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.noise import Noise
+
+if TYPE_CHECKING:
+    from twostroke.engine.request import Choice
+
+
+class DecodeLane(Lane[Decode]):
+    """Samples whenever it has caught up.
+
+    The choice keeps `record`, the sampled tokens: after a preemption they are entered again, not sampled again.
+    Guesses are entered like known tokens; then a token is sampled after each, for as long as the guesses match.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        slot: int,
+        model: Model,
+        stroke: Decode,
+        track: Track,
+        seed: bytes,
+        record: DecodeRecord,
+        models: Mapping[str, Model],
+    ) -> None:
+        """`models` are the engine's models by identity: any of them may have computed the logits in the tail."""
+        base, tail = stroke.kv, stroke.kv.tail
+        if not len(base):
+            raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
+        todo: list[int] = []
+        self._rows: deque[tuple[Model, LazyLogits]] = deque()  # rows to sample from, each with its model
+        self.drawn: deque[Sampled] = deque()  # tokens sampled ahead, from rows after guesses
+        if tail is not None and tail.pending is not None:
+            todo = [tail.pending]
+        elif tail is not None and tail.row is not None and not stroke.recompute and _fits(tail, model, models):
+            if not record.sampled:
+                head = models.get(tail.model)
+                self._rows.append((model, Stored(tail.row.read())) if head is None else (head, tail.row))
+        else:
+            base, todo = reopened(base)
+        self._start = base.next_position + len(todo)  # where the first token sampled will go
+        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._start)
+        known = [s.id for s in record.sampled]
+        # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
+        self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
+        todo = todo + (self.guesses or known[: -1 if record.complete else None])
+        if base.next_position + len(todo) > model.max_position:
+            raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
+        super().__init__(choice, slot, model, stroke, base, todo)
+        if self.guesses:
+            self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
+        self.track, self.seed, self.record = track, seed, record
+        pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
+        self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
+        if record.complete and not self.todo:
+            self._finish()
+
+    @property
+    def decoding(self) -> bool:
+        return len(self.todo) == 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether the lane has a row to sample from."""
+        return bool(self._rows or self.drawn) and not self.todo and self.result is None
+
+    def logit_rows(self, count: int) -> int:
+        return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
+
+    def _noise(self, ahead: int) -> Noise:
+        """Noise of the track's next token, or of the token `ahead` places later."""
+        return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
+
+    def computed(self, rows: LazyLogits) -> None:
+        first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
+        self._skipped -= first
+        if len(rows) == 1 and not first:  # as at every step of a decode
+            self._rows.append((self.model, rows))
+        else:
+            self._rows.extend((self.model, rows[i : i + 1]) for i in range(first, len(rows)))
+        if not self.todo and self.record.complete:
+            self._finish()
+
+    def asks(self) -> list[tuple[Model, LazyLogits, Draw]]:
+        """What to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
+        asked = self._draw()
+        if len(self._rows) == 1:
+            return [(*self._rows.popleft(), asked)]
+        if asked.simple:  # rows of one model at a time, so that what is drawn comes in order
+            whose = self._rows[0][0]
+            rows = list(takewhile(lambda row: row[0] is whose, self._rows))
+        else:
+            self._rows[-1][1].read()  # rows are sampled one by one: compute the logits of all at once
+            rows = [self._rows[0]]
+        for _ in rows:
+            self._rows.popleft()
+        return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
+
+    def _draw(self) -> Draw:
+        """How to sample the next token."""
+        stroke, track = self.stroke, self.track
+        banned = track.ending_ids if track.params.min_tokens else ()
+        return Draw(
+            track.params,
+            self._noise(0),
+            len(track.ids),
+            self._prompt,
+            track.ids,
+            tuple(banned),
+            None if track.constraint is None else _checked(track.constraint.mask()),
+            stroke.stats or stroke.until is not None,
+            stroke.keep_logits,
+        )
+
+    def sampled(self, token: Sampled) -> None:
+        """Record a sampled token, which the track already has. The next step enters it, or it stays pending."""
+        sampled, stroke = self.record.sampled, self.stroke
+        sampled.append(token)
+        if (
+            self.track.finish_reason is not None
+            or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
+            or (stroke.until is not None and stroke.until(sampled))
+        ):
+            self._complete()
+        elif not self.guesses:
+            self.todo.append(token.id)
+        elif self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
+            self._complete()
+
+    @property
+    def full(self) -> bool:
+        """Whether no position is left to enter the next sampled token."""
+        return self._start + len(self.record.sampled) >= self.model.max_position
+
+    def _complete(self) -> None:
+        self.record.complete, wrong = True, 0
+        if self.guesses:
+            wrong = len(self.guesses) + 1 - len(self.record.sampled)
+            self.writer.truncate(len(self.writer) - wrong)
+        self._finish(wrong)
+
+    def _finish(self, wrong: int = 0) -> None:
+        sampled = self.record.sampled
+        self._forget()
+        self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
+        self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
+
+    def _forget(self) -> None:
+        self._rows.clear()
+        self.drawn.clear()
+
+
+class DecodeRecord:
+    """The tokens that one decode stroke sampled, to be entered again after a preemption.
+
+    Attributes:
+        start: number of tokens that the choice had when a stroke with emit=False began; None for other strokes.
+    """
+
+    def __init__(self) -> None:
+        self.sampled: list[Sampled] = []
+        self.complete = False
+        self.start: int | None = None
+
+
+def _fits(tail: Tail, model: Model, models: Mapping[str, Model]) -> bool:
+    """Whether tokens that a tail's logits make are the model's: another may have more rows in its vocabulary."""
+    if tail.model == model.id:
+        return True
+    assert tail.row is not None
+    head = models.get(tail.model)
+    width = tail.row.read().shape[1] if head is None else head.vocab_size
+    return width <= model.vocab_size
+
+
+def _checked(mask: np.ndarray) -> np.ndarray:
+    """A constraint's mask, which is code from outside. Raises InvalidRequest unless it is a list of booleans."""
+    allowed = np.asarray(mask)
+    if allowed.ndim != 1 or allowed.dtype != bool:
+        raise InvalidRequest(f"a constraint's mask must be bool [n], not {allowed.dtype} {list(allowed.shape)}")
+    return allowed
+
+
+def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:
+    """The leading guesses that are in the vocabulary and fit into the context from position `start`."""
+    fitting = guesses[: max(0, model.max_position - start)]
+    return list(takewhile(lambda id: 0 <= id < model.vocab_size, fitting))

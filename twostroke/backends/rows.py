@@ -56,6 +56,8 @@ class Computed:
 class Rows:
     """Some rows of a `Computed`; implements `LazyLogits`."""
 
+    __slots__ = ("computed", "rows")
+
     def __init__(self, computed: Computed, rows: range) -> None:
         self.computed, self.rows = computed, rows
 

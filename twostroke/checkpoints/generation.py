@@ -4,11 +4,11 @@ A Hugging Face directory states them in generation_config.json, a GGUF file unde
 apply regardless of `do_sample`: `chat` and the server use them for parameters that a client leaves out.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from twostroke.checkpoints.safetensors import read_json
 from twostroke.errors import CheckpointError
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
@@ -38,12 +38,4 @@ def gguf_generation(metadata: Mapping[str, Any], source: Path) -> dict[str, floa
 def directory_generation(directory: Path) -> dict[str, float]:
     """The defaults of a Hugging Face directory. Raises CheckpointError if its generation_config.json is unreadable."""
     path = directory / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
-    return generation_defaults(found, path)
+    return generation_defaults(read_json(path), path) if path.is_file() else {}

@@ -53,10 +53,9 @@ class DecodeLane(Lane[Decode]):
         self.drawn: deque[Sampled] = deque()  # tokens sampled ahead, from rows after guesses
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
-        elif tail is not None and tail.row is not None and not stroke.recompute and _fits(tail, model, models):
+        elif not stroke.recompute and (row := _first_row(tail, model, models)) is not None:
             if not record.sampled:
-                head = models.get(tail.model)
-                self._rows.append((model, Stored(tail.row.read())) if head is None else (head, tail.row))
+                self._rows.append(row)
         else:
             base, todo = reopened(base)
         self._start = base.next_position + len(todo)  # where the first token sampled will go
@@ -184,14 +183,17 @@ class DecodeRecord:
         self.start: int | None = None
 
 
-def _fits(tail: Tail, model: Model, models: Mapping[str, Model]) -> bool:
-    """Whether tokens that a tail's logits make are the model's: another may have more rows in its vocabulary."""
-    if tail.model == model.id:
-        return True
-    assert tail.row is not None
-    head = models.get(tail.model)
-    width = tail.row.read().shape[1] if head is None else head.vocab_size
-    return width <= model.vocab_size
+def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> tuple[Model, LazyLogits] | None:
+    """The logits in a tail, and the model that samples from them.
+
+    None if there are none, or if they have tokens that `model` lacks: another model's vocabulary may be larger.
+    """
+    if tail is None or tail.row is None:
+        return None
+    if (head := models.get(tail.model)) is not None:
+        return (head, tail.row) if head.vocab_size <= model.vocab_size else None
+    logits = tail.row.read()  # of a model outside this engine
+    return (model, Stored(logits)) if logits.shape[1] <= model.vocab_size else None
 
 
 def _checked(mask: np.ndarray) -> np.ndarray:

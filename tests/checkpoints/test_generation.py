@@ -57,7 +57,7 @@ def test_what_cannot_be_is_said(values: dict[str, Any], message: str, directory:
 @pytest.mark.parametrize("text", ["{", "[]", "7", "[" * 100_000])
 def test_a_damaged_file_is_said(text: str, directory: Path) -> None:
     (directory / "generation_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: (cannot be read|must hold)"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: (not JSON|must hold)"):
         open_path(directory)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from twostroke.checkpoints.safetensors import read_json
+from twostroke.checkpoints.json_files import read_json
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family

@@ -3,10 +3,10 @@
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from twostroke.checkpoints.json_files import read_json
 from twostroke.errors import CheckpointError
 from twostroke.formats.tensor import RawTensor
 from twostroke.system.mapped import MappedFile
@@ -70,14 +70,3 @@ def read_all(directory: Path) -> tuple[tuple[Path, ...], dict[str, RawTensor]]:
         if name not in shards[file]:
             raise CheckpointError(f"{directory / file}: {name}: the tensor is missing, though {INDEX} says it is here")
     return tuple(directory / file for file in shards), {name: shards[file][name] for name, file in places.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
-    return value

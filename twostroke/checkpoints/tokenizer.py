@@ -14,6 +14,7 @@ from tokenizers import processors
 from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
+from twostroke.checkpoints.json_files import read_json
 from twostroke.checkpoints.textstream import TextStream
 from twostroke.errors import CheckpointError, InvalidRequest
 
@@ -291,12 +292,12 @@ def _from_directory(directory: Path) -> Tokenizer:
         raise CheckpointError(f"{path}: not a tokenizer that can be read: {error}") from None
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
+    config = _optional(directory / "special_tokens_map.json") | _optional(directory / "tokenizer_config.json")
     special = {key: _text_of(value) for key in ("bos", "eos", "unk", "pad") if (value := config.get(f"{key}_token"))}
     special = {f"{key}_token": text for key, text in special.items()}
-    eos = _read_json(directory / "generation_config.json").get("eos_token_id")
+    eos = _optional(directory / "generation_config.json").get("eos_token_id")
     if eos is None:
-        eos = _read_json(directory / "config.json").get("eos_token_id")
+        eos = _optional(directory / "config.json").get("eos_token_id")
     eos_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if "eos_token" in special and (index := backend.token_to_id(special["eos_token"])) is not None:
         eos_ids.add(index)
@@ -330,11 +331,6 @@ def _text_of(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in an optional file; {} if the file does not exist."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from None
+def _optional(path: Path) -> dict[str, Any]:
+    """The object in a file that may be missing; {} if it is."""
+    return read_json(path) if path.is_file() else {}

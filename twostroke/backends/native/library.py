@@ -26,6 +26,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma", "f16c"),
 }
 
+NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512 with VNNI", "avx2": "AVX2 with FMA"}
+
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "usable": (_INT, ()),
@@ -121,8 +123,11 @@ def unavailable(variant: str | None = None) -> str | None:
         return None
     if not any(_library_path(name) for name in wanted):
         return "it was not compiled: install a C++ compiler, then the package again"
-    others = f"; of its variants this one can run {', '.join(runnable)}" if runnable else ""
-    return f"the processor has no {', '.join(VARIANTS[wanted[-1]])}, or does not let it be used{others}"
+    others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
+    has = features(Path("/proc/cpuinfo").read_text())
+    if set(VARIANTS[wanted[-1]]) <= has:
+        return f"the operating system does not let this process use {NAMES[wanted[-1]]}{others}"
+    return f"the processor has no {NAMES[wanted[-1]]}{others}"
 
 
 def _library_path(variant: str) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import platform
 import re
 import weakref
 from collections.abc import Callable
@@ -114,6 +115,8 @@ def variants() -> tuple[str, ...]:
 
 def unavailable(variant: str | None = None) -> str | None:
     """Why the native backend, or one of its variants, cannot run here; None if it can."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"its kernels are for x86-64 processors, and this one is {platform.machine()}"
     try:
         runnable = variants()
     except OSError:
@@ -131,8 +134,8 @@ def unavailable(variant: str | None = None) -> str | None:
 
 
 def _library_path(variant: str) -> Path | None:
-    found = sorted(Path(__file__).parent.glob(f"_native_{variant}.*so"))
-    return found[0] if found else None
+    path = Path(__file__).parent / f"_native_{variant}.so"
+    return path if path.is_file() else None
 
 
 @cache

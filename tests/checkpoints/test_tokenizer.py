@@ -193,7 +193,7 @@ def test_pre_tokenizers_cut_where_their_models_do(pre: str, cuts: list[str]) -> 
 CUTS = {
     "default": "I|'|m| |123|45|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| |½2| |(|a|,|b|).",
     "deepseek-llm": "I|'|m| |12345|x|'|LL| | a|!!|\n|\n|camelCase| |文な한| foo|_|bar|\t| x|\n| y| |½2| (|a|,|b|).",
-    "deepseek-coder": "I|'|m| |1|2|3|4|5|x|'|LL| | a|!!|\n|\n|camelCase| |文な한| fo|_|bar|\t| x|\n| y| |½|2| (|,|b|).",
+    "deepseek-coder": "I|'|m| |1|2|3|x|'|LL| | a|!!|\n|\n|camelCase| |文な한| foo|_|bar|\t| x|\n| y| |½|2| (|a|,|b|).",
     "deepseek-v3": "I|'m| |123|45|x|'LL| | a|!!\n\n|camelCase| |文な|한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
     "deepseek-r1-qwen": "I|'m| |1|2|3|4|5|x|'LL| | a|!!\n\n|camelCase| 文な한| foo|_bar|\t| x|\n| y| |½|2| (|a|,b|).",
     "falcon": "I|'|m| |123|45|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| ½2| |(|a|,|b|).",

@@ -5,6 +5,7 @@ dimensions innermost first, type, offset), then the aligned tensor data. Files a
 against the file's end, so a damaged file raises CheckpointError.
 """
 
+import logging
 import struct
 from array import array
 from collections import Counter
@@ -26,6 +27,8 @@ from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.families import BY_NAME
 from twostroke.system.mapped import MappedFile
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -266,6 +269,12 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         for ours, name in names.items()
         if (found := file.tensors.get(name.tensor)) is not None
     }
+    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    if len(tokens) > config.vocab_size:
+        log.warning(
+            "%s: the tokenizer has %d tokens and the embedding %d rows: a prompt that has one of the last is refused",
+            path, len(tokens), config.vocab_size,
+        )  # fmt: skip
     licence = file.metadata.get("general.license")
     try:
         return Checkpoint(

@@ -36,7 +36,7 @@ def theirs(folder: Path) -> Any:
     return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def token(text: str, **flags: bool) -> dict[str, Any]:
+def token(text: str, **flags: Any) -> dict[str, Any]:
     return {"content": text, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} | flags
 
 

@@ -48,7 +48,7 @@ ROPES: dict[str, dict[str, Any]] = {
                "original_max_position_embeddings": 64},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
 }  # fmt: skip
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
          "max_position_embeddings": 2048, "vocab_size": 48, "rms_norm_eps": 1e-6}  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def described(folder: Path, **values: Any) -> ModelConfig:
 @pytest.mark.parametrize("kind", ROPES)
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling", "type"])
 def test_frequencies_and_factors_are_those_of_transformers(kind: str, form: str, tmp_path: Path) -> None:
-    parameters = {"rope_theta": 5e4} | ROPES[kind]
+    parameters: dict[str, Any] = {"rope_theta": 5e4} | ROPES[kind]
     theirs = transformers.LlamaConfig(**SIZES, rope_parameters=dict(parameters))
     long = {"seq_len": 2048} if "longrope" in kind else {}
     expected, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, torch.device("cpu"), **long)
@@ -121,7 +121,7 @@ def test_bad_scalings_are_named(scaling: dict[str, Any], message: str, tmp_path:
 @pytest.mark.parametrize("rope", ["yarn", "yarn-deepseek", "yarn-attention-factor", "longrope-long", "dynamic"])
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_logits_are_those_of_transformers(rope: str, backend: str, tmp_path: Path) -> None:
-    parameters = {"rope_theta": 1e4} | ROPES[rope]
+    parameters: dict[str, Any] = {"rope_theta": 1e4} | ROPES[rope]
     if "long_factor" in parameters:
         parameters |= {"short_factor": SHORT * 2, "long_factor": LONG * 2}
     directory = write_model("llama", tmp_path, rope_parameters=parameters, head_dim=32)  # native wants 32

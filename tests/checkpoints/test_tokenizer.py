@@ -142,7 +142,9 @@ def gguf_of(source: Any, **changes: Any) -> GgufTokenizerSource:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": "bert"}, r"tokenizer.ggml.model is 'bert' \(WordPiece, of encoders\); Twostroke knows 'gpt2' and"),
+        ({"model": "none"}, r"tokenizer.ggml.model is 'none' \(the file has no tokenizer\)"),
+        ({"model": "new"}, "tokenizer.ggml.model is 'new'; Twostroke knows"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["a b c"]}, "not a pair"),
         ({"merges": ["nothing_such no_such"]}, "do not fit"),
@@ -318,6 +320,21 @@ def test_sentencepiece_streams(trained: tuple[Tokenizer, Any, bool], ids: list[i
     tokenizer = trained[0]
     stream = tokenizer.stream(skip_special=skip)
     assert "".join(map(stream.push, ids)) + stream.flush() == tokenizer.decode(ids, skip_special=skip)
+
+
+def test_what_a_gguf_file_leaves_out_has_llama_cpps_defaults(smollm: Tokenizer) -> None:
+    source = gguf_from_sentencepiece(train_sentencepiece(False), False)
+    whole, bare = (
+        Tokenizer.from_source(source),
+        Tokenizer.from_source(gguf_of(source, bos_token_id=None, eos_token_id=None)),
+    )
+    assert (bare.bos_id, bare.eos_ids, bare.encode("ab")) == (1, {2}, whole.encode("ab"))
+    smollms = open_checkpoint("smollm2-135m").tokenizer_source
+    untyped = Tokenizer.from_source(gguf_of(smollms, token_type=None))
+    assert untyped.encode("a fox<|im_end|>") == smollm.encode("a fox<|im_end|>")
+    tokens = list(smollms.metadata["tokenizer.ggml.tokens"])  # type: ignore[union-attr]
+    tokens[3:5] = ["", ""]
+    assert Tokenizer.from_source(gguf_of(smollms, tokens=tokens)).token_text(4) == "[EMPTY_4]"
 
 
 def test_sentencepiece_bytes(trained: tuple[Tokenizer, Any, bool]) -> None:

@@ -26,6 +26,17 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+# llama.cpp's other kinds, for messages.
+OTHER_MODELS = {
+    "bert": "WordPiece, of encoders",
+    "t5": "Unigram",
+    "rwkv": "RWKV's",
+    "plamo2": "PLaMo 2's",
+    "none": "the file has no tokenizer",
+    "no_vocab": "the file has no tokenizer",
+}
+
+
 def build_backend(source: GgufTokenizerSource) -> Tokenizer:
     """The tokenizer that `tokenizer.ggml.*` describe. Raises CheckpointError for a kind that is not supported."""
     model = source.metadata.get("tokenizer.ggml.model")
@@ -33,7 +44,11 @@ def build_backend(source: GgufTokenizerSource) -> Tokenizer:
         return _byte_level_bpe(source)
     if model == "llama":
         return _sentencepiece_bpe(source)
-    raise CheckpointError(f"{source.path}: tokenizer.ggml.model is {model!r}; Twostroke knows 'gpt2' and 'llama'")
+    what = OTHER_MODELS.get(str(model))
+    what = f" ({what})" if what else ""
+    raise CheckpointError(
+        f"{source.path}: tokenizer.ggml.model is {model!r:.40}{what}; Twostroke knows 'gpt2' and 'llama'"
+    )
 
 
 def adds_bos(source: GgufTokenizerSource) -> bool:
@@ -42,6 +57,15 @@ def adds_bos(source: GgufTokenizerSource) -> bool:
     if stated is not None:
         return bool(stated)
     return source.metadata["tokenizer.ggml.model"] == "llama" or _pre_tokenizer(source).add_bos
+
+
+def default_id(source: GgufTokenizerSource, name: str) -> int | None:
+    """The id of a special token where a file does not state it: SentencePiece's own, if it is a control token."""
+    index = {"bos": 1, "eos": 2}.get(name)
+    types = source.metadata.get("tokenizer.ggml.token_type", ())
+    if source.metadata["tokenizer.ggml.model"] != "llama" or index is None or len(types) <= index:
+        return None
+    return index if types[index] == TokenType.CONTROL else None
 
 
 def _pre_tokenizer(source: GgufTokenizerSource) -> PreTokenizer:
@@ -134,8 +158,9 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int], *, norm
 
 
 def _vocabulary(source: GgufTokenizerSource) -> tuple[list[str], list[int]]:
-    tokens = list(_required(source, "tokens"))
-    types = np.asarray(_required(source, "token_type")).tolist()
+    # As in llama.cpp, tokens without a type are text, and an empty token is never met.
+    tokens = [text or f"[EMPTY_{index}]" for index, text in enumerate(_required(source, "tokens"))]
+    types = np.asarray(source.metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))).tolist()
     if len(types) != len(tokens):
         raise CheckpointError(f"{source.path}: {len(tokens)} tokenizer.ggml.tokens but {len(types)} token types")
     return tokens, types

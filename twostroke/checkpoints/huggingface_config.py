@@ -162,12 +162,13 @@ class HuggingFaceSource:
         )
 
     def _longrope(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
-        lists: list[list[float]] = []
-        for key in ("short_factor", "long_factor"):
+        def divisors(key: str) -> list[float]:
             values = parameters.get(key)
             if not isinstance(values, list) or len(values) != head_dim // 2:
                 raise self._bad(key, f"a list of {head_dim // 2} numbers", values)
-            lists.append([self._number(key, value) for value in values])
+            return [self._number(key, value) for value in values]
+
+        short, long = divisors("short_factor"), divisors("long_factor")
         original, context = self._original(parameters), self.number("max_position_embeddings")
         factor = parameters.get("factor")
         factor = context / original if factor is None else self._number("factor", factor)
@@ -179,7 +180,7 @@ class HuggingFaceSource:
                 "set it to %d for the short_factor",
                 self.path, context, original,
             )  # fmt: skip
-        return longrope(base, *lists, original, context, self._number("attention_factor", amplitude))
+        return longrope(base, short, long, original, context, self._number("attention_factor", amplitude))
 
     def _original(self, parameters: Mapping[str, Any]) -> float:
         """Positions of the context before it was extended. The key outside of the parameters has precedence."""

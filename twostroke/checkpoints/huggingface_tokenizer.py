@@ -51,7 +51,7 @@ def read_directory(directory: Path) -> dict[str, Any]:
     return {
         "backend": backend,
         "where": directory,
-        "special_tokens": {key: special[key] for key in special if key[:3] in ("bos", "eos", "unk", "pad")},
+        "special_tokens": special,
         "eos_ids": eos_ids,
         "affixes": prefixed or (around[:split], around[split:]),
         "templates": _templates(directory, config),

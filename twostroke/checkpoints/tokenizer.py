@@ -304,7 +304,7 @@ def _from_gguf(source: GgufTokenizerSource) -> Tokenizer:
     ids: dict[str, int] = {}
     for name in ("bos", "eos", "eot", "eom", "unk", "pad"):
         key = {"unk": "unknown", "pad": "padding"}.get(name, name)
-        index = meta.get(f"tokenizer.ggml.{key}_token_id")
+        index = meta.get(f"tokenizer.ggml.{key}_token_id", gguf_tokenizer.default_id(source, name))
         if index is not None and not 0 <= index < len(tokens):
             raise CheckpointError(f"{source.path}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
         if index is not None:

@@ -4,13 +4,17 @@ Every part is a GGUF file with `split.no` (from 0), `split.count` and `split.ten
 first has the model's metadata. Older models were cut into pieces that are no GGUF files; users join those themselves.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twostroke.errors import CheckpointError
-from twostroke.formats.tensor import RawTensor
+
+if TYPE_CHECKING:  # importing numpy would slow down every command
+    from twostroke.formats.tensor import RawTensor
 
 PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 # NAME.gguf-split-a, NAME.gguf.part1of2, NAME.gguf.00001 and the like.

@@ -85,6 +85,8 @@ def test_paths_to_files_and_folders(tmp_path: Path) -> None:
         checkpoint = open_checkpoint(typed)
         assert checkpoint.name == "one"
         assert checkpoint.config.tied
+    (folder / "config.json").write_text("{}")
+    assert open_checkpoint(str(folder)).name == "one"
     tiny_gguf(folder / "two.gguf")
     with pytest.raises(CheckpointError, match=r"name one of its models: one\.gguf, two\.gguf"):
         open_checkpoint(str(folder))

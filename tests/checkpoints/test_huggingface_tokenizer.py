@@ -114,6 +114,8 @@ def test_chat_templates_by_file(tmp_path: Path) -> None:
     assert opened(folder).chat_template == theirs(folder).chat_template == "file"
     (folder / "chat_template.jinja").unlink()
     assert opened(folder).chat_template == theirs(folder).chat_template["default"] == "a"
+    folder = write(tmp_path, tokenizer_config={"chat_template": None}, chat_template={"chat_template": "processor"})
+    assert opened(folder).chat_template == "processor"
 
 
 def test_declarations_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Scaled RoPE, read from config.json and from GGUF files, against transformers' frequencies, factors and logits."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from tests.tiny import write_model
 from twostroke.checkpoints.gguf import open_gguf
 from twostroke.checkpoints.huggingface_config import read_config
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.kv import header
 from twostroke.llm import LLM
 from twostroke.models.config import ModelConfig
-from twostroke.models.rope import frequencies, yarn_amplitude
+from twostroke.models.rope import Rope, frequencies, yarn_amplitude
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 SHORT, LONG = [1.0 + 0.01 * i for i in range(8)], [1.0 + 3.7 * i for i in range(8)]
@@ -193,3 +195,12 @@ def test_gguf_longrope_and_factors(tmp_path: Path) -> None:
     freqs = make_weights("llama") | {"rope_freqs.weight": np.full(8, 2, "f")}
     alter = scaled(scaling__type="linear", scaling__factor=4.0)
     assert open_gguf(write(tmp_path / "c.gguf", weights=freqs, alter=alter)).config.ropes[0].factors == (8.0,) * 8
+
+
+def test_a_saved_value_keeps_its_rope() -> None:
+    """Files from before the amplitude have none."""
+    rope = Rope(1e4, (1.5, 2.25), 1.1386294361119891)
+    fields = json.loads(json.dumps(dataclasses.asdict(rope)))
+    assert header._rope(fields) == rope
+    del fields["amplitude"]
+    assert header._rope(fields) == Rope(1e4, (1.5, 2.25))

@@ -182,7 +182,8 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
         files["default"] = main
     if files:
         return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    entry = config.get("chat_template")
+    # The last is where processors of models with vision had it.
+    entry = config.get("chat_template") or _optional(directory / "chat_template.json").get("chat_template")
     if isinstance(entry, str):
         return {"default": entry}
     return {one["name"]: one["template"] for one in entry or []}

@@ -44,10 +44,11 @@ def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> C
 
 
 def open_path(path: Path, name: str | None = None) -> Checkpoint:
-    """Opens a GGUF file, a Hugging Face directory, or a directory without config.json that holds one GGUF model."""
+    """Opens a GGUF file, a Hugging Face directory, or a directory that holds one GGUF model and no safetensors."""
     if path.is_file():
         return open_gguf(path, name)
-    if not (path / "config.json").is_file():
+    # Repositories of GGUF files often have the model's config.json too.
+    if not (path / "config.json").is_file() or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
         files = [str(file.relative_to(path)) for pattern in ("*.gguf", "*/*.gguf") for file in path.glob(pattern)]
         found = sets(files)
         if len(found) == 1:

@@ -56,9 +56,7 @@ class GrammarConstraint(Constraint):
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         mask = np.unpackbits(bits, bitorder="little").view(bool)
-        if self._keys is not None:
-            self._keys.forbid(mask)
-        return mask
+        return mask if self._keys is None else self._keys.forbid(mask)
 
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)

@@ -53,8 +53,9 @@ class UniqueKeys:
         self._key: bytearray | None = None  # what is read of a key
         self._string = self._escaped = self._key_follows = False
 
-    def forbid(self, mask: np.ndarray) -> None:
-        """Clear the tokens that would repeat a key: bool [n]."""
+    def forbid(self, mask: np.ndarray) -> np.ndarray:
+        """A mask without the tokens that would repeat a key: bool [n]. Where nothing else is left, the mask as it is."""
+        before, mask = mask, mask.copy()
         if self._key is not None and (used := self._open[-1]):
             read, ending = bytes(self._key), self._tokens.ending[self._escaped]
             for key in used:
@@ -65,6 +66,7 @@ class UniqueKeys:
         for id in several[mask[several]]:
             if not self._copy().push(self._tokens.bytes[id]):
                 mask[id] = False
+        return mask if mask.any() else before
 
     def advance(self, token: int) -> None:
         """Read a token."""

@@ -44,8 +44,9 @@ Branches = list[Branch]
 class Alternatives:
     """Finds the alternatives of schemas in one document."""
 
-    def __init__(self, document: Document, report: Report) -> None:
-        self._document, self._report = document, report
+    def __init__(self, document: Document, report: Report, circles: Report | None = None) -> None:
+        """`circles`: hears of references that no validator can follow; `report` if left out."""
+        self._document, self._report, self._circles = document, report, circles or report
 
     def of(self, parts: Sequence[Part]) -> Branches:
         """The alternatives of a conjunction of schemas."""
@@ -98,7 +99,7 @@ class Alternatives:
         if target is None:
             self._report.skip(part.path, key, "only references into the schema itself are followed")
         elif target.path in following or target.path == part.path:
-            self._report.skip(part.path, key, "it leads back to itself and to nothing else")
+            self._circles.skip(part.path, key, "it leads back to itself and to nothing else")
         else:
             return self._branches(target, (*following, target.path), outer)
         return [Branch()]

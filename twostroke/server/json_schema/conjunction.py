@@ -68,6 +68,7 @@ class Conjunction:
     unevaluated: Part | None = None
     names_some: bool = False  # it has a list of properties
     values_from: tuple[str, str] = ("", "enum")  # path and keyword of `values`
+    path: str = field(default="", compare=False)
 
     def spoken_types(self) -> set[str]:
         """The types that are generated: where none is given, those that the keywords speak of."""
@@ -119,7 +120,7 @@ class Reader:
 
     def join(self, parts: Sequence[Part]) -> Conjunction:
         """The conjunction of some schemas."""
-        found = Conjunction()
+        found = Conjunction(path=parts[0].path if parts else "")
         for part in parts:
             for keyword, value in part.schema.items():
                 try:

@@ -26,7 +26,7 @@ class Exclusions:
     def __init__(self, document: Document, report: Report) -> None:
         self._report = report
         unheard = Report(strict=False)  # a keyword that is skipped here leaves more to be apart from
-        self._alternatives = Alternatives(document, unheard)
+        self._alternatives = Alternatives(document, unheard, circles=report)
         self._reader = Reader(document.draft, unheard)
 
     def enforce(self, found: Conjunction, excluded: Sequence[Exclusion]) -> None:
@@ -46,9 +46,11 @@ class Exclusions:
                 elif not any(_all_of(type_, other) for other in others):
                     self._report.skip(one.path, one.keyword, _WHY[one.keyword])
                     kept.add(type_)
-            if "fraction" in kept and "integer" not in kept:
-                self._report.skip(one.path, one.keyword, "a number that is no integer cannot be guaranteed")
-                kept.add("integer")
+            if "fraction" in kept and "integer" not in kept and "integer" in found.types:
+                kept.discard("fraction")  # a number that is no integer cannot be written
+                if not kept:
+                    self._report.skip(one.path, one.keyword, "a number that is no integer cannot be guaranteed")
+                    kept = {"integer", "fraction"}
             found.types = kept
 
     def _join(self, *parts: Part) -> list[Conjunction]:

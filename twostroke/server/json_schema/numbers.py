@@ -79,7 +79,8 @@ class Numbers:
 
     def integers(self) -> dict[str, Any] | None:
         """The schema of the allowed integers, None if there are none."""
-        low, high = -LARGEST, LARGEST
+        high = EXACT if self.multiples else LARGEST  # validators divide doubles
+        low = -high
         if self.low is not None:
             low = max(low, _double_from(math.floor(self.low) + 1 if self.above else math.ceil(self.low), up=True))
         if self.high is not None:
@@ -95,6 +96,11 @@ class Numbers:
             return {"type": "number"}
         if any(step.denominator == 1 for step in self.multiples):
             return None
+        if self.multiples and (self.low is None or self.high is None):
+            bounded = Numbers(self.low, self.high, self.above, self.below, self.multiples)
+            bounded.at_least(-LARGEST_FRACTION, False)
+            bounded.at_most(LARGEST_FRACTION, False)
+            return bounded.fractions()
         schema: dict[str, Any] = {"type": "number"}
         largest = max((abs(bound) for bound in (self.low, self.high) if bound is not None), default=Fraction(0))
         if largest > LARGEST_FRACTION:

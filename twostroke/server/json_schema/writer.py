@@ -1,9 +1,12 @@
 """The schema for the grammar library: few keywords, each with a meaning that is known."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from llguidance import LLMatcher
 
 from twostroke.errors import InvalidRequest
 from twostroke.server.json_schema.alternatives import Alternatives
@@ -53,6 +56,7 @@ class Node:
     """What holds in one place: one of some shapes."""
 
     path: str
+    keywords: tuple[str, ...] = ()
     shapes: list["Shape"] = field(default_factory=list)
     uses: int = 0
     finite: bool = False  # it has an instance
@@ -114,7 +118,7 @@ class Writer:
             node.shapes = [self._shape(branch_parts) for branch_parts in self._conjunctions(parts)]
         self._find_finite()
         if not root.finite:
-            raise InvalidRequest("the schema has no instance that ends: its keywords contradict each other")
+            raise InvalidRequest(_blame(root))
         written = self._write(root)
         return {**written, "$defs": self._definitions} if self._definitions else written
 
@@ -124,7 +128,8 @@ class Writer:
         if key not in self._nodes:
             if len(self._nodes) >= MOST_NODES:
                 raise TooLarge(f"the schema has more than {MOST_NODES:,} parts once its references are followed")
-            self._nodes[key] = Node(parts[0].path if parts else "")
+            keywords = dict.fromkeys(word for part in parts if isinstance(part.schema, dict) for word in part.schema)
+            self._nodes[key] = Node(parts[0].path if parts else "", tuple(keywords))
             self._waiting.append((self._nodes[key], parts))
         self._nodes[key].uses += 1
         return self._nodes[key]
@@ -184,8 +189,8 @@ class Writer:
         if written:
             schema["pattern"] = written[0]
         if len(written) > 1:
-            return {"allOf": [schema, *({"type": "string", "pattern": one} for one in written[1:])]}
-        return schema
+            schema = {"allOf": [schema, *({"type": "string", "pattern": one} for one in written[1:])]}
+        return schema if not written or _compiles(json.dumps(schema)) else None
 
     def _array(self, found: Conjunction) -> ArrayShape:
         length = max((len(items.first) for items in found.items), default=0)
@@ -198,9 +203,6 @@ class Writer:
         return ArrayShape(first, at(length), found.counts.get("minItems", 0), found.counts.get("maxItems"))
 
     def _object(self, found: Conjunction) -> ObjectShape:
-        path = next(
-            (part.path.rpartition("/properties/")[0] for one in found.properties for part in one.named.values()), ""
-        )
         others = found.others()
         named = {name: found.property_parts(name) for name in found.property_names()}
         patterns = [
@@ -212,16 +214,16 @@ class Writer:
         rest: list[Part] | None = others if found.open else None
         for names in found.names:
             rest = self._limit_names(names, named, allowed, rest)
-        for place, (pattern, parts) in enumerate(list(allowed)):
+        for pattern, parts in allowed:
             where = parts[0].path.rpartition("/")[0].rpartition("/")[0] if parts else ""
             if not pattern.endless:
                 self._report.skip(where, "patternProperties", "a pattern with few names may run out of them")
-                allowed[place] = (pattern, [Part(False, where)])
-            elif (
-                rest is not None and not pattern.exact and any(part.schema is not False for part in rest[:1] or [_TRUE])
-            ):
+            elif rest is not None and not pattern.exact and all(part.schema is not False for part in rest):
                 why = "this pattern is read in different ways, so additionalProperties must be false"
                 self._report.skip(where, "patternProperties", why)
+        if len(allowed) > 1 and not _distinct(pattern for pattern, _ in allowed):
+            self._report.skip(found.path, "patternProperties", "its patterns overlap")
+            allowed = allowed[:1]
         return ObjectShape(
             {name: self._node(parts) for name, parts in named.items()},
             set(found.required),
@@ -229,7 +231,7 @@ class Writer:
             None if rest is None else self._node(rest),
             found.counts.get("minProperties", 0),
             found.counts.get("maxProperties"),
-            path,
+            found.path,
         )
 
     def _limit_names(
@@ -302,7 +304,7 @@ class Writer:
         first, most = shape.first, shape.most
         for place, node in enumerate(first):
             if not node.finite:
-                first, most = first[:place], place
+                first, most = first[:place], min(place, place if most is None else most)
                 break
         if not shape.rest.finite:
             most = min(len(first), len(first) if most is None else most)
@@ -348,7 +350,26 @@ class Writer:
         return schema | ({"required": required} if required else {})
 
 
-_TRUE = Part(True, "")
+def _blame(node: Node) -> str:
+    """Why a node has no instance: the innermost node that is needed and has none."""
+    seen = [node]
+    while True:
+        needed = [
+            child
+            for shape in seen[-1].shapes
+            for child in [
+                *([shape.object.named[name] for name in shape.object.required] if shape.object else []),
+                *([*shape.array.first, shape.array.rest][: shape.array.least] if shape.array else []),
+            ]
+            if not child.finite
+        ]
+        if not needed:
+            break
+        if needed[0] in seen:
+            return f"#{needed[0].path}: '$ref' leads back to itself in every instance, so none would end"
+        seen.append(needed[0])
+    keywords = ", ".join(repr(word) for word in seen[-1].keywords[:8]) or "false"
+    return f"#{seen[-1].path[-200:]}: nothing satisfies {keywords[:300]}"
 
 
 def _has_instance(shape: Shape) -> bool:
@@ -358,6 +379,19 @@ def _has_instance(shape: Shape) -> bool:
         or (shape.array is not None and _array_has_instance(shape.array))
         or (shape.object is not None and _object_has_instance(shape.object))
     )
+
+
+def _distinct(patterns: Iterable[Pattern]) -> bool:
+    """Whether no name has two of some patterns."""
+    options = {f"^{pattern.regex}$": {} for pattern in patterns}
+    return _compiles(json.dumps({"type": "object", "patternProperties": options}))
+
+
+@functools.lru_cache(1024)
+def _compiles(schema: str) -> bool:
+    """Whether the grammar library finds instances of a schema."""
+    failed, _ = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
+    return not failed
 
 
 def _array_has_instance(shape: ArrayShape) -> bool:

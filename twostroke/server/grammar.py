@@ -1,6 +1,7 @@
 """Grammars by llguidance: JSON schemas, regular expressions, choices and tool calls as constraints on tokens."""
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from twostroke.server.unique_keys import KeyTokens, UniqueKeys
 REMEMBERED = 64  # compiled grammars
 MOST_CHARACTERS = 2_000_000  # of a grammar
 MOST_OPTIONS = 10_000  # of a choice
+MOST_PATTERN = 20_000  # characters of a regular expression
 ANY_OBJECT = {"type": "object"}
 # The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text
 # has one spelling (without \u escapes), so equal keys are equal bytes.
@@ -29,7 +31,8 @@ JSON_OPTIONS = {
     "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',
 }
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# A mask is made between two steps of the engine: what takes longer than some tens of milliseconds ends in an error.
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=300_000, step_lexer_fuel=100_000)
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,11 @@ class Grammars:
             matcher = self._compiled.get(grammar.text)
             if matcher is None:
                 matcher = llguidance.LLMatcher(library, grammar.text, log_level=0, limits=_LIMITS)
-                if matcher.is_error():
-                    raise InvalidRequest(f"not a grammar that can be followed: {_one_line(matcher.get_error())}")
+                first = matcher.deep_copy()
+                if not first.is_error():
+                    first.compute_bitmask()  # a grammar without texts, or with too many states, fails here
+                if first.is_error():
+                    raise InvalidRequest(f"not a grammar that can be followed: {_one_line(first.get_error())}")
                 self._compiled[grammar.text] = matcher
                 if len(self._compiled) > REMEMBERED:
                     self._compiled.popitem(last=False)
@@ -178,15 +184,28 @@ def read_schema(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
 
 
 def regex(pattern: str) -> str:
-    """The grammar of a regular expression, in the syntax of Rust's regex crate, matching the whole answer."""
+    """The grammar of a regular expression, in the syntax of Rust's regex crate, matching the whole answer.
+
+    Raises InvalidRequest for one that is too long.
+    """
+    if len(pattern) > MOST_PATTERN:
+        raise InvalidRequest(f"a regular expression of more than {MOST_PATTERN:,} characters is too large")
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Sequence[str]) -> str:
-    """The grammar of a few fixed texts. Raises InvalidRequest for too many."""
+    """The grammar of a few fixed texts. Raises InvalidRequest for too many, or for one that is no Unicode."""
     if len(options) > MOST_OPTIONS:
         raise InvalidRequest(f"a choice of more than {MOST_OPTIONS:,} texts is too large")
-    return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, dict.fromkeys(options))))
+    for place, option in enumerate(options):
+        if any("\ud800" <= sign < "\ue000" for sign in option):
+            raise InvalidRequest(f"text {place} has half of a surrogate pair, which is no character")
+    escaped = ("".join(map(_escaped, option)) for option in dict.fromkeys(options))
+    return llguidance.LLMatcher.grammar_from_regex("|".join(escaped))
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign.isascii() and sign.isalnum() else f"\\x{{{ord(sign):x}}}"
 
 
 def lark(text: str) -> str:
@@ -198,5 +217,6 @@ def lark(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The first sentence of an error, without the state that follows it."""
-    return " ".join(text.partition("<state>")[0].split())[:300]
+    """What an error says, without the source and the state that follow."""
+    text = re.split(r"<state>|<non-verbose/>|\n\s*\d+ \| ", text)[0]
+    return " ".join(text.split())[:300]

@@ -54,7 +54,7 @@ class UniqueKeys:
         self._string = self._escaped = self._key_follows = False
 
     def forbid(self, mask: np.ndarray) -> np.ndarray:
-        """A mask without the tokens that would repeat a key: bool [n]. Where nothing else is left, the mask as it is."""
+        """A mask (bool [n]) without the tokens that would repeat a key; as it is where nothing else is left."""
         before, mask = mask, mask.copy()
         if self._key is not None and (used := self._open[-1]):
             read, ending = bytes(self._key), self._tokens.ending[self._escaped]

@@ -7,6 +7,7 @@ pattern. What is written accepts a text only if Python does, and if ECMA 262 (wh
 
 import functools
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from re import _constants as constants  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -16,6 +17,7 @@ from typing import Any
 import llguidance
 
 MOST_CHARACTERS, MOST_REPEATS, MOST_BRANCHES = 5000, 20_000, 64
+MOST_REPEATED = 50  # times that a group may repeat which repeats something itself
 _INSIDE = {  # of a class: a part of what each means in Python and in ECMA 262
     "CATEGORY_DIGIT": "0-9",
     "CATEGORY_NOT_DIGIT": r"\P{Nd}",
@@ -67,7 +69,9 @@ def translate(pattern: str) -> Pattern:
     if len(pattern) > MOST_CHARACTERS:
         raise Untranslatable(f"it has more than {MOST_CHARACTERS} characters")
     try:
-        parsed = parser.parse(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what Python may read otherwise in the future
+            parsed = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise Untranslatable(f"it is no regular expression ({error})") from None
     if parsed.state.flags != re.UNICODE.value:
@@ -156,6 +160,8 @@ class _Writer:
         self._repeats *= max(1, bound)
         if self._repeats > MOST_REPEATS:
             raise Untranslatable(f"it repeats more than {MOST_REPEATS:,} times")
+        if most is not constants.MAXREPEAT and most > MOST_REPEATED and _repeats(items):
+            raise Untranslatable(f"it repeats a repeat more than {MOST_REPEATED} times")
         inner = self.sequence(items)
         self._repeats = before
         return f"(?:{inner}){{{least},{'' if most is constants.MAXREPEAT else int(most)}}}"
@@ -185,6 +191,14 @@ class _Writer:
             alone.append(_ALONE[name])
             return ""
         raise Untranslatable("a class of all but a class is not supported")
+
+
+def _repeats(value: Any) -> bool:
+    """Whether something within has a length that varies."""
+    if isinstance(value, parser.SubPattern | list | tuple):
+        varies = len(value) == 2 and value[0] in (constants.MAX_REPEAT, constants.MIN_REPEAT)
+        return (varies and value[1][0] != value[1][1]) or any(_repeats(one) for one in value)
+    return False
 
 
 def _is_endless(item: Any) -> bool:

@@ -39,3 +39,20 @@ class CorruptFile(KVError):
 
 class InvalidRequest(TwostrokeError):
     """A request's parameters are out of range or do not fit the model."""
+
+
+class ContextLengthExceeded(InvalidRequest, OutOfPages):
+    """A prompt does not fit into the model's context or into the KV pool, or it leaves no room for an answer.
+
+    It is raised before anything is computed. An answer that outgrows either ends with "length" instead.
+    """
+
+
+class NotFinite(TwostrokeError):
+    """A model computes NaN or infinity where it should compute logits: its weights are damaged."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the model {model} computes NaN: its file may be damaged; check it with `twostroke models check MODEL`, "
+            f"or open it with --check"
+        )

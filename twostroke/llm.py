@@ -121,6 +121,11 @@ class LLM:
                 models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
         self.engine = Engine(models, MAIN, scheduler)
 
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer: the model's context, or less if the pool is smaller."""
+        return self.model.max_model_len
+
     # The two strokes ------------------------------------------------------------------------------------------
 
     def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
@@ -158,7 +163,8 @@ class LLM:
             An iterator of `Token`. At the end its `kv` is the continued value, with the last token pending.
 
         Raises:
-            InvalidRequest: a parameter is out of range, or n is not 1.
+            InvalidRequest: a parameter is out of range, or n is not 1. While it is iterated: ContextLengthExceeded if
+                the value leaves no room for a token.
         """
 
         def program() -> Program:
@@ -190,7 +196,9 @@ class LLM:
             method: the technique; None is plain generation.
 
         Raises:
-            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing. OutOfPages: no room.
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing.
+            ContextLengthExceeded: a prompt leaves no room for an answer within `max_model_len`. OutOfPages: other
+            values hold the room that a prompt needs. An answer that outgrows the room ends with "length".
         """
         if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
             raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
@@ -230,6 +238,7 @@ class LLM:
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
+        self.model.require_room(len(tokens))
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
         asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)

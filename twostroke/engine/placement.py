@@ -81,7 +81,7 @@ class Placement:
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
-                    failed.append((lane, error))
+                    failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
                 entries.append(Chunk(lane, tokens, places, *rows))
                 break

@@ -17,6 +17,10 @@ class UnsupportedArchitecture(CheckpointError):
     """The checkpoint's architecture, or a variant that it uses, is not implemented."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A check of the weights has found values that no model has, or bytes that are not those of the digest."""
+
+
 class FetchError(CheckpointError):
     """A download failed or its digest is wrong."""
 
@@ -52,7 +56,4 @@ class NotFinite(TwostrokeError):
     """A model computes NaN or infinity where it should compute logits: its weights are damaged."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(
-            f"the model {model} computes NaN: its file may be damaged; check it with `twostroke models check MODEL`, "
-            f"or open it with --check"
-        )
+        super().__init__(f"{model} computes NaN: its file may be damaged; check it with --check")

@@ -14,6 +14,7 @@ from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
+from twostroke.checkpoints.verify import verify
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request
@@ -47,6 +48,7 @@ class LLM:
         pool: holds its KV values.
         engine: runs its requests.
         backend: computes its steps.
+        verified: the result of the check of its weights; None without `check`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class LLM:
         max_running: int = 256,
         itl_ms: float | None = None,
         progress: Progress | None = None,
+        check: bool = False,
     ) -> None:
         """Open a model; fetch it first if necessary.
 
@@ -93,9 +96,12 @@ class LLM:
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
                 the model then takes about a second longer, to measure its steps.
             progress: called during downloads with (stage, bytes done, total bytes).
+            check: check the weights first: their values, and their files' digests where they are known
+                (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
 
         Raises:
-            CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
+            CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
+            names the tensor or the file. InvalidRequest: an argument is out of range.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         if prefix_index not in INDEXES:
@@ -104,6 +110,9 @@ class LLM:
         threads = count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+        self.verified = verify(opened, progress) if check else None
+        if self.verified is not None:
+            self.verified.require()
         checkpoint = quantize(opened, weights, threads)
         chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
 
@@ -118,7 +127,7 @@ class LLM:
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
-                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
+                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads, check)
         self.engine = Engine(models, MAIN, scheduler)
 
     @property

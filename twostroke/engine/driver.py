@@ -6,13 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
-from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.sampling.draw import Sampled
 
 
@@ -148,6 +150,8 @@ class Driver:
 
     def _harvest(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
+            if isinstance(lane.result, Prefilled) and not np.isfinite(lane.result.logits.max(-1, initial=0)).all():
+                raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
             if lane.model.index is not None and lane.kv is not None:

@@ -22,7 +22,8 @@ from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.errors import ContextLengthExceeded, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
-from twostroke.sampling.draw import NO_TOKEN, Draw, Sampled
+from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.statistics import NO_TOKEN
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ class Engine:
         if lane.choice.done:  # ended by a sibling's failure
             return
         if sampled.id == NO_TOKEN:
-            raise NotFinite(lane.model.name)
+            raise NotFinite(f"model {lane.model.name}")
         self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
         lane.sampled(sampled)
         if lane.track is lane.choice.track and not self._placement.certain(lane):

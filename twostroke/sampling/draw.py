@@ -9,9 +9,6 @@ from twostroke.sampling.noise import Noise
 from twostroke.sampling.params import SamplingParams
 
 
-NO_TOKEN = -1  # the id of a row from which no token can be drawn, since its logits are not finite
-
-
 @dataclass(slots=True)  # not frozen: one is made for every token, and a frozen one takes four times as long
 class Draw:
     """How to sample one row.
@@ -53,7 +50,7 @@ class Sampled:
     """A sampled token. Log-probabilities are the model's, in nats, before temperature and penalties.
 
     Attributes:
-        id: the token's id; NO_TOKEN if the model computed NaN or infinity.
+        id: the token's id; NO_TOKEN (`sampling.statistics`) if the model computed NaN or infinity.
         logprob: log-probability of the token; None unless `logprobs` or `stats` was requested.
         entropy: entropy of the model's distribution, in bits; None without `stats`.
         top_probability: probability of its most likely token; None without `stats`.

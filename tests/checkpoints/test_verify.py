@@ -65,7 +65,9 @@ def test_a_sound_model(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_1", "BF16"])
-@pytest.mark.parametrize(("bits", "said"), [(0x7E00, "nan"), (0x7C00, "inf|nan|e\\+"), (0xFC00, "inf|nan|e\\+"), (0x7BFF, "")])
+@pytest.mark.parametrize(
+    ("bits", "said"), [(0x7E00, "nan"), (0x7C00, "inf|nan|e\\+"), (0xFC00, "inf|nan|e\\+"), (0x7BFF, "")]
+)
 def test_scales_and_numbers(bits: int, said: str, format: str, copy: Path) -> None:
     """NaN, infinity and the largest half. The line names the file's tensor."""
     bits = {0x7E00: 0x7FC0, 0x7C00: 0x7F80, 0xFC00: 0xFF80, 0x7BFF: 0x7F7F}[bits] if format == "BF16" else bits
@@ -136,7 +138,9 @@ def test_what_it_was_when_it_was_last_opened(copy: Path) -> None:
     weights = copy / "model.safetensors"
     verify.verify(open_checkpoint(str(copy)))
     before = weights.stat()
-    assert verify.verify(open_checkpoint(str(copy))).compared == ((weights, "of the last time that it was opened here"),)
+    assert verify.verify(open_checkpoint(str(copy))).compared == (
+        (weights, "of the last time that it was opened here"),
+    )
     flip(weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert "of the last time that it was opened here" in verify.verify(open_checkpoint(str(copy))).problems[0]

@@ -220,7 +220,10 @@ def test_held_back_text_comes_with_the_last_token(tiny_llm: TinyLLM) -> None:
     held = llm.prefill([3] * 16)
     plain = llm.generate([PROMPT[:9]], **LONG)[0]
     stop = plain.text[-1] + "never"
-    for tokens in (llm.generate([PROMPT[:9]], **LONG, stop=(stop,))[0].tokens, list(llm.stream(PROMPT[:9], **LONG, stop=(stop,)))):
+    for tokens in (
+        llm.generate([PROMPT[:9]], **LONG, stop=(stop,))[0].tokens,
+        list(llm.stream(PROMPT[:9], **LONG, stop=(stop,))),
+    ):
         assert "".join(token.text for token in tokens) == plain.text
         assert tokens[-1].finish_reason == "length"
     assert len(held) == 16

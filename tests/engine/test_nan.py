@@ -23,7 +23,11 @@ from twostroke.models.config import is_weight_matrix
 from twostroke.sampling.params import SamplingParams
 
 VARIANTS = ["reference", *([] if library.unavailable() else ["native"])]
-NAMES = ["embed", "norm", *(f"layers.1.{name}" for name in ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down"))]
+NAMES = [
+    "embed",
+    "norm",
+    *(f"layers.1.{name}" for name in ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")),
+]
 SOUND, DAMAGED = [7, 9, 11] * 4, [7, 9, 200, 11]  # prompts without and with the damaged row of the embedding
 SAMPLING: list[dict[str, Any]] = [
     {},
@@ -79,19 +83,32 @@ def opened() -> Iterator[Callable[[Checkpoint, str], LLM]]:
 def test_any_tensor(format: str, name: str, backend: str, sound: Checkpoint, opened: Callable[..., LLM]) -> None:
     """Wherever the number is: kernels that quantize activations must not hide it."""
     for value in (math.nan, math.inf):
-        llm = opened(damaged(sound, name, value, 7, format) if name == "embed" else damaged(sound, name, value, format=format), backend)
+        llm = opened(
+            damaged(sound, name, value, 7, format) if name == "embed" else damaged(sound, name, value, format=format),
+            backend,
+        )
         for prompt in (SOUND[:3], SOUND):
-            with pytest.raises(NotFinite, match="computes NaN: its file may be damaged; check it with --check") as caught:
+            with pytest.raises(
+                NotFinite, match="computes NaN: its file may be damaged; check it with --check"
+            ) as caught:
                 llm.generate([prompt], max_tokens=4, ignore_eos=True)
             assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("backend", VARIANTS)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=repr)
-def test_only_the_requests_concerned(sampling: dict[str, Any], backend: str, sound: Checkpoint, opened: Callable[..., LLM]) -> None:
+def test_only_the_requests_concerned(
+    sampling: dict[str, Any], backend: str, sound: Checkpoint, opened: Callable[..., LLM]
+) -> None:
     """A damaged row of the embedding concerns prompts with that token; others in the same steps do not change."""
-    params = SamplingParams(max_tokens=6, ignore_eos=True, logit_bias={200: -100.0}) if not sampling else SamplingParams(max_tokens=6, ignore_eos=True, **sampling)
-    expected = [token.id for token in opened(damaged(sound, "embed", 0.5, 383), backend).generate([SOUND], params)[0].tokens]
+    params = (
+        SamplingParams(max_tokens=6, ignore_eos=True, logit_bias={200: -100.0})
+        if not sampling
+        else SamplingParams(max_tokens=6, ignore_eos=True, **sampling)
+    )
+    expected = [
+        token.id for token in opened(damaged(sound, "embed", 0.5, 383), backend).generate([SOUND], params)[0].tokens
+    ]
     if 200 in expected:
         pytest.skip("the answer itself has the damaged token")
     llm = opened(damaged(sound, "embed", math.nan, 200), backend)

@@ -115,7 +115,7 @@ def test_a_digest_beside_the_file(copy: Path) -> None:
         assert (found.problems, found.compared, found.unknown) == ((), ((weights, f"in {name}"),), ())
         flip(weights)
         (problem,) = verify.verify(open_checkpoint(str(copy))).problems
-        assert f"model.safetensors: damaged: its sha256 is" in problem
+        assert "model.safetensors: damaged: its sha256 is" in problem
         with pytest.raises(DamagedCheckpoint, match=f"in {name}"):
             LLM(str(copy), check=True, kv_bytes=1 << 20)
         flip(weights)

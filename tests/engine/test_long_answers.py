@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
-from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams

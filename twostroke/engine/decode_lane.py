@@ -64,7 +64,7 @@ class DecodeLane(Lane[Decode]):
         self._room = min(model.max_position - base.next_position, slots - len(base)) - len(todo)
         if self._room < 1:
             raise ContextLengthExceeded(
-                f"the context is full: model {model.name} has {model.max_position} positions, and the pool {slots} slots"
+                f"the context is full: model {model.name} has {model.max_position} positions, the pool {slots} slots"
             )
         self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._room - 1)
         self._num_before = len(todo)  # tokens to enter before the first guess

@@ -58,6 +58,6 @@ class Model:
                 else "the KV pool (give it more memory with kv_bytes)"
             )
             raise ContextLengthExceeded(
-                f"the prompt has {tokens} tokens; at most {self.max_model_len - 1} leave room for an answer in {limit}: "
-                f"shorten it"
+                f"the prompt has {tokens} tokens; at most {self.max_model_len - 1} leave room for an answer in "
+                f"{limit}: shorten it"
             )

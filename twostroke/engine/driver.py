@@ -151,6 +151,7 @@ class Driver:
     def _harvest(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
             if isinstance(lane.result, Prefilled) and not np.isfinite(lane.result.logits.max(-1, initial=0)).all():
+                lane.model.pool.wipes = True
                 raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result

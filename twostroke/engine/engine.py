@@ -231,6 +231,7 @@ class Engine:
         if lane.choice.done:  # ended by a sibling's failure
             return
         if sampled.id == NO_TOKEN:
+            lane.model.pool.wipes = True  # the pages of this request must not reach others
             raise NotFinite(f"model {lane.model.name}")
         self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
         lane.sampled(sampled)

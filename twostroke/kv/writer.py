@@ -105,6 +105,9 @@ class Writer:
                 pool.unclaim(page, stop)
             raise
         self._own += pages
+        if pool.wipes:
+            for id in pages:
+                pool.put(id, bytes(pool.page_bytes), 0)
         if copy:
             copied, page = page, pages.pop(0)
             pool.copy_page(copied, page, stop)

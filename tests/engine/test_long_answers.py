@@ -50,7 +50,7 @@ def ids(llm: LLM, prompt: list[int], **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("chosen", CASES, ids=repr)
 def test_an_answer_that_outgrows_the_pool_ends_with_length(chosen: Method, tiny_llm: TinyLLM) -> None:
     """With every technique, whole or as a stream, alone or beside others; the tokens are those of a large pool."""
-    companions = dict.fromkeys(chosen.companions, "int8")
+    companions: dict[str, Any] = dict.fromkeys(chosen.companions, "int8")
     llm, large = small(tiny_llm, **companions), tiny_llm(prefix_index="off", **companions)
     sampling: dict[str, Any] = {"method": chosen, "temperature": 1.0, "seed": 5}
     (made,) = ids(llm, PROMPT, **sampling)

@@ -49,8 +49,8 @@ class Verified:
     def text(self) -> str:
         """What was checked and what could not be, in one line."""
         if self.problems:
-            others = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
-            return f"{self.problems[0]}{others}"
+            first, *others = self.problems
+            return f"{first} (and {len(others)} more)" if others else first
         parts = [f"checked {self.tensors} tensors: all values are finite and of plausible size"]
         parts += [f"{path.name} has the sha256 {where}" for path, where in self.compared]
         if self.unknown:

@@ -63,11 +63,10 @@ def _with_infinities(logits: np.ndarray, found: RowStatistics) -> RowStatistics:
     if not odd:
         return found
     own = summary.summarize(logits[odd])
-    columns = [list(found.best), list(found.top), list(found.logsumexp), list(found.entropy)]
-    for column, values in zip(columns, (own.best, own.top, own.logsumexp, own.entropy), strict=True):
-        for i, value in zip(odd, values, strict=True):
-            column[i] = value
-    return RowStatistics(*columns)
+    best, top, logsumexp, entropy = list(found.best), list(found.top), list(found.logsumexp), list(found.entropy)
+    for j, i in enumerate(odd):
+        best[i], top[i], logsumexp[i], entropy[i] = own.best[j], own.top[j], own.logsumexp[j], own.entropy[j]
+    return RowStatistics(best, top, logsumexp, entropy)
 
 
 def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:

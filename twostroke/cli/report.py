@@ -1,12 +1,13 @@
 """What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
 
-import json
 import sys
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from twostroke.system import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ QUIET_S, EVERY_S = 2.0, 5.0  # seconds without a line, and between lines
 
 def print_json(value: Any) -> None:
     """One line on stdout."""
-    typer.echo(json.dumps(value))
+    typer.echo(strict_json.dumps(value))
 
 
 def write(text: str) -> None:

@@ -18,6 +18,7 @@ from twostroke.checkpoints.progress import Progress
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.checkpoints.verify import verify
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.formats.encode import ENCODING
@@ -81,6 +82,7 @@ def open_companion(
     index: str,
     threads: int | None,
     progress: Progress | None = None,
+    check: bool = False,
 ) -> Model:
     """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
@@ -88,12 +90,15 @@ def open_companion(
         role: "student" or "draft".
         wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
         own: main's checkpoint as stored.
+        check: whether to check its weights, unless they are main's.
 
     Raises:
         GeometryMismatch: the tokenizers differ, or a student's KV geometry differs; names the field.
         CheckpointError, InvalidRequest: as for any model.
     """
     checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
+    if check and checkpoint.files != own.files:
+        verify(checkpoint).require()
     source, backend, shared = checkpoint.tokenizer_source, main.backend, main.pool
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:

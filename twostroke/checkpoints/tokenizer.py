@@ -94,6 +94,11 @@ class Tokenizer:
         return digest.hexdigest()
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of bos_token, eos_token, unk_token and pad_token, of those that the model has."""
+        return self._chat.special_tokens
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the model's (default) chat template."""
         return self._chat.default

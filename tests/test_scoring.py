@@ -151,8 +151,8 @@ def test_score_ranks_ties_by_id() -> None:
 
 
 @pytest.fixture
-def llm(tiny_llm: OpenTiny) -> Iterator[LLM]:
-    yield tiny_llm()
+def llm(tiny_llm: OpenTiny) -> LLM:
+    return tiny_llm()
 
 
 @needs_native

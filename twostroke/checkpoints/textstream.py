@@ -69,6 +69,11 @@ class StopStrings:
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], None
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found."""
+        return self._matched
+
     def flush(self) -> str:
         """The text held back, at the end of the input."""
         held, self._held = self._held, ""

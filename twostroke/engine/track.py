@@ -24,6 +24,7 @@ class Token:
         index: its index among the choice's tokens.
         choice: index of the choice.
         finish_reason: "stop" or "length" on the last token, None before.
+        stop: the stop string that ended the choice, on the last token; None if something else ended it.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Token:
     index: int
     choice: int
     finish_reason: str | None
+    stop: str | None = None
 
 
 class Track:
@@ -102,4 +104,6 @@ class Track:
         return certain + text, False
 
     def _token(self, s: Sampled, text: str) -> Token:
-        return Token(s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason)
+        return Token(
+            s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason, self._stops.matched
+        )

@@ -13,7 +13,8 @@ from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.constraints import compiled, constraint, json_grammar
-from twostroke.server.openai.schemas.chat import ChatBody, Message, NamedFunction
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.schemas.chat import ChatBody, Message
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests
@@ -47,27 +48,13 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    body = body.with_defaults(engine.llm.generation)
-    technique = choose_method(engine.name, body.model, body.method)
     refuse(("functions", body.functions is not None))
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    if not body.callable_functions and (isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"):
-        raise ApiError(400, "tool_choice asks for a call of a function that tools does not have", param="tool_choice")
-
-    def prepare() -> list[Request]:
-        most = body.max_completion_tokens or body.max_tokens
-        logprobs = body.top_logprobs if body.logprobs else None
-        params = body.sampling(most, logprobs, constraint(engine.grammars, body))
-        messages = [message.for_template() for message in body.messages]
-        functions = [function.for_template() for function in body.callable_functions]
-        prompt = chat_tokens(engine.llm, messages, functions, body.chat_template_kwargs)
-        return engine_requests(engine.llm, [prompt], params, technique)
+    conversation = Conversation(engine, body)
 
     def answer(exchange: Exchange) -> Answer:
-        return ChatAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+        return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
-    return await generate(http, body.terms(), prepare, answer)
+    return await generate(http, body.terms(), conversation.requests, answer)
 
 
 @router.post("/responses")

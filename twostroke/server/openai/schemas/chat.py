@@ -117,7 +117,7 @@ def _object(arguments: str) -> Any:
 class Function(Lenient):
     """A function that may be called; `parameters` is a JSON schema."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
@@ -150,10 +150,11 @@ def _tool_choice(value: Any) -> Any:
     return NamedFunction.model_validate(named)
 
 
-class Conversation(Lenient):
-    """What makes a prompt through the chat template, besides the messages."""
+class ChatPrompt(Lenient):
+    """Messages, and what else makes a prompt of them through the chat template."""
 
-    tools: Annotated[list[Tool], Field(max_length=128)] = Field(default_factory=list)
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, or a NamedFunction
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: list[dict[str, Any]] | None = None
@@ -193,7 +194,7 @@ class Conversation(Lenient):
         ]
 
 
-class ChatBody(Conversation, GenerateBody):
+class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
@@ -203,7 +204,6 @@ class ChatBody(Conversation, GenerateBody):
         "functions": ([],),
         "return_tokens_as_token_ids": (False,),
     }
-    messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
     max_completion_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
     logprobs: bool = False

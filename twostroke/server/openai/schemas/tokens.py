@@ -4,11 +4,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from twostroke.server.openai.schemas.chat import Conversation, Message
+from twostroke.server.openai.schemas.chat import ChatPrompt, Message
 from twostroke.server.openai.schemas.lenient import Lenient, TokenId
 
 
-class TokenizeBody(Conversation):
+class TokenizeBody(ChatPrompt):
     """A text, or messages that go through the chat template as those of a chat do.
 
     `add_special_tokens` concerns a text: the template alone decides which special tokens messages get.
@@ -17,12 +17,12 @@ class TokenizeBody(Conversation):
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"return_token_strs"})  # they are always returned
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] = Field(default_factory=list)
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _either(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == (not self.messages):
             raise ValueError("prompt: give either prompt or messages")
         return self
 

@@ -15,9 +15,26 @@ ALIASES = {
 
 # They change no answer.
 HARMLESS = frozenset(
-    """cache_prompt client_metadata guided_decoding_backend id_slot metadata min_keep prediction prompt_cache_key
-    prompt_cache_retention request_id return_tokens safety_identifier service_tier slot_id
-    spaces_between_special_tokens timings_per_token user""".split()
+    {
+        "cache_prompt",
+        "client_metadata",
+        "guided_decoding_backend",
+        "id_slot",
+        "metadata",
+        "min_keep",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "return_tokens",
+        "safety_identifier",
+        "service_tier",
+        "slot_id",
+        "spaces_between_special_tokens",
+        "timings_per_token",
+        "user",
+    }
 )
 
 # They change no answer here, though a client may count on it: told, unless the value asks for nothing.
@@ -93,7 +110,7 @@ def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
     if "structured_outputs" in given:
         asked = given.pop("structured_outputs")
         if not isinstance(asked, dict):
-            raise ValueError("structured_outputs: an object, such as {\"regex\": ...}")
+            raise ValueError('structured_outputs: an object, such as {"regex": ...}')
         _structured(given, {key: value for key, value in asked.items() if value is not None}, "structured_outputs")  # pyright: ignore
     if "n_predict" in given:
         most = given.pop("n_predict")
@@ -111,7 +128,7 @@ def _structured(given: dict[str, Any], asked: dict[Any, Any], where: str) -> Non
         put(given, "response_format", {"type": "json_object"}, where)
     for name, value in asked.items():
         if name not in _STRUCTURED:
-            raise ValueError(f"{where}: {name!s:.60} is not supported here: json, json_object, regex, choice or grammar")
+            raise ValueError(f"{where}: {name!s:.60} is not supported here: json, regex, choice or grammar")
         put(given, _STRUCTURED[name], _json(value, where) if name == "json" else value, where)
 
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.chat import Content, Text
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Whole
+from twostroke.server.openai.schemas.lenient import whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -72,11 +72,10 @@ class ResponsesBody(GenerateBody):
         "background": (False,),
         "conversation": (),
         "max_tool_calls": (),
-        "prompt": (),
     }
     input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
+    max_output_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
     text: TextOptions = TextOptions()
     metadata: dict[str, str] = Field(default_factory=dict)
     previous_response_id: str | None = None

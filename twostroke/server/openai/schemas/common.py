@@ -94,9 +94,9 @@ class GenerateBody(_SamplingFields):
     @classmethod
     def why_refused(cls, name: str) -> str | None:
         if name == "extra_body":
-            return ", a parameter of OpenAI's client: put its fields beside the others"
+            return "a parameter of OpenAI's client: put its fields beside the others"
         if re.search("json|regex|grammar|schema|guided|ebnf|structured|constrain", name, re.IGNORECASE):
-            return ": a constraint is not passed over"
+            return "and a constraint is not passed over"
         return None
 
     def terms(self, prompts: int = 1) -> Terms:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Undeclared, whole
+from twostroke.server.openai.schemas.lenient import Neutral, Undeclared, whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -82,7 +82,7 @@ class Message(Content):
 
     ALIASES: ClassVar[Mapping[str, str]] = {"reasoning": "reasoning_content"}
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"annotations", "audio", "cache_control", "id", "refusal", "status"})
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
+    UNSUPPORTED: ClassVar[Neutral] = {"function_call": ()}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     name: str | None = None
@@ -196,7 +196,7 @@ class ChatPrompt(Lenient):
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "add_special_tokens": (False,),  # the template alone adds them
         "best_of": (1,),
         "echo": (False,),

@@ -11,7 +11,7 @@ from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.exchange import Terms
 from twostroke.server.openai.schemas import others
-from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, TokenId, whole
 from twostroke.server.openai.schemas.sampling import declared
 
 __all__ = ["GenerateBody", "JsonSchema", "Lenient", "ResponseFormat", "StreamOptions", "TokenId"]
@@ -70,8 +70,8 @@ class GenerateBody(_SamplingFields):
 
     ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES
     HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED
+    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED
 
     LIMIT: ClassVar[str] = "max_tokens"  # what the endpoint calls the most tokens of an answer
 

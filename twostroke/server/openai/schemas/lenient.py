@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from twostroke.server.errors import ApiError
 
 MOST_TOLD = 20  # warnings of one body
-Neutral = Mapping[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
+Neutral = dict[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
 
 
 def whole(value: Any) -> Any:

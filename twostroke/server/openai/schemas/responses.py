@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.chat import Content, Text
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import whole
+from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -40,7 +40,7 @@ class TextFormat(Lenient):
 class TextOptions(Lenient):
     """OpenAI's `text` object."""
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"verbosity": ("medium",)}
     format: TextFormat = TextFormat()
 
 
@@ -63,12 +63,12 @@ class ResponsesBody(GenerateBody):
         "tool_choice",
         "truncation",
     }
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT | {
+    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT | {
         "reasoning": ({},),
         "reasoning_effort": (),
         "top_logprobs": (0,),
     }
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
         "max_tool_calls": (),

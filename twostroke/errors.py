@@ -37,5 +37,13 @@ class CorruptFile(KVError):
     """A saved KV cache is truncated, altered or of another format version."""
 
 
+class EngineStopped(TwostrokeError):
+    """The engine takes no more requests, because its model was closed."""
+
+
+class EngineFailed(EngineStopped):
+    """The engine takes no more requests, because a step has failed."""
+
+
 class InvalidRequest(TwostrokeError):
     """A request's parameters are out of range or do not fit the model."""

@@ -33,6 +33,11 @@ class Placement:
         for model in self._models:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
 
+    def close(self) -> None:
+        """Let go of the pools: values may outlive the engine."""
+        for model in self._models:
+            model.pool.reclaim = None
+
     def has_room(self, pool: PagePool, pages: int) -> bool:
         """Whether `pages` pages are free, after evicting unused prefix pages if necessary."""
         if pages > pool.num_free:

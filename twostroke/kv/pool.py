@@ -77,6 +77,10 @@ class PagePool(Pages):
 
     def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
         """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
+        with self.lock:  # no page may move meanwhile
+            return self._merge(pages, slots, read, axis)
+
+    def _merge(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
         frames = self._frames[pages]
         here = frames != NOWHERE
         if here.all():

@@ -1,5 +1,6 @@
 """A writer extends a value: a stroke enters tokens, then freezes the result into a new value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,14 +57,15 @@ class Writer:
         self._tokens: list[int] = []
         self._closed = False
         self._own: list[int] = []  # pages allocated here, one reference each, released by close
-        base.pool.fetch(base.table[:, PAGE])
-        base.pool.writers.add(self)
+        with base.pool.lock:  # nothing may spill them in between
+            base.pool.fetch(base.table[:, PAGE])
+            base.pool.pin(self)
 
     def __len__(self) -> int:
         return len(self.base) + len(self._tokens)
 
     def __del__(self) -> None:
-        self.close()
+        self._close(lambda pages: self.base.pool.drop(pages, POOL))
 
     @property
     def table(self) -> np.ndarray:
@@ -154,12 +156,15 @@ class Writer:
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
+        self._close(self.base.pool.release)
+
+    def _close(self, release: Callable[[np.ndarray], object]) -> None:
         self._closed = True
         if hasattr(self, "base"):  # not set if __init__ failed
-            self.base.pool.writers.discard(self)
-        if getattr(self, "_own", None):
-            self.base.pool.release(np.array(self._own))
+            self.base.pool.unpin(self)
+        if own := getattr(self, "_own", None):
             self._own = []
+            release(np.array(own))
 
     def _require_open(self) -> None:
         if self._closed:  # its pages may have been reused

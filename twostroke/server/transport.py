@@ -9,8 +9,8 @@ from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
+from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
-from twostroke.server.engine_thread import Update
 from twostroke.server.errors import ApiError, from_engine
 from twostroke.server.exchange import Exchange
 

@@ -15,6 +15,7 @@ from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
+from twostroke.checkpoints.verify import verify
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request
@@ -52,6 +53,7 @@ class LLM:
         pool: holds its KV values.
         engine: runs its requests.
         backend: computes its steps.
+        verified: the result of the check of its weights; None without `check`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LLM:
         max_running: int = 256,
         itl_ms: float | None = None,
         progress: Progress | None = None,
+        check: bool = False,
     ) -> None:
         """Open a model; fetch it first if necessary.
 
@@ -98,9 +101,12 @@ class LLM:
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
                 the model then takes about a second longer, to measure its steps.
             progress: called during downloads with (stage, bytes done, total bytes).
+            check: check the weights first: their values, and their files' digests where they are known
+                (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
 
         Raises:
-            CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
+            CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
+            names the tensor or the file. InvalidRequest: an argument is out of range.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         if prefix_index not in INDEXES:
@@ -109,6 +115,9 @@ class LLM:
         threads = count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+        self.verified = verify(opened, progress) if check else None
+        if self.verified is not None:
+            self.verified.require()
         checkpoint = quantize(opened, weights, threads)
         chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
 
@@ -123,8 +132,13 @@ class LLM:
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
-                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
+                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads, check)
         self.engine = Engine(models, MAIN, scheduler)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer: the model's context, or less if the pool is smaller."""
+        return self.model.max_model_len
 
     # The two strokes ------------------------------------------------------------------------------------------
 
@@ -156,7 +170,8 @@ class LLM:
             An iterator of `Token`. At the end its `kv` is the continued value, with the last token pending.
 
         Raises:
-            InvalidRequest: a parameter is out of range, or n is not 1.
+            InvalidRequest: a parameter is out of range, or n is not 1. While it is iterated: ContextLengthExceeded if
+                the value leaves no room for a token.
         """
         request = self.decode_request(kv, sampling_params(params, sampling), model)
         return Decoding(self.engine, self.engine.submit(request))
@@ -179,7 +194,9 @@ class LLM:
             method: the technique; None is plain generation.
 
         Raises:
-            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing. OutOfPages: no room.
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing.
+            ContextLengthExceeded: a prompt leaves no room for an answer within `max_model_len`. OutOfPages: other
+            values hold the room that a prompt needs. An answer that outgrows the room ends with "length".
         """
         requests = self.requests(prompts, sampling_params(params, sampling), method)
         for request in requests:
@@ -295,6 +312,7 @@ class LLM:
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
+        self.model.require_room(len(tokens))
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
         if params.prompt_logprobs is not None or params.max_tokens == 0:

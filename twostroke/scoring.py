@@ -21,7 +21,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
 from twostroke.methods import Method, Plain
 from twostroke.sampling.params import SamplingParams
@@ -177,9 +177,9 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
 
 
 def checked(scores: PromptScores) -> PromptScores:
-    """The scores. Raises InvalidRequest if a log-probability is not a number."""
+    """The scores. Raises NotFinite if a log-probability is not a number."""
     if any(score is not None and math.isnan(score.logprob) for score in scores):
-        raise InvalidRequest("the model computes NaN or infinity for this prompt: its weights are damaged")
+        raise NotFinite("the model")
     return scores
 
 

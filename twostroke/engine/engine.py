@@ -22,9 +22,10 @@ from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turn import Turn
-from twostroke.errors import EngineStopped, OutOfPages, TwostrokeError
+from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.statistics import NO_TOKEN
 
 log = logging.getLogger(__name__)
 CLOSED = "this model is closed: open it again"
@@ -213,8 +214,10 @@ class Engine:
         began, forecast = time.perf_counter(), self._forecast
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
-        for choice, error in failed:
-            self._fail({choice.request}, error)
+        for lane, error in failed:
+            if not self._driver.outgrow(lane.choice, lane):
+                self._fail({lane.choice.request}, error)
+            self._retire(lane.choice)
         predicted = None if forecast is None else forecast.placed(chunks)
         self.report = StepReport.of(chunks, predicted)
         by_model: dict[Model, list[Chunk]] = {}
@@ -263,8 +266,9 @@ class Engine:
         """Run a program to its next strokes. If it runs out of pages, others are preempted and it starts again."""
         try:
             action(choice)
-        except OutOfPages:
-            if not self._placement.make_way(choice):
+        except OutOfPages as error:
+            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice)
+            if hopeless and not self._driver.outgrow(choice):
                 raise
 
     def _ready(self) -> list[DecodeLane]:
@@ -297,9 +301,15 @@ class Engine:
             lane.drawn.append(sampled)
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
-        if not lane.choice.done:  # ended by a sibling's failure
-            self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
-            lane.sampled(sampled)
+        if lane.choice.done:  # ended by a sibling's failure
+            return
+        if sampled.id == NO_TOKEN:
+            lane.model.pool.wipes = True  # the pages of this request must not reach others
+            raise NotFinite(f"model {lane.model.name}")
+        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+        lane.sampled(sampled)
+        if lane.track is lane.choice.track and not self._placement.certain(lane):
+            lane.choice.hold()
 
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
         """Call `action` on behalf of requests; an exception ends these requests and no others."""

@@ -84,9 +84,15 @@ class Decode:
 
 @dataclass(frozen=True)
 class Emit:
-    """Hand tokens decoded with emit=False to the caller. The result is True once the request has ended."""
+    """Hand tokens decoded with emit=False to the caller. The result is True once the request has ended.
+
+    Attributes:
+        sampled: the tokens.
+        finish_reason: that of the `Decoded` which they come from; "length" also ends the request.
+    """
 
     sampled: Sequence[Sampled]
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True)

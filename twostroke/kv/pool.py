@@ -14,7 +14,11 @@ class PagePool(Pages):
 
     Attributes:
         entry_bytes, page_bytes: bytes of an entry, and of a page of `page_size` entries.
+        wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply the slots of a page that
+            a sequence does not use by 0, and 0 times NaN is NaN.
     """
+
+    wipes = False
 
     def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""

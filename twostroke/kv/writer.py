@@ -72,6 +72,19 @@ class Writer:
         """[P, 4] int32 spans of all entries so far."""
         return self._table[: self._num_spans]
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether the next entry needs no new page."""
+        if not self._num_spans:
+            return False
+        pool = self.base.pool
+        page, start, stop, position = self._table[self._num_spans - 1].tolist()
+        in_place = position + stop - start == self.next_position and stop < pool.page_size
+        if not in_place or not pool.claim(page, stop, stop + 1):
+            return False
+        pool.unclaim(page, stop)
+        return True
+
     def append(self, tokens: list[int]) -> Places:
         """Allocate slots for `tokens` at the next positions.
 
@@ -94,6 +107,9 @@ class Writer:
                 pool.unclaim(page, stop)
             raise
         self._own += pages
+        if pool.wipes:
+            for id in pages:
+                pool.put(id, bytes(pool.page_bytes), 0)
         if copy:
             copied, page = page, pages.pop(0)
             pool.copy_page(copied, page, stop)

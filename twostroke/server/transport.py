@@ -43,7 +43,7 @@ class ClientGone(Exception):
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Compact JSON."""
-    return Response(to_json(content), status, headers, "application/json")
+    return Response(to_json(content, inf_nan_mode="null"), status, headers, "application/json")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

@@ -21,7 +21,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
-from twostroke.errors import InvalidRequest, NotFinite
+from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.methods import Method, Plain
 from twostroke.sampling.params import SamplingParams
@@ -110,7 +110,7 @@ def continuations(pairs: Sequence[Pair]) -> Program:
         for pair in pairs
     ]
     made: list[Prefilled] = yield list(strokes)
-    return [_score(pair, checked(prefilled.scores)) for pair, prefilled in zip(pairs, made, strict=True)]
+    return [_score(pair, prefilled.scores) for pair, prefilled in zip(pairs, made, strict=True)]
 
 
 def score(
@@ -167,20 +167,13 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
         prefilled: Prefilled | KVCache = yield Prefill(tokens, logprobs=params.prompt_logprobs)
         if isinstance(prefilled, Prefilled):
             if (request := made()) is not None:
-                request.prompt_scores = checked(prefilled.scores)
+                request.prompt_scores = prefilled.scores
             prefilled = prefilled.kv
         yield Decode(prefilled)
 
     request = Request(program, params, tokenizer, len(tokens))
     made = weakref.ref(request)  # a cycle would keep a finished request until the garbage collector runs
     return request
-
-
-def checked(scores: PromptScores) -> PromptScores:
-    """The scores. Raises NotFinite if a log-probability is not a number."""
-    if any(score is not None and math.isnan(score.logprob) for score in scores):
-        raise NotFinite("the model")
-    return scores
 
 
 def _score(pair: Pair, scores: PromptScores) -> Score:

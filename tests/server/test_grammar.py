@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.server.grammar import Grammars, choice, json_schema, regex
+from twostroke.server.grammar import Grammars, choice, json_schema, lark, regex
 from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText, ToolParser
 from twostroke.server.tools import described, grammar
 
@@ -46,7 +46,7 @@ def test_the_same_under_every_schedule(open_tiny: Callable[..., LLM]) -> None:
     assert tight.engine.preemptions > 0
 
 
-def test_regex_choice_and_bad_grammars(open_tiny: Callable[..., LLM]) -> None:
+def test_regex_choice_and_lark(open_tiny: Callable[..., LLM]) -> None:
     llm = open_tiny()
     grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
 
@@ -55,9 +55,35 @@ def test_regex_choice_and_bad_grammars(open_tiny: Callable[..., LLM]) -> None:
 
     assert re.fullmatch(r"[a-c]{4}é\d", made(regex(r"[a-c]{4}é\d")))
     assert made(choice(['say "no"', "yes\\"])) in ('say "no"', "yes\\")
-    for bad in (regex("(a"), json_schema({"type": "banana"}), json_schema({"type": "string", "pattern": "(?=a)"})):
-        with pytest.raises(InvalidRequest, match="not a grammar"):
-            grammars.compile(bad)
+    assert made(choice(["é😀", "\x00\n"])) in ("é😀", "\x00\n")
+    assert made(choice([f"v{place}" for place in range(10_000)])).startswith("v")
+    assert re.fullmatch("[ab]1", made(lark('start: ("a" | "b") "1"')))
+    assert re.fullmatch("[ab]1", made(lark('root ::= [ab] "1"')))
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (lambda: regex("(a"), "unclosed group$"),
+        (lambda: regex("(?=a)b"), "look-around"),
+        (lambda: regex(r"\bfoo"), "lookarounds not supported"),
+        (lambda: regex("a{99999}{99999}"), "too many expressions|too big|cannot"),
+        (lambda: regex("a" * 20_001), "20,000 characters is too large"),
+        (lambda: choice(["a", "\ud800"]), "text 1 has half of a surrogate pair"),
+        (lambda: choice(["a"] * 10_001), "10,000 texts is too large"),
+        (lambda: lark("start: foo"), 'unknown name: "foo"$'),
+        (lambda: lark("start: start"), "NoExtension"),
+        (lambda: lark("no grammar"), "not a grammar: Expected"),
+        (lambda: "x" * 2_000_001, "2,000,000 characters is too large"),
+    ],
+)
+def test_bad_grammars(make: Callable[[], str], wrong: str, open_tiny: Callable[..., LLM]) -> None:
+    """One line says what is wrong."""
+    llm = open_tiny()
+    with pytest.raises(InvalidRequest, match=wrong) as raised:
+        Grammars(llm.tokenizer, llm.config.vocab_size).compile(make())
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize(("required", "parallel"), [(True, True), (True, False), (False, True), (False, False)])

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
@@ -151,7 +149,7 @@ class Driver:
 
     def _harvest(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
-            if isinstance(lane.result, Prefilled) and not np.isfinite(lane.result.logits.max(-1, initial=0)).all():
+            if isinstance(lane.result, Prefilled) and not lane.result.finite:
                 lane.model.pool.wipes = True
                 raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)

@@ -26,12 +26,12 @@ class StreamOptions(Lenient):
 
 
 class JsonSchema(Lenient):
-    """A named schema. `strict` refuses keywords that the grammar library does not know."""
+    """A named schema. `strict` refuses one that cannot be guaranteed; otherwise such keywords are skipped."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
     name: str = "schema"
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
-    strict: bool = True
+    strict: bool = False
 
 
 class ResponseFormat(Lenient):

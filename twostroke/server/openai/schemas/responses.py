@@ -28,7 +28,7 @@ class TextFormat(Lenient):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "schema"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool = True
+    strict: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> "TextFormat":

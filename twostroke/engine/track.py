@@ -114,4 +114,6 @@ class Track:
         return certain + text, False
 
     def _token(self, s: Sampled, text: str) -> Token:
-        return Token(s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason, self._stops.matched)
+        return Token(
+            s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason, self._stops.matched
+        )

@@ -13,7 +13,8 @@ from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.constraints import compiled, constraint, json_grammar
-from twostroke.server.openai.schemas.chat import ChatBody, Message, NamedFunction
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.schemas.chat import ChatBody, Message
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests

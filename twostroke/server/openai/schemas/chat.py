@@ -80,7 +80,7 @@ def _object(arguments: str) -> Any:
 class Function(Lenient):
     """A function that may be called; `parameters` is a JSON schema."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
@@ -120,7 +120,7 @@ class ChatBody(GenerateBody):
     max_completion_tokens: Annotated[int | None, described("max_tokens")] = None
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20)] = 0
-    tools: Annotated[list[Tool], Field(max_length=128)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, or a NamedFunction
     parallel_tool_calls: bool = True
     functions: Any = None

@@ -129,21 +129,24 @@ class ToolParser:
             return self._try([form for form in others if form is not None])
         self._reading = None
         source = self._source
-        if cut and source.ended and tried is not None and not tried.loose and self._begun(tried):
+        if cut and source.ended and tried is not None and self._begun():
             spans.append(Span(self._space + source.take(len(source.text)), False))
             self._space = ""
             return False
         self._tell(spans, 1)
         return True
 
-    def _begun(self, form: Form) -> bool:
-        """Whether the text that is left may be the beginning of a call, as far as it goes."""
-        try:
-            for event in form.read(_copy(self._source), self._offered):
-                if event is None:
+    def _begun(self) -> bool:
+        """Whether the text that is left is the beginning of a call, as far as it goes."""
+        text = self._source.text
+        for form in self._forms:
+            if not text.startswith(form.opener) or (form.loose and not any(name in text for name in self._offered)):
+                continue
+            try:
+                if next(form.read(_copy(self._source), self._offered)) is None:
                     return True
-        except NotACall:
-            pass
+            except NotACall:
+                pass
         return False
 
     def _pieces(self, event: Name | Arguments | None) -> tuple[Piece, ...]:

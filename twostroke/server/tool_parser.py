@@ -96,6 +96,9 @@ class ToolParser:
         text, space = self._source.take(count), self._space
         self._space = ""
         told = (space.lstrip("\n") if text else "") + text if self.calls and self._fresh else space + text
+        if spans and spans[-1].plain and not space:
+            before = spans.pop()
+            text, told = before.written + text, "".join(piece.text for piece in before.pieces) + told
         if space + text:
             spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False

@@ -22,7 +22,7 @@ CLIENT_GONE = 499  # no client reads it; it is for the log
 def warn(scope: Scope, warnings: list[str]) -> None:
     """Tell the caller something beside the answer: a field of it, a header, and the call's line in the log."""
     if warnings:
-        scope["facts"]["warnings"] = warnings
+        scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
 
 
 def told(scope: Scope) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class MessageAnswer(Answer):
 
     def __init__(self, model: str, exchange: Exchange, body: ChatBody, warnings: Sequence[str]) -> None:
         super().__init__("msg_", model, exchange, 1)
-        self._turn = Turn(tools=bool(body.callable_functions))
+        self._turn = Turn(exchange.requests[0])
         self._warnings = warnings
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
@@ -81,11 +81,12 @@ class MessageAnswer(Answer):
 
     def _read(self, token: Token) -> list[Piece]:
         self.output_tokens += 1
+        pieces = self._turn.read(token)
         reason = self._turn.reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None
             self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")
-        return self._turn.read(token)
+        return pieces
 
     def _add(self, piece: Piece) -> bool:
         """Add a piece to the blocks. Returns whether a block begins with it."""

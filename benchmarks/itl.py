@@ -19,6 +19,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from benchmarks.needs import needs
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save, today
@@ -193,7 +194,8 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=Load.output_tokens, help="tokens of each stream (default 512)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()
-    from benchmarks.itl_plot import plot  # imported before the measurement, as it needs matplotlib
+    with needs("bench"):
+        from benchmarks.itl_plot import plot
 
     load = Load(prompt=options.prompt, output_tokens=options.output)
     chosen = policies(load, options.budgets, options.objectives)

@@ -41,3 +41,14 @@ def test_help_needs_the_base_install_alone(program: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "usage:" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(("program", "name"), [("itl", "bench"), ("soak", "dev")])
+def test_a_missing_extra_is_named_before_anything_is_measured(program: str, name: str) -> None:
+    without = WITHOUT.replace('["--help"]', "[]").replace('"pydantic", ', "")  # typer looks for it
+    command = [sys.executable, "-c", without, f"benchmarks.{program}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this benchmark needs ")
+    assert done.stderr.endswith(f": pip install 'twostroke[{name}]'\n")
+    assert done.stderr.count("\n") == 1

@@ -164,7 +164,7 @@ def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer
     }
     if isinstance(source := checkpoint.tokenizer_source, HfTokenizerSource):
         return json.loads((source.directory / "config.json").read_text()) | widths
-    if any(rope.factors is not None for rope in kept.ropes) or len(set(kept.ropes)) > 1:
+    if any(rope.scaled for rope in kept.ropes) or len(set(kept.ropes)) > 1:
         raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, and GGUF lacks its parameters: prune a directory")
     return widths | {
         "architectures": [family.transformers],

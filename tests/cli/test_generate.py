@@ -108,8 +108,10 @@ def test_prompts_from_a_file_and_from_stdin(run_json: Callable[..., dict[str, An
     one = run_json("generate", "-m", tiny, "--prompt-file", path, "--max-tokens", 4)
     two = run_json("generate", "-m", tiny, "--prompt", "-", "--max-tokens", 4, stdin="the lazy\ndog\n")
     three = run_json("generate", "-m", tiny, "--prompt-file", "-", "--max-tokens", 4, stdin="the lazy\ndog")
-    assert one["prompt"] == two["prompt"] == three["prompt"] == "the lazy\ndog"
-    assert one["token_ids"] == two["token_ids"] == three["token_ids"]
+    piped = run_json("generate", "-m", tiny, "--max-tokens", 4, stdin="the lazy\ndog\n")
+    named = run_json("generate", "the lazy\ndog", "-m", tiny, "--max-tokens", 4, stdin="something else")
+    for other in (two, three, piped, named):
+        assert (other["prompt"], other["token_ids"]) == ("the lazy\ndog", one["token_ids"])
 
 
 def test_several_answers_with_logprobs(run_json: Callable[..., dict[str, Any]], tiny: str, llm: LLM) -> None:
@@ -133,6 +135,8 @@ def test_several_answers_with_logprobs(run_json: Callable[..., dict[str, Any]], 
 
 def test_several_answers_and_logprobs_for_people(run: Callable[..., Result], tiny: str) -> None:
     result = run("generate", "-m", tiny, *PROMPT, "--n", 2, "--max-tokens", 3, "--logprobs", 1)
+    assert "2 answers at" in result.stderr
+    assert "tok/s in all" in result.stderr
     assert result.stdout.startswith("[1] ")
     assert "\n[2] " in result.stdout
     assert result.stderr.count(" of ") == 6
@@ -170,7 +174,8 @@ def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> Non
         ((*PROMPT, "--student", "int5", "--method", "overfill"), 1, "weights must be one of stored, bf16, int8"),
         (("--prompt-file", "/no/such/file"), 1, "/no/such/file"),
         (("--prompt-file", "/bin/true"), 1, "not UTF-8"),
-        ((), 2, "--prompt"),
+        ((), 2, "nothing was piped in"),
+        (("the fox", *PROMPT), 2, "exactly one"),
         ((*PROMPT, "--prompt-file", "-"), 2, "--prompt"),
         ((*PROMPT, "--temperature", "-1"), 1, "temperature"),
         ((*PROMPT, "--temperature", "nan"), 1, "temperature"),

@@ -14,6 +14,7 @@ from twostroke.perf.serving.client import INTERRUPTED, Client, Outcome
 from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop, drive
 from twostroke.perf.serving.figures import Objectives, summarize
 from twostroke.perf.serving.lengths import Range
+from twostroke.perf.serving.target import Target, inspect
 from twostroke.perf.serving.workload import WARMUP, Ask, Workload
 
 
@@ -241,3 +242,24 @@ def test_interrupted_there_is_a_report_of_what_was(pattern: Any) -> None:
     assert {one.error for one in run.outcomes} == {INTERRUPTED}
     found = summarize(run.outcomes, Objectives(), 0.0)
     assert (found["completed"], found["errors"], found["interrupted"]) == (0, {}, len(run.outcomes))
+
+
+@pytest.mark.parametrize("field", ["prompt", "content"])
+def test_servers_tokenize_in_two_ways(field: str) -> None:
+    """vLLM and Twostroke read `prompt`; llama.cpp's server reads `content`, and has no tokens for anything else."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content or "{}")
+        match request.url.path:
+            case "/v1/models":
+                return httpx.Response(200, json={"data": [{"id": "tiny", "owned_by": "somebody"}]})
+            case "/tokenize":
+                return httpx.Response(200, json={"tokens": [5, 3, 9] if field in body else []})
+            case _:
+                return httpx.Response(200, json={"usage": {"prompt_tokens": len(body["prompt"])}})
+
+    async def go() -> Target:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://x") as http:
+            return await inspect(http, None, None)
+
+    assert asyncio.run(go()) == Target("tiny", "somebody", None, [3, 5, 9])

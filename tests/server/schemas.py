@@ -11,8 +11,10 @@ from twostroke.sampling.constraint import Constraint
 
 NAMES = ["a", "b", "kind", 'é"', "a/b~c", "x-1"]
 PATTERNS = ["^a", "[0-9]+$", "^(a|b)+c?$", r"^\d{2}-\w+$", "^x-", "^[^a]{2,4}$", r"\s", "a|^b$", r"^\S+@\S+$", "é{2,}"]
-FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "iri"]
-FORMATS += ["uri-reference", "iri-reference", "json-pointer", "idn-email", "int32"]
+FORMATS = [
+    *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "iri"),
+    *("uri-reference", "iri-reference", "json-pointer", "idn-email", "int32"),
+]
 SCALARS: list[Any] = [None, True, False, 0, 1, 1.0, -2, 0.5, 1e-7, "", "a", 'q"\n', "é😀", [], {}, [1, "a"], {"a": 1}]
 
 

@@ -181,7 +181,10 @@ def test_kept(name: str, model: Model) -> None:
         ({"$ref": "#"}, "'$ref' at #/$ref: it leads back to itself"),
         ({"$ref": "http://example.com/a.json"}, "'$ref' at #/$ref"),
         ({"$ref": "#/$defs/none"}, "'$ref' at #/$ref"),
-        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#: '$ref' leads back to itself"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+            "#/properties/a: '$ref' leads back to itself",
+        ),
         ({"type": "banana"}, "'type' at #/type: there is no type \"banana\""),
         (
             {"properties": {"a/b": {"type": "array", "uniqueItems": True}}},
@@ -235,7 +238,8 @@ def test_refused(schema: dict[str, Any], where: str, model: Model) -> None:
     assert len(str(raised.value)) < 400
     warnings: list[str] = []
     loose = json_schema(schema, strict=False, warnings=warnings)
-    assert warnings
+    enforced = schema in ({"type": "number", "multipleOf": 0.01}, {"type": "string", "pattern": r"^\p{L}$"})
+    assert bool(warnings) is not enforced
     assert all("\n" not in warning for warning in warnings)
     for text in model.samples(loose, 3):
         json.loads(text)
@@ -314,7 +318,10 @@ def test_whitespace_is_bounded(model: Model) -> None:
         {"type": "string", "pattern": "^((a{0,50}){0,50}){0,50}$"},
         {"type": "string", "pattern": "(" * 3000 + "a" + ")" * 3000},
         json.loads('{"items": ' * 900 + "{}" + "}" * 900),
-        {"$defs": {f"n{n}": {"allOf": [{"$ref": f"#/$defs/n{n + 1}"}] * 2} for n in range(40)}, "$ref": "#/$defs/n0"},
+        {
+            "$defs": {f"n{n}": {"allOf": [{"$ref": f"#/$defs/n{n + 1}"}] * 2} for n in range(40)} | {"n40": {}},
+            "$ref": "#/$defs/n0",
+        },
         {"enum": ["x" * 1000 + str(n) for n in range(2000)]},
     ],
 )

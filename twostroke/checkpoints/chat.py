@@ -1,7 +1,7 @@
 """Chat templates: messages to text, with the Jinja dialect that Hugging Face templates are written in."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -65,7 +65,11 @@ class ChatTemplates:
                 raise InvalidRequest("continue_final_message needs a text in the last message")
             present[-1]["content"] = f"{text}{_END} "
         values = {**self.special_tokens, **variables}
-        values |= {"messages": present, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        values |= {
+            "messages": [_with_reasoning(message) for message in present],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         values.setdefault("documents", None)
         try:
             rendered = template.render(values)
@@ -83,14 +87,29 @@ def _cut(rendered: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
+# Names of a message's reasoning; transformers gives templates all that they read.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read."""
+    reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
 class _GenerationBlocks(Extension):
     """Renders the contents of `{% generation %}` blocks; the tag only marks the assistant's tokens for training."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block has a scope of its own, as in transformers: what it sets ends with it.
+        return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 @lru_cache(maxsize=32)

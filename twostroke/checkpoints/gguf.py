@@ -5,6 +5,7 @@ dimensions innermost first, type, offset), then the aligned tensor data. Files a
 against the file's end, so a damaged file raises CheckpointError.
 """
 
+import logging
 import struct
 from array import array
 from collections import Counter
@@ -20,11 +21,14 @@ import numpy as np
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.checkpoints.generation import gguf_generation
 from twostroke.checkpoints.gguf_config import read_config, tensor_names
+from twostroke.checkpoints.gguf_parts import cut, joined, parts_of, set_name
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.families import BY_NAME
 from twostroke.system.mapped import MappedFile
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -149,7 +153,11 @@ def read_gguf(path: Path) -> GgufFile:
     cursor = _Cursor(buffer)
     try:
         return _parse(path, cursor)
+    except CheckpointError as error:
+        raise (cut(path) or error) from None
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        if (reason := cut(path)) is not None:
+            raise reason from None
         where = f"near byte {min(cursor.position, cursor.size)} of {cursor.size}"
         raise CheckpointError(f"{path}: damaged or truncated {where}, get it again: {error}") from None
 
@@ -167,8 +175,6 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
         if key in metadata:
             raise CheckpointError(f"{path}: the metadata key {key!r} is there twice")
         metadata[key] = _plain(path, key, cursor.value(cursor.number(U32)))
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise CheckpointError(f"{path}: one shard of a split GGUF; join them first (llama-gguf-split --merge)")
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
         raise CheckpointError(f"{path}: general.alignment must be a multiple of 8, not {alignment!r}")
@@ -234,12 +240,25 @@ def _listed(value: Any) -> Any:
     return value
 
 
+def _read_set(path: Path) -> tuple[tuple[Path, ...], GgufFile]:
+    """The files of the set that a file belongs to, usually itself alone, and all that they hold."""
+    given = read_gguf(path)
+    paths = parts_of(path, given.metadata)
+    if len(paths) == 1:
+        return paths, given
+    files = [given if part == path else read_gguf(part) for part in paths]
+    metadata, tensors = joined([(file.path, file.metadata, file.tensors) for file in files])
+    return paths, GgufFile(paths[0], metadata, tensors)
+
+
 def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
-    """Opens a GGUF file of a supported architecture; `name` defaults to the file's stem.
+    """Opens a GGUF file of a supported architecture, or a set of files of which `path` is any.
+
+    `name` defaults to the file's stem, without the number of its part.
 
     Raises UnsupportedArchitecture naming the architecture, CheckpointError for a damaged or incomplete file.
     """
-    file = read_gguf(path)
+    paths, file = _read_set(path)
     config = read_config(file.metadata, file.tensors, path)
     names = tensor_names(config)
     for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
@@ -250,14 +269,20 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         for ours, name in names.items()
         if (found := file.tensors.get(name.tensor)) is not None
     }
+    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    if len(tokens) > config.vocab_size:
+        log.warning(
+            "%s: the tokenizer has %d tokens and the embedding %d rows: a prompt that has one of the last is refused",
+            path, len(tokens), config.vocab_size,
+        )  # fmt: skip
     licence = file.metadata.get("general.license")
     try:
         return Checkpoint(
-            name=name or path.stem,
-            files=(path,),
+            name=name or set_name(path),
+            files=paths,
             config=config,
             licence=licence if isinstance(licence, str) else None,
-            tokenizer_source=GgufTokenizerSource(path, file.metadata),
+            tokenizer_source=GgufTokenizerSource(file.path, file.metadata),
             stored=stored,
             transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
             generation=gguf_generation(file.metadata, path),

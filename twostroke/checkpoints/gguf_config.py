@@ -3,8 +3,10 @@
 Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
 """
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +19,15 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
 from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, LARGEST, LIMIT, MAX_HEAD_DIM
 from twostroke.models.families.names import StoredName, stored_names
-from twostroke.models.rope import Rope
+from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
+
+log = logging.getLogger(__name__)
 
 ROPE_FACTORS = "rope_freqs.weight"
 # Tables that some converters write. They are not read: the frequencies follow from the metadata.
-UNUSED = re.compile(r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_freqs\.weight")
+UNUSED = re.compile(
+    r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_(freqs|factors_long|factors_short)\.weight"
+)
 
 
 class GgufSource:
@@ -68,25 +74,63 @@ class GgufSource:
         return float(value)
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
-        """Sliding layers have a base and no scaling. Llama 3's scaling is a tensor, not metadata."""
+        """Sliding layers have a base and no scaling. The scalings of Llama 3 and Phi-3 are tensors."""
         if kind == "sliding_attention":
             return Rope(self.number("rope_local_base_freq"))
         base = self.number("rope_theta", default=1e4)
-        scaling, divisors = self.get("rope.scaling.type"), np.ones(head_dim // 2)
-        if scaling == "linear":
-            divisors *= self.number("rope.scaling.factor")
-        elif scaling not in (None, "none"):
-            raise self.unsupported(f"RoPE scaling {str(scaling)[:40]!r}")
-        elif self.get("rope.scale_linear") is not None:  # the key's name before `rope.scaling`
-            divisors *= self.number("rope.scale_linear")
-        if (factors := self._tensors.get(ROPE_FACTORS)) is not None:
-            if factors.shape != (head_dim // 2,):
-                raise CheckpointError(f"{factors.source}: shape {factors.shape} where {(head_dim // 2,)} is needed")
-            values = factors.dequantize()
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise CheckpointError(f"{factors.source}: RoPE factors must be positive")
-            divisors = divisors * values
-        return Rope(base, None if (divisors == 1).all() else tuple(divisors.tolist()))
+        scaling = self._scaling(base, head_dim)
+        if (factors := self._factors(ROPE_FACTORS, head_dim)) is None:
+            return scaling
+        if scaling.factors is not None:
+            factors = factors * np.array(scaling.factors)
+        return replace(scaling, factors=None if (factors == 1).all() else tuple(factors.tolist()))
+
+    def _scaling(self, base: float, head_dim: int) -> Rope:
+        """The scaling that the metadata state, as llama.cpp computes it (src/llama-context.cpp)."""
+        kind = self.get("rope.scaling.type")
+        amplitude = self.number("rope.scaling.attn_factor", default=1.0)
+        long, short = (self._factors(f"rope_factors_{which}.weight", head_dim) for which in ("long", "short"))
+        if long is not None and short is not None:  # Phi-3's files state no type
+            context = self.number("max_position_embeddings")
+            original = self.number("rope.scaling.original_context_length", default=context)
+            if context > original:
+                log.warning(
+                    "%s: rope_factors_long is used for sequences of every length, as the context is %d",
+                    self.path, context,
+                )  # fmt: skip
+            return longrope(base, short.tolist(), long.tolist(), original, context, amplitude)
+        if kind in (None, "none", "linear"):
+            old = self.get("rope.scale_linear")  # the key's name before `rope.scaling`
+            key = "rope.scale_linear" if kind is None and old is not None else "rope.scaling.factor"
+            factor = 1.0 if kind == "none" else self.number(key, default=1.0) if kind is None else self.number(key)
+            return replace(Rope(base) if factor == 1 else linear(base, head_dim, factor), amplitude=amplitude)
+        if kind == "yarn" and base > 1:
+            factor = self.number("rope.scaling.factor")
+            multiplier = self.get("rope.scaling.yarn_log_multiplier")  # DeepSeek's mscale_all_dim
+            amplitude *= yarn_amplitude(factor, 1.0, 0.0 if multiplier is None else float(multiplier))
+            strength = self.get("rope.scaling.yarn_ext_factor")
+            return yarn(
+                base,
+                head_dim,
+                factor,
+                self.number("rope.scaling.original_context_length", default=self.number("max_position_embeddings")),
+                amplitude=amplitude * self.number("rope.scaling.yarn_attn_factor", default=1.0),
+                beta_fast=self.number("rope.scaling.yarn_beta_fast", default=32.0),
+                beta_slow=self.number("rope.scaling.yarn_beta_slow", default=1.0),
+                strength=1.0 if strength is None or strength < 0 else float(strength),
+            )
+        raise self.unsupported(f"RoPE scaling {str(kind)[:40]!r}")
+
+    def _factors(self, name: str, head_dim: int) -> np.ndarray | None:
+        """Divisors of frequencies that a tensor holds: [head_dim / 2]."""
+        if (factors := self._tensors.get(name)) is None:
+            return None
+        if factors.shape != (head_dim // 2,):
+            raise CheckpointError(f"{factors.source}: shape {factors.shape} where {(head_dim // 2,)} is needed")
+        values = factors.dequantize()
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise CheckpointError(f"{factors.source}: RoPE factors must be positive")
+        return values
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
         return self._bad(key, expected, self.get(key))

@@ -1,15 +1,18 @@
 """The tokenizer that a GGUF file's metadata describes, as a `tokenizers.Tokenizer` without a post-processor."""
 
-from dataclasses import dataclass
+import logging
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource
+from twostroke.checkpoints.pre_tokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from twostroke.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 class TokenType(IntEnum):
@@ -23,50 +26,14 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True)
-class PreTokenizer:
-    """How a byte-level BPE splits text before merging; merges never cross a split.
-
-    Without `regex` the split is GPT-2's. `digits` isolates every digit first. With `ignore_merges` a piece that is in
-    the vocabulary is one token, even if the merges do not produce it.
-    """
-
-    regex: str | None = None
-    digits: bool = False
-    nfc: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False  # where the file does not say
-
-    def build(self) -> pre_tokenizers.PreTokenizer:
-        """The splits, then the map from bytes to printable characters."""
-        if self.regex is not None:
-            first = pre_tokenizers.Split(Regex(self.regex), behavior="isolated")
-            return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2]) if self.digits else gpt2
-
-
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_PRE = PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True)
-
-PRE_TOKENIZERS = {
-    "gpt-2": PreTokenizer(),
-    "smollm": PreTokenizer(digits=True),
-    "starcoder": PreTokenizer(digits=True),
-    "qwen2": PreTokenizer(_QWEN2, nfc=True),
-    "llama-bpe": _LLAMA3_PRE,
-    "llama3": _LLAMA3_PRE,
-    "llama-v3": _LLAMA3_PRE,
-    "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
+# llama.cpp's other kinds, for messages.
+OTHER_MODELS = {
+    "bert": "WordPiece, of encoders",
+    "t5": "Unigram",
+    "rwkv": "RWKV's",
+    "plamo2": "PLaMo 2's",
+    "none": "the file has no tokenizer",
+    "no_vocab": "the file has no tokenizer",
 }
 
 
@@ -77,7 +44,11 @@ def build_backend(source: GgufTokenizerSource) -> Tokenizer:
         return _byte_level_bpe(source)
     if model == "llama":
         return _sentencepiece_bpe(source)
-    raise CheckpointError(f"{source.path}: tokenizer.ggml.model is {model!r}; Twostroke knows 'gpt2' and 'llama'")
+    what = OTHER_MODELS.get(str(model))
+    what = f" ({what})" if what else ""
+    raise CheckpointError(
+        f"{source.path}: tokenizer.ggml.model is {model!r:.40}{what}; Twostroke knows 'gpt2' and 'llama'"
+    )
 
 
 def adds_bos(source: GgufTokenizerSource) -> bool:
@@ -88,18 +59,34 @@ def adds_bos(source: GgufTokenizerSource) -> bool:
     return source.metadata["tokenizer.ggml.model"] == "llama" or _pre_tokenizer(source).add_bos
 
 
+def default_id(source: GgufTokenizerSource, name: str) -> int | None:
+    """The id of a special token where a file does not state it: SentencePiece's own, if it is a control token."""
+    index = {"bos": 1, "eos": 2}.get(name)
+    types = source.metadata.get("tokenizer.ggml.token_type", ())
+    if source.metadata["tokenizer.ggml.model"] != "llama" or index is None or len(types) <= index:
+        return None
+    return index if types[index] == TokenType.CONTROL else None
+
+
 def _pre_tokenizer(source: GgufTokenizerSource) -> PreTokenizer:
+    return PRE_TOKENIZERS.get(str(source.metadata.get("tokenizer.ggml.pre")), DEFAULT)
+
+
+def _warn_of_default(source: GgufTokenizerSource) -> None:
+    """One line for a file whose splits are unknown, so that its tokens may be others than in training."""
     name = source.metadata.get("tokenizer.ggml.pre")
-    if name in (None, "default") and source.metadata.get("general.architecture") == "gpt2":
-        name = "gpt-2"  # files of GPT-2 itself that are older than the key
     if name not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise CheckpointError(f"{source.path}: tokenizer.ggml.pre is {name!r}; Twostroke knows {known}")
-    return PRE_TOKENIZERS[name]
+        what = "is missing" if name is None else f"is {name!r:.60}, which is unknown"
+        log.warning(
+            "%s: tokenizer.ggml.pre %s: text is split as llama.cpp does by default, maybe not as in training; "
+            "convert the model again for a file that names it",
+            source.path, what,
+        )  # fmt: skip
 
 
 def _byte_level_bpe(source: GgufTokenizerSource) -> Tokenizer:
     pre = _pre_tokenizer(source)
+    _warn_of_default(source)
     tokens, types = _vocabulary(source)
     try:
         merges = [(left, right) for left, right in (merge.split(" ") for merge in _required(source, "merges"))]
@@ -171,8 +158,9 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int], *, norm
 
 
 def _vocabulary(source: GgufTokenizerSource) -> tuple[list[str], list[int]]:
-    tokens = list(_required(source, "tokens"))
-    types = np.asarray(_required(source, "token_type")).tolist()
+    # As in llama.cpp, tokens without a type are text, and an empty token is never met.
+    tokens = [text or f"[EMPTY_{index}]" for index, text in enumerate(_required(source, "tokens"))]
+    types = np.asarray(source.metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))).tolist()
     if len(types) != len(tokens):
         raise CheckpointError(f"{source.path}: {len(tokens)} tokenizer.ggml.tokens but {len(types)} token types")
     return tokens, types

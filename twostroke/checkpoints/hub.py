@@ -4,14 +4,16 @@ import re
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from twostroke.checkpoints.gguf_parts import sets
 from twostroke.checkpoints.progress import Progress, one_line, watched
 from twostroke.errors import CheckpointError, FetchError, UnknownModel
 
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-             "chat_template*")  # fmt: skip
+             "chat_template*", "additional_chat_templates/*.jinja")  # fmt: skip
 PATIENCE_S = 2.0  # for models that packages have as well
 LONG_PATIENCE_S = 10.0  # for models that only the hub has
 
@@ -57,7 +59,8 @@ def hub_file(repository: str, file: str, into: Path, size: int, report: Progress
 def hub_snapshot(repository: str, file: str | None = None, progress: Progress | None = None) -> Path:
     """A model of the hub, in the hub client's cache: a directory with config.json and safetensors, or a GGUF file.
 
-    Safetensors are preferred; `file` must name one of several GGUF files. Cached models are available offline.
+    Safetensors are preferred; `file` must name one of several GGUF models: a file, or a word of its name ("Q4_K_M").
+    Of a model in several files all are fetched, and the first is returned. Cached models are available offline.
     Raises UnknownModel if there is no such repository, FetchError if the download fails, CheckpointError if the
     repository has no supported format.
     """
@@ -68,9 +71,13 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
     reason = hub_trouble(LONG_PATIENCE_S)
     try:
         if reason is not None:
-            if file is not None:
+            if file is not None and file.endswith(".gguf"):
                 return Path(hf_hub_download(repository, file, local_files_only=True))
-            return Path(snapshot_download(repository, local_files_only=True))
+            folder = Path(snapshot_download(repository, local_files_only=True))
+            if file is None:
+                return folder
+            cached = {str(one.relative_to(folder)) for one in folder.rglob("*.gguf")}
+            return folder / _wanted(repository, file, cached)[0]
         siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
         wanted = _wanted(repository, file, set(sizes))
@@ -78,7 +85,8 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
         cache = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "blobs"
         with watched(cache, lambda size: report("downloading from the hub", min(size, total), total)), _no_bars():
             if wanted == [file] or wanted[0].endswith(".gguf"):
-                return Path(hf_hub_download(repository, wanted[0]))
+                paths = [Path(hf_hub_download(repository, name)) for name in wanted]
+                return paths[0]
             return Path(snapshot_download(repository, allow_patterns=wanted))
     except CheckpointError:
         raise
@@ -96,17 +104,34 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
 
 
 def _wanted(repository: str, file: str | None, files: set[str]) -> list[str]:
+    """The files to fetch: all parts of one GGUF model, or a directory's."""
+    found = sets(files)
     if file is not None:
-        return [file]
-    if "config.json" in files and any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
-        return sorted(name for name in files if "/" not in name and any(Path(name).match(p) for p in HUB_FILES))
-    ggufs = sorted(name for name in files if name.endswith(".gguf"))
-    if len(ggufs) == 1:
-        return ggufs
-    if ggufs:
-        shown = ", ".join(ggufs[:12]) + (", ..." if len(ggufs) > 12 else "")
-        raise CheckpointError(f"{repository}: several GGUF files; name one as {repository}:FILE of {shown}")
+        for parts in found.values():
+            if file in parts:
+                return parts
+        if file.endswith(".gguf"):
+            return [file]  # the hub's client says that it is missing
+        found = {first: parts for first, parts in found.items() if _has_word(first, file)}
+        if not found:
+            raise UnknownModel(f"{repository}: no GGUF file there has {file} in its name")
+    elif "config.json" in files and any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
+        return sorted(name for name in files if any(_matches(name, one) for one in HUB_FILES))
+    if len(found) == 1:
+        (parts,) = found.values()
+        return parts
+    if found:
+        shown = ", ".join(list(found)[:12]) + (", ..." if len(found) > 12 else "")
+        raise CheckpointError(f"{repository}: several GGUF models; name one as {repository}:FILE of {shown}")
     raise CheckpointError(f"{repository}: holds neither safetensors with a config.json nor a GGUF file")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
+
+
+def _has_word(name: str, word: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9_])", name, re.IGNORECASE) is not None
 
 
 @contextmanager

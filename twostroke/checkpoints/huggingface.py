@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.checkpoints.disagreements import settled
 from twostroke.checkpoints.generation import directory_generation
 from twostroke.checkpoints.huggingface_config import read_config
 from twostroke.checkpoints.safetensors import read_all
@@ -49,7 +50,9 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     files, tensors = read_all(directory)
     config = read_config(config_path, len(tensors))
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
-    names = tensor_names(config, prefix, next((head for head in HEADS if head in tensors), HEADS[0]))
+    head = next((head for head in HEADS if head in tensors), HEADS[0])
+    names = tensor_names(config, prefix, head)
+    config, names = settled(config, names, head, tensors, directory)
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
     for theirs in tensors:
         if theirs not in used and not UNUSED.fullmatch(theirs):

@@ -4,19 +4,20 @@ Keys have the meaning that transformers' `configuration_*.py` of each family giv
 rope_scaling) and in that of transformers 5 (rope_parameters, by layer type for Gemma 3).
 """
 
+import logging
 from collections.abc import Mapping
-from math import pi
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from twostroke.checkpoints.json_files import read_json
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
 from twostroke.models.families.family import LARGEST, LIMIT
-from twostroke.models.rope import Rope
+from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
+
+log = logging.getLogger(__name__)
 
 UNSUPPORTED_KEYS = (
     "attention_bias",
@@ -26,6 +27,9 @@ UNSUPPORTED_KEYS = (
     "use_bidirectional_attention",
     "quantization_config",
 )
+
+# RoPE's scalings by rope_type; "su" is the name of longrope in Phi-3's first files.
+SCALINGS = {"linear": "linear", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
 
 
 class HuggingFaceSource:
@@ -110,24 +114,90 @@ class HuggingFaceSource:
         for value in (parameters.get("partial_rotary_factor"), self.get("partial_rotary_factor")):
             if value not in (None, 1):
                 raise self.unsupported(f"partial_rotary_factor {value}")
-        if kind == "default":
+        if kind in ("default", None):
             return Rope(base)
-        if kind not in ("linear", "llama3"):
+        if kind == "dynamic":
+            # The base grows with a sequence that is longer than the context, so keys in a cache would have to change.
+            log.warning(
+                "%s: dynamic RoPE scaling starts behind the context of %s, where sequences end here: it is never used",
+                self.path, self.get("max_position_embeddings"),
+            )  # fmt: skip
+            return Rope(base)
+        if kind not in SCALINGS:
             raise self.unsupported(f"rope_type {kind!r}")
+        return getattr(self, f"_{SCALINGS[kind]}")(parameters, base, head_dim)
+
+    def _linear(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        return linear(base, head_dim, self._number("factor", parameters.get("factor")))
+
+    def _llama3(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
         factor = self._number("factor", parameters.get("factor"))
-        if kind == "linear":
-            return Rope(base, (factor,) * (head_dim // 2))
         low = self._number("low_freq_factor", parameters.get("low_freq_factor"))
         high = self._number("high_freq_factor", parameters.get("high_freq_factor"))
         if high <= low:
             raise CheckpointError(f"{self.path}: high_freq_factor must be greater than low_freq_factor")
+        return llama3(base, head_dim, factor, self._original(parameters), low, high)
+
+    def _yarn(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        def optional(key: str, default: float) -> float:
+            value = parameters.get(key)
+            return self._number(key, value) if value else default  # 0 and null mean the default, as in transformers
+
+        original = self._original(parameters)
+        factor = optional("factor", self.number("max_position_embeddings") / original)
+        amplitude = parameters.get("attention_factor")
+        if amplitude is None:
+            amplitude = yarn_amplitude(factor, optional("mscale", 0.0), optional("mscale_all_dim", 0.0))
+        if base <= 1:
+            raise CheckpointError(f"{self.path}: rope_theta must be greater than 1 for YaRN")
+        return yarn(
+            base,
+            head_dim,
+            factor,
+            original,
+            amplitude=self._number("attention_factor", amplitude),
+            beta_fast=optional("beta_fast", 32.0),
+            beta_slow=optional("beta_slow", 1.0),
+            truncate=bool((self._mapping("rope_scaling") or self._mapping("rope_parameters")).get("truncate", True)),
+        )
+
+    def _longrope(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        def divisors(key: str) -> list[float]:
+            values = parameters.get(key)
+            if not isinstance(values, list) or len(values) != head_dim // 2:
+                raise self._bad(key, f"a list of {head_dim // 2} numbers", values)
+            return [self._number(key, value) for value in values]
+
+        short, long = divisors("short_factor"), divisors("long_factor")
+        original, context = self._original(parameters), self.number("max_position_embeddings")
+        factor = parameters.get("factor")
+        factor = context / original if factor is None else self._number("factor", factor)
+        amplitude = parameters.get("attention_factor")
+        amplitude = longrope_amplitude(factor, original) if amplitude is None else amplitude
+        if context > original:
+            log.warning(
+                "%s: RoPE's long_factor is used for sequences of every length, as max_position_embeddings is %d; "
+                "set it to %d for the short_factor",
+                self.path, context, original,
+            )  # fmt: skip
+        return longrope(base, short, long, original, context, self._number("attention_factor", amplitude))
+
+    def _original(self, parameters: Mapping[str, Any]) -> float:
+        """Positions of the context before it was extended. The key outside of the parameters has precedence."""
         original = self.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        context = self._number("context", original or self.get("max_position_embeddings"))
-        # Rotations of each pair over the original context: below `low` the frequency is divided by `factor`, above
-        # `high` it is unchanged, and in between it is interpolated.
-        turns = context / (2 * pi) * base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
-        smooth = np.clip((turns - low) / (high - low), 0, 1)
-        return Rope(base, tuple((1 / ((1 - smooth) / factor + smooth)).tolist()))
+        key = "original_max_position_embeddings"
+        original = self._number(key, original or self.get("max_position_embeddings"))
+        if original <= 1:
+            raise self._bad(key, "greater than 1", original)
+        return original
+
+    def context(self) -> int:
+        """The longest sequence: YaRN's is a multiple of its original context, which some configs state alone."""
+        stated = self.integer("max_position_embeddings")
+        parameters = self._mapping("rope_scaling") or self._mapping("rope_parameters")
+        if parameters.get("rope_type", parameters.get("type")) != "yarn" or not parameters.get("factor"):
+            return stated
+        return max(stated, min(int(self._original(parameters) * self._number("factor", parameters["factor"])), LIMIT))
 
 
 def read_config(path: Path, num_tensors: int) -> ModelConfig:
@@ -151,4 +221,5 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
     for key in UNSUPPORTED_KEYS:
         if source.get(key) or outer.get(key):
             raise source.unsupported(key)
-    return family.describe(source)
+    config = family.describe(source)
+    return replace(config, max_position=max(config.max_position, source.context()))

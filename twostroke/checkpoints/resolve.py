@@ -10,19 +10,21 @@ from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import fetch
 from twostroke.checkpoints.gguf import open_gguf
+from twostroke.checkpoints.gguf_parts import cut, sets
 from twostroke.checkpoints.hub import hub_snapshot
 from twostroke.checkpoints.huggingface import open_huggingface
 from twostroke.checkpoints.progress import Progress
 from twostroke.errors import CheckpointError, UnknownModel
 
-HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+\.gguf))?")
+HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?::([^:]+))?")
 
 
 def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> Checkpoint:
     """Opens a model, fetching it first if necessary.
 
     `name_or_path` is a catalog name; a path to a .gguf file or to a directory with config.json and safetensors; or a
-    hub id, `org/name` or `org/name:file.gguf`. Catalog names come first, then existing paths, then hub ids.
+    hub id, `org/name`, `org/name:file.gguf` or `org/name:Q4_K_M`. Catalog names come first, then existing paths, then
+    hub ids.
     `progress(stage, done, total)` reports downloads, in bytes. Raises UnknownModel if the name is none of these,
     FetchError if a download fails, other CheckpointErrors if the files cannot be used.
     """
@@ -42,15 +44,21 @@ def open_checkpoint(name_or_path: str, *, progress: Progress | None = None) -> C
 
 
 def open_path(path: Path, name: str | None = None) -> Checkpoint:
-    """Opens a GGUF file, a Hugging Face directory, or a directory without config.json that holds one GGUF file."""
+    """Opens a GGUF file, a Hugging Face directory, or a directory that holds one GGUF model and no safetensors."""
     if path.is_file():
         return open_gguf(path, name)
-    if not (path / "config.json").is_file():
-        found = sorted(path.glob("*.gguf"))
+    # Repositories of GGUF files often have the model's config.json too.
+    if not (path / "config.json").is_file() or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+        files = [str(file.relative_to(path)) for pattern in ("*.gguf", "*/*.gguf") for file in path.glob(pattern)]
+        found = sets(files)
         if len(found) == 1:
-            return open_gguf(found[0], name)
+            (parts,) = found.values()
+            return open_gguf(path / parts[0], name)
         if found:
-            raise CheckpointError(f"{path}: name one of its files: {', '.join(file.name for file in found)}")
+            raise CheckpointError(f"{path}: name one of its models: {', '.join(found)}")
+        for file in sorted(path.glob("*.gguf?*")):
+            if (pieces := cut(file)) is not None:
+                raise pieces
         raise CheckpointError(f"{path}: holds neither a config.json nor a GGUF file")
     return open_huggingface(path, name)
 

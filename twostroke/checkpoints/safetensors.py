@@ -69,4 +69,7 @@ def read_all(directory: Path) -> tuple[tuple[Path, ...], dict[str, RawTensor]]:
     for name, file in places.items():
         if name not in shards[file]:
             raise CheckpointError(f"{directory / file}: {name}: the tensor is missing, though {INDEX} says it is here")
-    return tuple(directory / file for file in shards), {name: shards[file][name] for name, file in places.items()}
+    # Like transformers, tensors that the index does not list are read too.
+    tensors = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    placed = {name: shards[file][name] for name, file in places.items()}
+    return tuple(directory / file for file in shards), tensors | placed

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import logging
+import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,17 +17,25 @@ from tokenizers import processors
 from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
-from twostroke.checkpoints.json_files import read_json
+from twostroke.checkpoints.huggingface_tokenizer import read_directory
 from twostroke.checkpoints.textstream import TextStream
-from twostroke.errors import CheckpointError, InvalidRequest
+from twostroke.errors import CheckpointError, InvalidRequest, TwostrokeError
 
-# Special tokens that end generation in every model that has them, in addition to the EOS of its metadata.
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+log = logging.getLogger(__name__)
 
+# Texts that end an answer in every model whose vocabulary has them as one token (as in llama.cpp), in addition to the
+# EOS of its metadata and to what its chat template writes after an assistant's message.
+END_TOKENS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
+    "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>", "<EOT>", "_<EOT>", "<end_of_utterance>",
+    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>",  # noqa: RUF001 (DeepSeek's bars are full-width)
+)  # fmt: skip
+CONTROL = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")  # what control tokens look like
+HARMONY = ("<|return|>", "<|call|>")  # with both, <|end|> ends a message of several in a turn, not the turn
 
 # The tokenizer's files in a Hugging Face directory.
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-         "chat_template.jinja")  # fmt: skip
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+         "vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja")  # fmt: skip
 
 
 class ChatTokens(list[int]):
@@ -55,33 +66,41 @@ class Tokenizer:
         *,
         where: Path,
         special_tokens: Mapping[str, str],
-        eos_ids: Iterable[int],
+        eos_ids: Collection[int],
         affixes: tuple[Sequence[int], Sequence[int]],
         templates: Mapping[str, str],
     ) -> None:
         """`special_tokens` has the texts of bos_token, eos_token and others; `affixes` surround every prompt."""
+        self._chat = ChatTemplates(templates, special_tokens)
+        self.vocab_size = max(
+            backend.get_vocab_size(with_added_tokens=True), max(backend.get_added_tokens_decoder(), default=-1) + 1
+        )
+        if bad := [index for index in eos_ids if not 0 <= index < self.vocab_size]:
+            raise CheckpointError(f"{where}: EOS id {bad[0]} is outside the vocabulary of {self.vocab_size}")
+        ends = {id for text in _end_texts(backend, self._chat) if (id := backend.token_to_id(text)) is not None}
+        self.eos_ids = frozenset(eos_ids) | ends
+        _make_special(backend, self.eos_ids, where)
         added = backend.get_added_tokens_decoder()
         names = {token.content: index for index, token in added.items() if token.special}
         self._backend = backend
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
-        self._chat = ChatTemplates(templates, special_tokens)
         self._read, self._strip = _byte_reader(backend, where)
         self._bytes: dict[int, bytes] = {}
-        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self.special_ids = frozenset(names.values())
         bos = special_tokens.get("bos_token")
         self.bos_id = None if bos is None else backend.token_to_id(bos)
         self.add_bos = self.bos_id is not None and self._prefix[:1] == [self.bos_id]
-        self.eos_ids = frozenset(eos_ids) | {names[text] for text in END_TOKENS if text in names}
-        if bad := [index for index in self.eos_ids if not 0 <= index < self.vocab_size]:
-            raise CheckpointError(f"{where}: EOS id {bad[0]} is outside the vocabulary of {self.vocab_size}")
 
     @classmethod
     def from_source(cls, source: GgufTokenizerSource | HfTokenizerSource) -> "Tokenizer":
         """Raises CheckpointError if the tokenizer is missing or of a kind that is not supported."""
-        return _from_gguf(source) if isinstance(source, GgufTokenizerSource) else _from_directory(source.directory)
+        return (
+            _from_gguf(source)
+            if isinstance(source, GgufTokenizerSource)
+            else Tokenizer(**read_directory(source.directory))
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -222,6 +241,30 @@ class Tokenizer:
         return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"
 
 
+def _end_texts(backend: tokenizers.Tokenizer, chat: ChatTemplates) -> set[str]:
+    """The texts of tokens that end an answer: those known, and the one that the template writes after an answer."""
+    harmony = all(backend.token_to_id(text) is not None for text in HARMONY)
+    found = {text for text in END_TOKENS if text != "<|end|>" or not harmony}
+    if chat.default is not None and not harmony:
+        mark = "\ue001"
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        with suppress(TwostrokeError):  # a template that takes no such conversation, or none at all
+            _, present, after = chat.render(said, add_generation_prompt=False).rpartition(mark)
+            if present and (end := re.match(r"\s*(<[^<>\s]+>)", after)):
+                found.add(end[1])
+    return found
+
+
+def _make_special(backend: tokenizers.Tokenizer, ids: Iterable[int], where: Path) -> None:
+    """Make tokens special that their file types as text: they are matched whole and never printed."""
+    added = backend.get_added_tokens_decoder()
+    texts = [backend.id_to_token(id) for id in sorted(ids) if not (id in added and added[id].special)]
+    # A newline, too, may be declared to end answers. It stays text.
+    if texts := [text for text in texts if text and (text in END_TOKENS or CONTROL.fullmatch(text))]:
+        log.warning("%s: %s typed as text; it ends answers here, as a special token does", where, ", ".join(texts))
+        backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in texts])
+
+
 def _byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:
     """(id to bytes, whether one leading space is stripped), as the backend's decoder implies."""
     decoder = backend.decoder
@@ -277,7 +320,7 @@ def _from_gguf(source: GgufTokenizerSource) -> Tokenizer:
     ids: dict[str, int] = {}
     for name in ("bos", "eos", "eot", "eom", "unk", "pad"):
         key = {"unk": "unknown", "pad": "padding"}.get(name, name)
-        index = meta.get(f"tokenizer.ggml.{key}_token_id")
+        index = meta.get(f"tokenizer.ggml.{key}_token_id", gguf_tokenizer.default_id(source, name))
         if index is not None and not 0 <= index < len(tokens):
             raise CheckpointError(f"{source.path}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
         if index is not None:
@@ -296,57 +339,3 @@ def _from_gguf(source: GgufTokenizerSource) -> Tokenizer:
         affixes=(prefix, suffix),
         templates=templates,
     )
-
-
-def _from_directory(directory: Path) -> Tokenizer:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: tokenizer.json is missing; a directory needs it beside the weights")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path}: not a tokenizer that can be read: {error}") from None
-    backend.no_truncation()
-    backend.no_padding()
-    config = _optional(directory / "special_tokens_map.json") | _optional(directory / "tokenizer_config.json")
-    special = {key: _text_of(value) for key in ("bos", "eos", "unk", "pad") if (value := config.get(f"{key}_token"))}
-    special = {f"{key}_token": text for key, text in special.items()}
-    eos = _optional(directory / "generation_config.json").get("eos_token_id")
-    if eos is None:
-        eos = _optional(directory / "config.json").get("eos_token_id")
-    eos_ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    if "eos_token" in special and (index := backend.token_to_id(special["eos_token"])) is not None:
-        eos_ids.add(index)
-    # The post-processor in tokenizer.json determines the affixes, not the config's add_bos_token.
-    around = backend.encode("", add_special_tokens=True).ids
-    split = next((at for at, index in enumerate(around) if index in eos_ids), len(around))
-    return Tokenizer(
-        backend,
-        where=directory,
-        special_tokens=special,
-        eos_ids=eos_ids,
-        affixes=(around[:split], around[split:]),
-        templates=_templates(directory, config),
-    )
-
-
-def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template files override the config's entry, as in transformers."""
-    files = {file.stem: file for file in (directory / "additional_chat_templates").glob("*.jinja")}
-    if (main := directory / "chat_template.jinja").is_file():
-        files["default"] = main
-    if files:
-        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    entry = config.get("chat_template")
-    if isinstance(entry, str):
-        return {"default": entry}
-    return {one["name"]: one["template"] for one in entry or []}
-
-
-def _text_of(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    """The object in a file that may be missing; {} if it is."""
-    return read_json(path) if path.is_file() else {}

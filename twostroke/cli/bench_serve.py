@@ -13,6 +13,7 @@ from twostroke.cli.options import JsonFlag, checked, spread
 from twostroke.cli.report import print_json, stderr_console
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule
+from twostroke.system.extras import extra
 
 if TYPE_CHECKING:
     from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop
@@ -138,16 +139,13 @@ def serve(
     """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
     with a report of what was measured so far."""
-    load_options.check()
-    workload_options.check()
-    from twostroke.system.machine import describe as describe_machine
-
-    try:
+    with extra("bench", "bench serve"):
         from twostroke.perf.serving import files
         from twostroke.perf.serving.figures import DEFINITIONS, Objectives, summarize
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(f"bench serve needs {error.name}: pip install 'twostroke[bench]'") from None
+        from twostroke.system.machine import describe as describe_machine
 
+    load_options.check()
+    workload_options.check()
     if output is not None:
         files.check(output)
     workload, pattern = workload_options.of(load_options.requests), load_options.pattern()

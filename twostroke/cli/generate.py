@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 @spread
 def generate(
     *,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The text; without it, what is piped in.", show_default=False),
+    ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
     chat: Annotated[
@@ -42,7 +46,7 @@ def generate(
     """
     from twostroke.backends.native.library import unavailable
 
-    text = read_prompt(prompt, prompt_file)
+    text = read_prompt(text, prompt, prompt_file)
     if system is not None and chat is False:
         raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
     params = sampling.params(n=n, logprobs=logprobs)
@@ -74,14 +78,19 @@ def generate(
         note(f"without native kernels: {reason}")
 
 
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text; from stdin or a file, one newline at the end is not part of it."""
-    if (prompt is None) == (prompt_file is None):
-        raise typer.BadParameter("give exactly one of them (- is stdin)", param_hint="--prompt / --prompt-file")
-    if prompt is not None and prompt != "-":
-        text = prompt
-    elif prompt_file is None or str(prompt_file) == "-":
+def read_prompt(text: str | None, prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt's text, given in one way or piped in; from stdin or a file, one newline at the end is left out."""
+    ways, hint = [way for way in (text, prompt, prompt_file) if way is not None], "PROMPT / --prompt / --prompt-file"
+    if len(ways) > 1:
+        raise typer.BadParameter("give exactly one of them (- is stdin)", param_hint=hint)
+    if not ways and (sys.stdin is None or sys.stdin.isatty()):
+        raise typer.BadParameter("give one of them, or pipe the text in", param_hint=hint)
+    if not ways or str(ways[0]) == "-":
         text = sys.stdin.read().removesuffix("\n")
+        if not text and not ways:
+            raise typer.BadParameter("give one of them: nothing was piped in", param_hint=hint)
+    elif prompt_file is None:
+        text = str(ways[0])
     else:
         try:
             text = prompt_file.read_text(encoding="utf-8").removesuffix("\n")
@@ -132,9 +141,18 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
         "cached_tokens": request.cached_tokens,
         "output_tokens": sum(len(tokens) for tokens in choices),
         **Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens).as_dict(),
+        "total_output_tokens_per_second": total_rate(request, sum(len(tokens) for tokens in choices)),
         "kv_bytes": request.kv_bytes,
         "definitions": DEFINITIONS,
     }
+
+
+def total_rate(request: "Request", tokens: int) -> float | None:
+    """Tokens per second of all answers together, from the first token to the end."""
+    times = request.timings
+    if not times.tokens or times.finished is None or times.finished <= times.tokens[0]:
+        return None
+    return (tokens - len(request.choices)) / (times.finished - times.tokens[0])
 
 
 def method_facts(result: Any) -> dict[str, Any] | None:
@@ -164,6 +182,8 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
     parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
+    if (total := facts["total_output_tokens_per_second"]) is not None and len(facts["outputs"]) > 1:
+        parts.append(f"{len(facts['outputs'])} answers at {total:.1f} tok/s in all")
     counts = {key: value for key, value in (facts["method_facts"] or {}).items() if isinstance(value, int)}
     parts.append(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in counts.items()))
     parts += [f"KV {size(facts['kv_bytes'])}", facts["backend"]]

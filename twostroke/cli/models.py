@@ -150,7 +150,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from twostroke.kv.geometry import Geometry
 
     config = checkpoint.config
-    ropes = Counter((rope.base, rope.factors is not None) for rope in config.ropes)
+    ropes = Counter((rope.base, rope.scaled) for rope in config.ropes)
     windows = Counter(config.windows)
     return {
         "architecture": config.architecture,

@@ -8,7 +8,7 @@ import typer
 
 from twostroke.cli.options import JsonFlag
 from twostroke.cli.report import Loading, Steps, print_json
-from twostroke.errors import InvalidRequest
+from twostroke.system.extras import extra
 
 
 def prune(
@@ -30,13 +30,11 @@ def prune(
     from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.cli.generate import read_prompt
 
-    try:
+    with extra("torch", "pruning"):
         from twostroke import distilling
         from twostroke.pruning import mlp_of, prune
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(f"pruning needs {error.name}: pip install 'twostroke[torch]'") from None
 
-    text = read_prompt(None, calibration)
+    text = read_prompt(None, None, calibration)
     with Loading(f"pruning {model}") as progress:
         checkpoint = open_checkpoint(model, progress=progress)
         windows = distilling.windows_of(checkpoint, text, max_tokens) if distill else []

@@ -1,6 +1,7 @@
 """What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
 
 import sys
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from twostroke.engine.timings import Pace
+
+
+QUIET_S, EVERY_S = 2.0, 5.0  # seconds without a line, and between lines
 
 
 def print_json(value: Any) -> None:
@@ -57,9 +61,9 @@ def pace_text(pace: "Pace") -> str:
 
 
 class Loading:
-    """While it is open: a spinner on a terminal; once called with progress of a download, a bar.
+    """While it is open: a spinner on a terminal; once called with progress in bytes, a bar.
 
-    Without a terminal it writes a line whenever a download enters another stage.
+    Without a terminal it writes a line after `QUIET_S` seconds, and then one every `EVERY_S`, so no wait is silent.
     """
 
     def __init__(self, title: str) -> None:
@@ -68,23 +72,35 @@ class Loading:
         self._status = self._console.status(title) if self._console.is_terminal else None
         self._progress: Progress | None = None
         self._stage: str | None = None
+        self._line = f"{title} ..."
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write_lines, daemon=True)
 
     def __enter__(self) -> "Loading":
         if self._status is not None:
             self._status.start()
+        else:
+            self._writer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        if self._status is None:
+            self._writer.join()
         for display in (self._status, self._progress):
             if display is not None:
                 display.stop()
 
+    def _write_lines(self) -> None:
+        wait = QUIET_S
+        while not self._ended.wait(wait):
+            self._console.print(self._line, markup=False, soft_wrap=True)
+            wait = EVERY_S
+
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """How far a download is, in bytes; may come from another thread."""
+        """How far a download or the loading is, in bytes; may come from another thread."""
         if self._status is None:
-            if stage != self._stage:
-                self._stage = stage
-                self._console.print(f"{stage}: {size(total)}", markup=False, soft_wrap=True)
+            self._line = f"{stage}: {size(done)} of {size(total)}"
             return
         if self._progress is None:
             self._status.stop()

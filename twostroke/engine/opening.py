@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from twostroke.backends.interface import Backend
+from twostroke.backends.interface import Backend, Weights
 from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.checkpoints.progress import Progress
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ from twostroke.checkpoints.verify import verify
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.formats.encode import ENCODING
+from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
@@ -33,17 +35,43 @@ INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": Has
 
 
 def open_model(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, index: str, pool_for: Callable[[Geometry], PagePool]
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    backend: Backend,
+    index: str,
+    pool_for: Callable[[Geometry], PagePool],
+    progress: Progress | None = None,
 ) -> Model:
-    """Load a checkpoint's weights. `index` is a key of `INDEXES`; `pool_for` returns the pool for its geometry."""
+    """Load a checkpoint's weights.
+
+    Args:
+        checkpoint, tokenizer, backend: what to load, and for which backend.
+        index: a key of `INDEXES`.
+        pool_for: returns the pool for a geometry.
+        progress: called as weights are loaded (and encoded), with their bytes in the backend's form.
+    """
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
-    compiled = backend.compile(checkpoint.config, checkpoint.tensor)
+    weights = checkpoint.tensor if progress is None else _counted(checkpoint, progress)
+    compiled = backend.compile(checkpoint.config, weights)
     _trim()
     prefixes = None if made is None else made(pool, identity)
     return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost)
+
+
+def _counted(checkpoint: Checkpoint, progress: Progress) -> Weights:
+    """The checkpoint's tensors by name. Each call reports the bytes of the matrices that were asked for before it."""
+    left = {name: tensor.nbytes for name, tensor in checkpoint.matrices().items()}
+    total = sum(left.values())
+
+    def tensor(name: str) -> RawTensor:
+        progress(f"loading {checkpoint.name}", total - sum(left.values()), total)
+        left.pop(name, None)
+        return checkpoint.tensor(name)
+
+    return tensor
 
 
 def open_companion(
@@ -54,6 +82,7 @@ def open_companion(
     index: str,
     threads: int | None,
     check: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
@@ -91,7 +120,7 @@ def open_companion(
             return shared
         return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-    return open_model(checkpoint, tokenizer, backend, index, pool_for)
+    return open_model(checkpoint, tokenizer, backend, index, pool_for, progress)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:

@@ -54,6 +54,6 @@ class Geometry:
 
 def _short(value: object) -> str:
     if isinstance(value, tuple):
-        kinds = sorted({f"base {rope.base:g}{' scaled' if rope.factors else ''}" for rope in value})
+        kinds = sorted({f"base {rope.base:g}{' scaled' if rope.scaled else ''}" for rope in value})
         return f"[{len(value)} layers: {', '.join(kinds)}]"
     return str(value)[:16]

@@ -136,12 +136,14 @@ def _geometry(value: Any) -> Geometry:
 
 
 def _rope(value: Any) -> Rope:
-    fields = _object(value, "a rope", "base", "factors")
+    if isinstance(value, dict):
+        value = {"amplitude": 1.0} | value  # a file that is older than the field
+    fields = _object(value, "a rope", "base", "factors", "amplitude")
     factors = fields["factors"]
-    numbers = [fields["base"], *(factors if isinstance(factors, list) else [])]
+    numbers = [fields["base"], fields["amplitude"], *(factors if isinstance(factors, list) else [])]
     right = all(type(one) in (int, float) and abs(one) <= 1e30 and math.isfinite(one) for one in numbers)
     require(right and (factors is None or isinstance(factors, list)), "a rope is not made of numbers")
-    return Rope(fields["base"], None if factors is None else tuple(factors))
+    return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"])
 
 
 def _table(value: Any, num_pages: int, page_size: int) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""Rotary position embedding (RoPE)."""
+"""Rotary position embedding (RoPE) and the ways in which it is scaled to longer contexts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil, floor, log, pi, sqrt
 
 import numpy as np
 
@@ -10,12 +12,18 @@ import numpy as np
 class Rope:
     """RoPE (Su et al. 2021): pair i of a head is rotated by position * base**(-2i / head_dim) / factors[i] radians.
 
-    `factors` (length head_dim / 2) holds the divisors of Llama 3's or linear scaling; None is all ones. Pairs are
-    (i, i + head_dim / 2), the layout of Hugging Face checkpoints; loaders permute other layouts.
+    `factors` (length head_dim / 2) holds the divisors of a scaling; None is all ones. `amplitude` multiplies rotated
+    queries and keys (transformers' attention factor). Pairs are (i, i + head_dim / 2), the layout of Hugging Face
+    checkpoints; loaders permute other layouts.
     """
 
     base: float
     factors: tuple[float, ...] | None = None
+    amplitude: float = 1.0
+
+    @property
+    def scaled(self) -> bool:
+        return self.factors is not None or self.amplitude != 1
 
 
 @cache
@@ -25,3 +33,76 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     turns = np.float32(1.0) / np.float32(rope.base) ** exponents
     return turns if rope.factors is None else turns / np.array(rope.factors, np.float32)
+
+
+def linear(base: float, head_dim: int, factor: float) -> Rope:
+    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): all frequencies divided by `factor`."""
+    return Rope(base, (factor,) * (head_dim // 2))
+
+
+def llama3(base: float, head_dim: int, factor: float, original: float, low: float, high: float) -> Rope:
+    """The scaling of Llama 3.1, by each pair's rotations over the original context of `original` positions.
+
+    Below `low` rotations the frequency is divided by `factor`, above `high` it is unchanged, in between interpolated.
+    """
+    turns = original / (2 * pi) * base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return Rope(base, tuple((1 / ((1 - smooth) / factor + smooth)).tolist()))
+
+
+def yarn(
+    base: float,
+    head_dim: int,
+    factor: float,
+    original: float,
+    *,
+    amplitude: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    strength: float = 1.0,
+) -> Rope:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs keep their frequency, slow ones are divided by `factor`.
+
+    A pair is fast if it rotates at least `beta_fast` times over the original context, slow below `beta_slow`; between
+    them the frequency goes over linearly in the pair's index. `truncate` rounds the two ends outwards to whole pairs.
+    `strength` is llama.cpp's extrapolation factor: with 0, every pair is slow.
+    """
+
+    def pair(rotations: float) -> float:
+        return head_dim * log(original / (rotations * 2 * pi)) / (2 * log(base))
+
+    first, last = pair(beta_fast), pair(beta_slow)
+    if truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001
+    slow = np.clip((np.arange(head_dim // 2) - first) / (last - first), 0, 1)
+    fast = (1 - slow) * strength
+    return Rope(base, tuple((1 / ((1 - fast) / factor + fast)).tolist()), amplitude)
+
+
+def yarn_amplitude(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
+    """YaRN's factor of queries and keys (section 3.4); with both scales, DeepSeek's ratio of two such factors."""
+
+    def of(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * log(factor) + 1.0
+
+    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+
+
+def longrope(
+    base: float, short: Sequence[float], long: Sequence[float], original: float, context: float, amplitude: float
+) -> Rope:
+    """LongRoPE (Ding et al. 2024, arXiv:2402.13753): one list of divisors for all positions.
+
+    They are the long ones where `context`, the longest sequence that the model is declared for, exceeds the original
+    context. The paper changes lists when a sequence grows past it. That would change keys that are in a cache already.
+    """
+    return Rope(base, tuple(map(float, long if context > original else short)), amplitude)
+
+
+def longrope_amplitude(factor: float, original: float) -> float:
+    """LongRoPE's factor of queries and keys, for a context that is `factor` times the original."""
+    return 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))

@@ -61,7 +61,8 @@ class FileRows:
         weakref.finalize(self, os.close, self.fd)
         self.opened = self._version()
         with suppress(OSError):  # not every file system supports hints
-            os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
+            if hasattr(os, "posix_fadvise"):  # Linux
+                os.posix_fadvise(self.fd, offset, data.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, rows: Sequence[int]) -> bytes:
         """[len(rows), row_bytes]. Raises CheckpointError if the file was changed or cannot be read."""

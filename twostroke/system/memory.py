@@ -21,7 +21,9 @@ def _of_machine(root: Path) -> int:
         lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         if (found := lines.get("MemAvailable")) is not None:
             return int(found.split()[0]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # free memory only, without the page cache
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # free memory only, without the page cache
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # macOS does not tell: assume half of it
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:

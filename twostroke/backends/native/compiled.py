@@ -153,12 +153,13 @@ class NativeModel:
         return Output(Rows.of(self, hidden), queries)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of at least `count` positions: [ropes, positions, head_dim / 2] each."""
+        """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, head_dim / 2] each."""
         if self.turns[0].shape[1] < count:
             positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
             angles = np.stack([positions * frequencies(rope, self.config.head_dim) for rope in self.ropes])
             turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
-            self.turns = turns[0].astype(np.float32), turns[1].astype(np.float32)
+            sizes = np.array([rope.amplitude for rope in self.ropes], np.float32)[:, None, None]
+            self.turns = turns[0].astype(np.float32) * sizes, turns[1].astype(np.float32) * sizes
         return self.turns
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:

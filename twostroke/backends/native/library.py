@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import platform
 import re
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
+
+NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512 with VNNI", "avx2": "AVX2 with FMA"}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -112,6 +115,8 @@ def variants() -> tuple[str, ...]:
 
 def unavailable(variant: str | None = None) -> str | None:
     """Why the native backend, or one of its variants, cannot run here; None if it can."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"its kernels are for x86-64 processors, and this one is {platform.machine()}"
     try:
         runnable = variants()
     except OSError:
@@ -121,13 +126,16 @@ def unavailable(variant: str | None = None) -> str | None:
         return None
     if not any(_library_path(name) for name in wanted):
         return "it was not compiled: install a C++ compiler, then the package again"
-    others = f"; of its variants this one can run {', '.join(runnable)}" if runnable else ""
-    return f"the processor has no {', '.join(VARIANTS[wanted[-1]])}, or does not let it be used{others}"
+    others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
+    has = features(Path("/proc/cpuinfo").read_text())
+    if set(VARIANTS[wanted[-1]]) <= has:
+        return f"the operating system does not let this process use {NAMES[wanted[-1]]}{others}"
+    return f"the processor has no {NAMES[wanted[-1]]}{others}"
 
 
 def _library_path(variant: str) -> Path | None:
-    found = sorted(Path(__file__).parent.glob(f"_native_{variant}.*so"))
-    return found[0] if found else None
+    path = Path(__file__).parent / f"_native_{variant}.so"
+    return path if path.is_file() else None
 
 
 @cache

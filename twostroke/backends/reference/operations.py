@@ -153,11 +153,11 @@ class Operations:
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
     def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every row's angles, [N, 1, D / 2] float32, computed once per step and RoPE."""
+        """cos and sin of every row's angles by the amplitude, [N, 1, D / 2] float32, once per step and RoPE."""
         if (cached := batch.scratch.get(rope)) is not None:
             return cached
         angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
-        batch.scratch[rope] = angles.cos(), angles.sin()
+        batch.scratch[rope] = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
         return batch.scratch[rope]
 
     def attention(

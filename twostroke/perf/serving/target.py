@@ -62,12 +62,13 @@ async def inspect(http: httpx.AsyncClient, model: str | None, ids: Range | None)
 
 
 async def _tokenized(http: httpx.AsyncClient, model: str) -> list[int]:
-    body = {"model": model, "prompt": ORDINARY, "add_special_tokens": False}
     hint = "it does not tokenize at /tokenize: say which ids are ordinary text by --token-ids LOW-HIGH"
-    found = sorted(set(_listed(await _json(http, "POST", "/tokenize", hint, body), "tokens")))
-    if not found or not all(isinstance(id, int) for id in found):
-        raise InvalidRequest(f"the server at {http.base_url} cannot be measured: {hint}")
-    return found
+    # In vLLM's words, which are ours, then in llama.cpp's, whose server returns no tokens for a field that it lacks.
+    for words in ({"model": model, "prompt": ORDINARY, "add_special_tokens": False}, {"content": ORDINARY}):
+        found = set(_listed(await _json(http, "POST", "/tokenize", hint, words), "tokens"))
+        if found and all(isinstance(id, int) for id in found):
+            return sorted(found)
+    raise InvalidRequest(f"the server at {http.base_url} cannot be measured: {hint}")
 
 
 async def _probe(http: httpx.AsyncClient, model: str, ordinary: list[int]) -> None:

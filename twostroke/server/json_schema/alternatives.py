@@ -12,6 +12,7 @@ from twostroke.server.json_schema.references import Document, Part
 from twostroke.server.json_schema.report import Report, TooLarge, pointer
 
 MOST = 512  # alternatives of one place
+MOST_STEPS = 50_000  # schemas read, each as often as references lead to it
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _JOINING = {*_REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
 _DEPENDING = {"dependentRequired", "dependentSchemas", "dependencies"}
@@ -47,6 +48,7 @@ class Alternatives:
     def __init__(self, document: Document, report: Report, circles: Report | None = None) -> None:
         """`circles`: hears of references that no validator can follow; `report` if left out."""
         self._document, self._report, self._circles = document, report, circles or report
+        self._steps = 0
 
     def of(self, parts: Sequence[Part]) -> Branches:
         """The alternatives of a conjunction of schemas."""
@@ -64,6 +66,9 @@ class Alternatives:
 
     def _branches(self, part: Part, following: tuple[str, ...], outer: bool = False) -> Branches:
         """`following`: the references that led here. `outer`: no other schema constrains the same value."""
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise TooLarge("the schema's references lead to too many schemas: make it simpler")
         schema, path = part.schema, part.path
         if isinstance(schema, bool):
             return [Branch()] if schema else []

@@ -10,7 +10,7 @@ import llguidance
 
 from twostroke.server.json_schema.formats import FORMATS, UNSUPPORTED
 from twostroke.server.json_schema.numbers import Numbers
-from twostroke.server.json_schema.patterns import Pattern, Untranslatable, translate
+from twostroke.server.json_schema.patterns import Foreign, Pattern, Untranslatable, translate
 from twostroke.server.json_schema.references import Part
 from twostroke.server.json_schema.report import Report, pointer
 
@@ -222,7 +222,7 @@ class Reader:
         try:
             found.patterns.append(translate(value))
         except Untranslatable as why:
-            if self._report.strict or not _compiles(value):
+            if self._report.strict or not isinstance(why, Foreign) or not _compiles(value):
                 raise _Wrong(str(why)) from None
             found.patterns.append(value)
 

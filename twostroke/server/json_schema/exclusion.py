@@ -49,7 +49,7 @@ class Exclusions:
             if "fraction" in kept and "integer" not in kept and "integer" in found.types:
                 kept.discard("fraction")  # a number that is no integer cannot be written
                 if not kept:
-                    self._report.skip(one.path, one.keyword, "a number that is no integer cannot be guaranteed")
+                    self._report.skip(one.path, one.keyword, _WHY[one.keyword])
                     kept = {"integer", "fraction"}
             found.types = kept
 

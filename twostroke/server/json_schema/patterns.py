@@ -39,6 +39,10 @@ class Untranslatable(Exception):
     """A pattern that Python does not know, or whose meaning the grammar library cannot express."""
 
 
+class Foreign(Untranslatable):
+    """A pattern in another language than Python's, which the grammar library may know."""
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A pattern that was translated."""
@@ -73,9 +77,9 @@ def translate(pattern: str) -> Pattern:
             warnings.simplefilter("ignore")  # of what Python may read otherwise in the future
             parsed = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Untranslatable(f"it is no regular expression ({error})") from None
+        raise Foreign(f"it is no regular expression ({error})") from None
     if parsed.state.flags != re.UNICODE.value:
-        raise Untranslatable("flags are not supported")
+        raise Foreign("flags are not supported")
     writer = _Writer()
     branches = [writer.whole(branch) for branch in _branches(list(parsed))]
     regex = "|".join(f"(?:{text})" for text, _ in branches)

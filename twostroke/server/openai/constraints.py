@@ -1,7 +1,7 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -65,7 +65,7 @@ def json_grammar(schema: dict[str, Any] | None, strict: bool, warnings: list[str
 
 
 @contextlib.contextmanager
-def _naming(field: str) -> Iterator[None]:
+def _naming(field: str) -> Generator[None]:
     """Errors of a grammar name the field that asked for it."""
     try:
         yield

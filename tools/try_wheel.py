@@ -1,0 +1,45 @@
+"""Tries built wheels as a stranger: a bare environment, no compiler on the path, the first question.
+
+The manylinux wheel must answer with its kernels. The wheel without kernels must say in one line what it lacks, since
+PyTorch is not installed either.
+"""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ASK = ["generate", "--model", "smollm2-135m", "What is the capital of France?"]
+
+
+def answer(wheel: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
+    """Install a wheel and ask. Only the environment's own programs are on the path."""
+    place = scratch / wheel.stem
+    venv.create(place, with_pip=True)
+    home = {"TWOSTROKE_HOME": value} if (value := os.environ.get("TWOSTROKE_HOME")) else {}
+    alone = {"PATH": str(place / "bin"), "HOME": os.environ["HOME"], **home}
+    alone |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir", str(wheel)]
+    subprocess.run(pip, env=alone, cwd=scratch, check=True)
+    command = [str(place / "bin" / "twostroke"), *ASK]
+    return subprocess.run(command, env=alone, cwd=scratch, capture_output=True, text=True, check=False)
+
+
+def main(folder: Path) -> None:
+    with TemporaryDirectory() as name:
+        scratch = Path(name)
+        (linux,), (pure,) = (list(folder.resolve().glob(f"*-{tag}.whl")) for tag in ("manylinux*", "any"))
+        whole = answer(linux, scratch)
+        print(linux.name, whole.stdout, whole.stderr, sep="\n")
+        if whole.returncode or "Paris" not in whole.stdout or "native-" not in whole.stderr:
+            sys.exit(f"error: {linux.name} does not answer with its kernels")
+        bare = answer(pure, scratch)
+        print(pure.name, bare.stdout, bare.stderr, sep="\n")
+        if bare.returncode != 1 or "twostroke[torch]" not in bare.stderr or bare.stderr.count("\n") != 1:
+            sys.exit(f"error: {pure.name} does not say in one line what it lacks")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -71,7 +71,9 @@ def _trigger(name: str) -> str:
 def _parameters(function: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
     """The schema of a function's arguments, if a grammar can follow it."""
     strict = bool(function.get("strict"))
-    schema = with_options(function.get("parameters") or _NOTHING, strict=strict)
+    skipped: list[str] = []
+    schema = with_options(function.get("parameters") or _NOTHING, strict, skipped)
+    warnings += [f"the parameters of {function['name']}: {line}" for line in skipped]
     text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text)
     if not failed:

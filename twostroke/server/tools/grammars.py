@@ -72,7 +72,10 @@ def _parameters(function: Mapping[str, Any], warnings: list[str]) -> dict[str, A
     """The schema of a function's arguments, if a grammar can follow it."""
     strict = bool(function.get("strict"))
     skipped: list[str] = []
-    schema = with_options(function.get("parameters") or _NOTHING, strict, skipped)
+    try:
+        schema = with_options(function.get("parameters") or _NOTHING, strict, skipped)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the parameters of {function['name']}: {error}") from None
     warnings += [f"the parameters of {function['name']}: {line}" for line in skipped]
     text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text)

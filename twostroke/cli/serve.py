@@ -35,6 +35,7 @@ def serve(
     max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,
     max_body: Annotated[Any, _setting("max_body_bytes", parser=parse_size, metavar="SIZE")] = "8MiB",
     timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
+    strict_fields: Annotated[bool, _setting("strict_fields")] = False,
     grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
     method_module: MethodModule = None,
@@ -55,6 +56,7 @@ def serve(
         max_queued=max_queued,
         max_body_bytes=max_body,
         timeout_s=timeout,
+        strict_fields=strict_fields,
         grace_s=grace,
     )
     load_method_modules(method_module)

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
@@ -97,6 +95,7 @@ class Driver:
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
+            key += (stroke.logprobs, stroke.scored_from)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:
@@ -150,7 +149,7 @@ class Driver:
 
     def _harvest(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
-            if isinstance(lane.result, Prefilled) and not np.isfinite(lane.result.logits.max(-1, initial=0)).all():
+            if isinstance(lane.result, Prefilled) and not lane.result.finite:
                 lane.model.pool.wipes = True
                 raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)

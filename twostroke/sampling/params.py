@@ -16,6 +16,7 @@ from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, numbe
 
 if TYPE_CHECKING:
     from twostroke.sampling.constraint import ConstraintFactory
+    from twostroke.sampling.reader import Reading
 
 _TOKEN_ID = Rule(int, least=0)
 _BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -math.inf)
@@ -26,10 +27,14 @@ class SamplingParams(Checked):
     """Parameters of one request, checked on construction (InvalidRequest names the field).
 
     `constraint` makes a `Constraint` (a grammar) for each choice. Its end ends the choice, even before `min_tokens`.
+    `reader` makes a `Reader` for each choice, which tells where in its text stop strings do not apply.
     """
 
     max_tokens: int | None = integer(
-        256, least=1, optional=True, help="Maximum number of tokens to generate; none for all that the context allows."
+        256,
+        least=0,
+        optional=True,
+        help="Maximum number of tokens to generate; none for all that the context allows; 0 to score the prompt alone.",
     )
     temperature: float = number(
         0.0, least=0, help="0 takes the most likely token; otherwise logits are divided by it before one is drawn."
@@ -103,10 +108,17 @@ class SamplingParams(Checked):
     logprobs: int | None = integer(
         None, least=0, most=1000, help="Also give each token's log-probability, and this many most likely alternatives."
     )
+    prompt_logprobs: int | None = integer(
+        None,
+        least=0,
+        most=1000,
+        help="Also give the log-probability of each token of the prompt, and this many most likely alternatives.",
+    )
     n: int = integer(1, least=1, most=1024, help="How many choices to generate for a prompt; they share its pages.")
     constraint: ConstraintFactory | None = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
+    reader: Reading | None = declare(None, Rule(object, optional=True, test=callable, words="what makes a Reader"))
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -14,13 +14,14 @@ from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import load_installed
 from twostroke.server import admin
+from twostroke.server.anthropic import routes as anthropic
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.metrics import Metrics
 from twostroke.server.middleware import Middleware
 from twostroke.server.openai.routes import generate, models, tokens
+from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
-from twostroke.server.transport import json_response
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
     app.add_middleware(Middleware, settings=settings)
-    for routes in (generate, models, tokens, admin):
+    for routes in (generate, models, tokens, anthropic, admin):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(InvalidRequest, _error_response)
@@ -50,10 +51,9 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     return app
 
 
-async def _error_response(_: HttpRequest, error: Exception) -> Response:
-    """Every error, as OpenAI's error object."""
-    refusal = _refusal(error)
-    return json_response(refusal.body(), refusal.status, refusal.headers)
+async def _error_response(http: HttpRequest, error: Exception) -> Response:
+    """Every error, in the form of the API that was called."""
+    return refused(http.url.path, _refusal(error))
 
 
 def _refusal(error: Exception) -> ApiError:

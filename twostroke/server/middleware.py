@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.errors import ApiError
 from twostroke.server.logs import request_id
+from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
-from twostroke.server.transport import json_response
+from twostroke.server.transport import warning_header
 
 log = logging.getLogger(__name__)
 OPEN = {"/health", "/health/ready", "/health/live", "/metrics"}  # for probes and scrapers, without a key
@@ -43,13 +44,14 @@ class Middleware:
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 facts["status"] = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+                ids = [(b"x-request-id", name.encode()), (b"request-id", name.encode())]  # OpenAI's name, Anthropic's
+                message["headers"] = [*message.get("headers", ()), *ids, *warning_header(facts)]
             await send(message)
 
         try:
             refusal = self._refusal(scope["path"], headers)
             if refusal is not None:
-                await json_response(refusal.body(), refusal.status, refusal.headers)(scope, receive, answered)
+                await refused(scope["path"], refusal)(scope, receive, answered)
             else:
                 await self._app(scope, self._limited(receive), answered)
         finally:
@@ -61,10 +63,14 @@ class Middleware:
         """The error for a call that is refused before its body is read."""
         key = self._settings.api_key
         if key is not None and path not in OPEN:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
+            scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            given = (
+                bearer if scheme.lower() == "bearer" else "",
+                headers.get("x-api-key", ""),
+            )  # the latter: Anthropic
             # A comparison in constant time: otherwise the key could be guessed one character at a time.
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
-                message = "the API key is missing or wrong: send it as a bearer token"
+            if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
+                message = "the API key is missing or wrong: send it as a bearer token or as x-api-key"
                 return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._settings.max_body_bytes:

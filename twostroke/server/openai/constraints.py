@@ -1,7 +1,7 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -13,13 +13,16 @@ from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
 from twostroke.server.openai.schemas.common import GenerateBody
 
 
-def constraint(grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None) -> ConstraintFactory | None:
+def constraint(
+    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, marks: Iterable[int] = ()
+) -> ConstraintFactory | None:
     """The grammar that an answer must follow, if any.
 
     Args:
         grammars: those of the model's tokenizer.
         body: what the client sent.
         warnings: takes a line for each keyword of a schema that is not enforced.
+        marks: ids of special tokens that calls of tools are written with.
 
     Raises:
         ApiError: a grammar that cannot be followed. Names the field that asked for it.
@@ -34,11 +37,16 @@ def constraint(grammars: Grammars, body: GenerateBody, warnings: list[str] | Non
     if body.choice is not None:
         with _naming("choice"):
             asked["choice"] = grammar.choice(body.choice)
+    if body.grammar is not None:
+        with _naming("grammar"):
+            asked["grammar"] = grammar.lark(body.grammar)
     if isinstance(body, ChatBody) and body.callable_functions:
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]
         with _naming("tools"):
-            asked["tools"] = tools.grammar(dumped, required=forced, parallel=body.parallel_tool_calls)
+            asked["tools"] = tools.grammar(
+                dumped, required=forced, parallel=body.parallel, marks=marks, warnings=warnings
+            )
     if len(asked) > 1:
         first, second, *_ = asked
         raise ApiError(400, f"{second} cannot be combined with {first}", param=second)

@@ -7,8 +7,10 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
 from twostroke.server.answer import Answer, logprob, timings
 from twostroke.server.exchange import Exchange
+from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText, ToolParser
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.turn import Turn
 
 
 class ChatAnswer(Answer):
@@ -17,8 +19,8 @@ class ChatAnswer(Answer):
     def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
         super().__init__("chatcmpl-", model, exchange, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
-        tools = bool(body.callable_functions)
-        self._parsers = [ToolParser() if tools else None for _ in range(body.n)]
+        self._asked = body
+        self._turns = [Turn(exchange.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
         self._reasons: list[str | None] = [None] * body.n
@@ -29,13 +31,13 @@ class ChatAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        deltas = [_delta(piece) for piece in self._read(token)]
+        deltas = [_delta(piece) for piece in self._turns[token.choice].read(token)]
         logprobs = {"content": [self._entry(token)]} if self._logprobs else None
         if not deltas and (logprobs or token.finish_reason):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
             last = number == len(deltas)
-            reason = self._reason(token) if last else None
+            reason = self._turns[token.choice].reason(token) if last else None
             yield self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
 
     def closing(self) -> Iterator[dict[str, Any]]:
@@ -45,11 +47,11 @@ class ChatAnswer(Answer):
     def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         message = self._messages[token.choice]
-        for piece in self._read(token):
+        for piece in self._turns[token.choice].read(token):
             _add(message, piece)
         if self._logprobs:
             self._entries[token.choice].append(self._entry(token))
-        self._reasons[token.choice] = self._reason(token)
+        self._reasons[token.choice] = self._turns[token.choice].reason(token)
 
     def whole(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
@@ -59,19 +61,8 @@ class ChatAnswer(Answer):
             logprobs = {"content": self._entries[index], "refusal": None} if self._logprobs else None
             choice = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
             choices.append({**choice, "finish_reason": self._reasons[index], **self._timings(index)})
-        return {**self._object("chat.completion", choices), "usage": self.usage()}
-
-    def _read(self, token: Token) -> list[Piece]:
-        parser = self._parsers[token.choice]
-        if parser is None:
-            return [PlainText(token.text)] if token.text else []
-        pieces = parser.push(token.text)
-        return pieces + parser.flush() if token.finish_reason is not None else pieces
-
-    def _reason(self, token: Token) -> str | None:
-        parser = self._parsers[token.choice]
-        called = parser is not None and parser.calls > 0
-        return "tool_calls" if token.finish_reason == "stop" and called else token.finish_reason
+        scores = prompt_logprobs(self.exchange.requests[0], self._tokenizer, self._asked.prompt_logprobs)
+        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None

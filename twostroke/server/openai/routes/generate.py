@@ -1,22 +1,29 @@
 """/v1/completions, /v1/chat/completions and /v1/responses."""
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.request import Request
+from twostroke.llm import LLM
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.answers.chat import ChatAnswer
-from twostroke.server.openai.answers.completions import CompletionAnswer
+from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.constraints import compiled, constraint, json_grammar
-from twostroke.server.openai.schemas.chat import ChatBody, Message, NamedFunction
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.schemas.chat import ChatBody, Message
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.prepare import chat_tokens, choose_method, engine_requests
+from twostroke.server.openai.told import tell
+from twostroke.server.prepare import chat_tokens, check_length, choose_method, engine_requests, truncated
+from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
 
@@ -25,20 +32,29 @@ router = APIRouter(prefix="/v1")
 async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """Continue texts or token ids."""
     engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
-        ("echo", body.echo),
         ("suffix", bool(body.suffix)),
         ("best_of", body.best_of is not None and body.best_of > body.n),
+        ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
+    tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> list[Request]:
-        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body))
-        return engine_requests(engine.llm, body.prompt, params, technique)
+        told: list[str] = []
+        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, told))
+        warn(http.scope, told)
+        if body.echo and body.logprobs is not None:
+            params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+        prompts = [prompt_of(engine.llm, prompt, body) for prompt in body.prompt]
+        if body.echo:
+            echoes.extend(prompts)
+        return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique)
 
     def answer(exchange: Exchange) -> Answer:
-        return CompletionAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+        return CompletionAnswer(body.model or engine.name, exchange, body, tokenizer, echoes)
 
     return await generate(http, body.terms(len(body.prompt)), prepare, answer)
 
@@ -47,25 +63,17 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    body = body.with_defaults(engine.llm.generation)
-    technique = choose_method(engine.name, body.model, body.method)
-    refuse(("functions", body.functions is not None))
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    if not body.callable_functions and (isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"):
-        raise ApiError(400, "tool_choice asks for a call of a function that tools does not have", param="tool_choice")
+    tell(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
+    refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
+    conversation = Conversation(engine, body)
 
     def prepare() -> list[Request]:
-        most = body.max_completion_tokens or body.max_tokens
-        logprobs = body.top_logprobs if body.logprobs else None
-        params = body.sampling(most, logprobs, constraint(engine.grammars, body))
-        messages = [message.for_template() for message in body.messages]
-        functions = [function.for_template() for function in body.callable_functions]
-        prompt = chat_tokens(engine.llm, messages, functions, body.chat_template_kwargs)
-        return engine_requests(engine.llm, [prompt], params, technique)
+        made = conversation.requests()
+        warn(http.scope, conversation.warnings)
+        return made
 
     def answer(exchange: Exchange) -> Answer:
-        return ChatAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+        return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
     return await generate(http, body.terms(), prepare, answer)
 
@@ -74,19 +82,29 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
 async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     """Answer an input with text."""
     engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
-        ("previous_response_id", body.previous_response_id is not None), ("tools", bool(body.tools)), ("n", body.n != 1)
+        ("previous_response_id", body.previous_response_id is not None),
+        ("tools", bool(body.tools)),
+        ("n", body.n != 1),
+        ("prompt_logprobs", body.prompt_logprobs is not None),
     )
 
     def prepare() -> list[Request]:
-        wanted = body.text.format
+        wanted, told = body.text.format, list[str]()
         if wanted.type == "text":
-            grammar = constraint(engine.grammars, body)
+            grammar = constraint(engine.grammars, body, told)
         else:
-            refuse(*((field, getattr(body, field) is not None) for field in ("response_format", "regex", "choice")))
-            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict))
+            refuse(
+                *(
+                    (field, getattr(body, field) is not None)
+                    for field in ("response_format", "regex", "choice", "grammar")
+                )
+            )
+            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict, told))
+        warn(http.scope, told)
         first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
         turns = [Message(role=message.role, content=message.content) for message in body.input]
         prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *turns)])
@@ -97,6 +115,22 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
         return ResponsesAnswer(body.model or engine.name, exchange, body)
 
     return await generate(http, body.terms(), prepare, answer)
+
+
+def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
+    """A prompt's tokens, and the text that they are sent back with. Raises InvalidRequest."""
+    tokenizer = llm.tokenizer
+    tokens = list(prompt) if not isinstance(prompt, str) else _encoded(tokenizer, prompt, body.add_special_tokens)
+    kept = truncated(llm, tokens, body.truncate_prompt_tokens)
+    if not isinstance(prompt, str) or len(kept) < len(tokens):
+        check_length(llm, len(kept))  # before unknown ids are looked up
+        return Echo(tokenizer.decode(kept, skip_special=False), kept)
+    begins = body.add_special_tokens and tokenizer.add_bos
+    return Echo(prompt, kept, int(begins))
+
+
+def _encoded(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    return tokenizer.encode(text, add_bos=None if special else False)
 
 
 def refuse(*asked: tuple[str, bool]) -> None:

@@ -1,5 +1,6 @@
-"""/v1/models: the model, and the model with each technique."""
+"""/v1/models: the model, and the model with each technique. With Anthropic's fields beside OpenAI's."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -20,7 +21,8 @@ async def models(http: HttpRequest) -> Response:
     there = engine.llm.engine.models.keys()
     methods = [name for name in sorted(METHODS) if there >= set(METHODS[name]().companions)]
     names = [engine.name, *(f"{engine.name}:{method}" for method in methods)]
-    return json_response({"object": "list", "data": [_model(engine, name) for name in names]})
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return json_response({"object": "list", "data": [_model(engine, name) for name in names], **page})
 
 
 @router.get("/{name:path}")
@@ -33,4 +35,5 @@ async def model(name: str, http: HttpRequest) -> Response:
 
 def _model(engine: AsyncEngine, name: str) -> dict[str, Any]:
     facts = {"id": name, "object": "model", "created": engine.created, "owned_by": "twostroke"}
+    facts |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(engine.created, UTC)}
     return facts | {"max_model_len": engine.llm.max_model_len, "root": engine.name}

@@ -1,0 +1,145 @@
+"""Anthropic's message, as a whole and as events of its blocks."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twostroke.engine.track import Token
+from twostroke.server.answer import Answer
+from twostroke.server.anthropic.errors import error_body
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.turn import Turn
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageAnswer(Answer):
+    """A message: blocks of text and calls of tools, in the order in which they were written."""
+
+    done_marker = False
+
+    def __init__(self, model: str, exchange: Exchange, body: ChatBody, warnings: Sequence[str]) -> None:
+        super().__init__("msg_", model, exchange, 1)
+        self._turn = Turn(exchange.requests[0])
+        self._warnings = warnings
+        self._blocks: list[dict[str, Any]] = []
+        self._reason: str | None = None
+        self._stop: str | None = None
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_start", "message": self._message([], None)}
+        yield {"type": "ping"}
+
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        for piece in self._read(token):
+            begins = self._add(piece)
+            index = len(self._blocks) - 1
+            if begins:
+                if index:
+                    yield {"type": "content_block_stop", "index": index - 1}
+                yield self._start(index)
+            if not isinstance(piece, CallStart):
+                yield {"type": "content_block_delta", "index": index, "delta": _delta(piece)}
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        if not self._blocks:
+            self._add(PlainText(""))
+            yield self._start(0)
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+        ended = {"stop_reason": self._reason, "stop_sequence": self._stop}
+        yield {"type": "message_delta", "delta": ended, "usage": self.usage()}
+        yield {"type": "message_stop"}
+
+    def keep(self, prompt: int, token: Token) -> None:
+        for piece in self._read(token):
+            self._add(piece)
+
+    def whole(self) -> dict[str, Any]:
+        if not self._blocks:
+            self._add(PlainText(""))
+        return self._message([made for block in self._blocks if (made := _whole(block))], self._reason)
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        return f"event: {event['type']}\n".encode() + super().encode(event)
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error_body(error)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the prompt are those computed and those found in the prefix index; all are cached unasked."""
+        counted = super().usage()
+        cached = counted["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": counted["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": counted["completion_tokens"],
+        }
+
+    def _read(self, token: Token) -> list[Piece]:
+        self.output_tokens += 1
+        pieces = self._turn.read(token)
+        reason = self._turn.reason(token)
+        if reason is not None:
+            self._stop = token.stop if reason == "stop" else None
+            self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")
+        return pieces
+
+    def _add(self, piece: Piece) -> bool:
+        """Add a piece to the blocks. Returns whether a block begins with it."""
+        last = self._blocks[-1] if self._blocks else None
+        match piece:
+            case PlainText(text):
+                if last is not None and last["type"] == "text":
+                    last["text"] += text
+                    return False
+                self._blocks.append({"type": "text", "text": text})
+            case CallStart(_, id, name):
+                call = {"type": "tool_use", "id": f"toolu_{id.removeprefix('call_')}", "name": name, "input": ""}
+                self._blocks.append(call)
+            case CallArguments(_, text):
+                assert last is not None, "arguments follow the start of a call"
+                last["input"] += text
+                return False
+        return True
+
+    def _start(self, index: int) -> dict[str, Any]:
+        block = self._blocks[index]
+        empty = {"text": ""} if block["type"] == "text" else {"input": {}}
+        return {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+
+    def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+        message = {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": self._stop if reason is not None else None,
+            "usage": self.usage(),
+        }
+        return message | ({"warnings": list(self._warnings)} if self._warnings else {})
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case PlainText(text):
+            return {"type": "text_delta", "text": text}
+        case CallArguments(_, text):
+            return {"type": "input_json_delta", "partial_json": text}
+        case CallStart():
+            raise AssertionError("the start of a call is no delta")
+
+
+def _whole(block: dict[str, Any]) -> dict[str, Any] | None:
+    """A block of a whole message. A call that was cut off has no input that could be given, so it is left out."""
+    if block["type"] == "text":
+        return block
+    try:
+        return {**block, "input": json.loads(block["input"])}
+    except ValueError:
+        return None

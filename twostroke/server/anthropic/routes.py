@@ -1,0 +1,38 @@
+"""/v1/messages and /v1/messages/count_tokens."""
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.server.answer import Answer
+from twostroke.server.anthropic.answer import MessageAnswer
+from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
+from twostroke.server.anthropic.translate import translated
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.exchange import Exchange
+from twostroke.server.generate import generate
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.transport import json_response
+
+router = APIRouter(prefix="/v1/messages")
+
+
+@router.post("")
+async def messages(body: MessagesBody, http: HttpRequest) -> Response:
+    """Answer a conversation."""
+    engine: AsyncEngine = http.app.state.engine
+    chat, warnings = translated(body, engine.name)
+    conversation = Conversation(engine, chat)
+
+    def answer(exchange: Exchange) -> Answer:
+        return MessageAnswer(body.model, exchange, conversation.body, warnings)
+
+    return await generate(http, chat.terms(), conversation.requests, answer)
+
+
+@router.post("/count_tokens")
+async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
+    """How many tokens the same body has as a prompt."""
+    engine: AsyncEngine = http.app.state.engine
+    chat, _ = translated(body, engine.name)
+    tokens = await engine.aside(Conversation(engine, chat).tokens)
+    return json_response({"input_tokens": len(tokens)})

@@ -1,0 +1,97 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from twostroke.server.openai.schemas.common import Lenient
+
+
+def _blocks(value: Any) -> Any:
+    """A text is a list of one text block."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Block(Lenient, extra="allow"):
+    """A block of content. `translate.py` says which types are read."""
+
+    type: str
+
+
+Content = Annotated[list[Block], BeforeValidator(_blocks)]
+
+
+class Message(Lenient):
+    """One turn. A system message among the turns is Claude Code's way to tell the model what has changed."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(Lenient):
+    """A tool of the client's, with a schema; or one of Anthropic's own, which has a type and no schema."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    type: str = "custom"
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class ToolChoice(Lenient):
+    """Whether tools may, must or must not be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputFormat(Lenient):
+    """The schema that the answer must follow."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Lenient):
+    """The format of the answer. An effort is accepted and has no effect."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class PromptBody(Lenient):
+    """What a prompt is made of. Cache marks have no effect: every prompt is cached."""
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: Content = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: dict[str, Any] = Field(default_factory=dict, description="Accepted: the model does not think apart.")
+    output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None
+    cache_control: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+
+
+class MessagesBody(PromptBody):
+    """Answer a conversation. Beyond Anthropic's: min_p, seed, method, priority, timeout, as in chat completions."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool = False
+    stop_sequences: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
+    temperature: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    top_k: Annotated[int | None, Field(ge=-1)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    seed: int | None = None
+    method: str | dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    service_tier: str | None = None
+    container: Any = None
+    inference_geo: str | None = None
+    speed: str | None = None

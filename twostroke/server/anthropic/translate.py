@@ -1,0 +1,177 @@
+"""From Anthropic's conversation to the server's own."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twostroke.server.anthropic.schemas import Block, Message, MessagesBody, PromptBody, ToolChoice
+from twostroke.server.errors import ApiError
+from twostroke.server.openai.conversation import chat_body, without_tracking
+from twostroke.server.openai.schemas.chat import ChatBody
+
+# Blocks of earlier turns that a model here cannot have made: thoughts, and what Anthropic's own tools did.
+_DROPPED = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout")
+
+
+def translated(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:
+    """The body as chat completions have it, and what of it was left out, for the client to read.
+
+    Args:
+        body: the request.
+        served: the model's name, which every name that begins with "claude-" stands for.
+
+    Raises:
+        ApiError: for blocks that cannot be read.
+    """
+    warnings: list[str] = []
+    fields: dict[str, Any] = {
+        "model": served if body.model.startswith("claude-") else body.model,
+        "messages": _messages(body),
+        "tools": list(_tools(body, warnings)),
+        **_choice(body.tool_choice),
+    }
+    wanted = body.output_config.format or body.output_format
+    if wanted is not None:
+        schema = {"name": "output", "schema": wanted.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if body.messages[-1].role == "assistant":  # the answer goes on from it
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    if body.mcp_servers:
+        warnings.append("mcp_servers are left out: this server calls no others")
+    if isinstance(body, MessagesBody):
+        fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
+        fields["stop"] = [stop for stop in body.stop_sequences if stop]
+        fields |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    return chat_body(fields), warnings
+
+
+def _tools(body: PromptBody, warnings: list[str]) -> Iterator[dict[str, Any]]:
+    for tool in body.tools:
+        if tool.input_schema is None:
+            warnings.append(f"the tool {tool.name} is left out: {tool.type} is not one that this server has")
+            continue
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        yield {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(choice: ToolChoice) -> dict[str, Any]:
+    named: Any = {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)
+    if named is None:
+        if choice.name is None:
+            raise ApiError(400, 'tool_choice: type "tool" needs the field name', param="tool_choice")
+        named = {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": named, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _messages(body: PromptBody) -> list[dict[str, Any]]:
+    """As chat completions have them; texts of one role that follow each other are one message.
+
+    A system message among the turns becomes text of the user's: many templates refuse one there, and moved to the
+    front it would change the beginning of a prompt that is in the prefix index.
+    """
+    texts = [without_tracking(text) for text in _texts(body.system, "system")]
+    turns = list(body.messages)
+    while turns and turns[0].role == "system":
+        texts += _texts(turns.pop(0).content, "messages.0.content")
+    system = "\n\n".join(filter(None, texts))
+    made: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    names: dict[str, str] = {}
+    for index, message in enumerate(turns, len(body.messages) - len(turns)):
+        for one in _turn(message, f"messages.{index}", names):
+            last = made[-1] if made else None
+            if last is not None and one["role"] == last["role"] != "tool" and "tool_calls" not in last:
+                text = "\n\n".join(filter(None, (last["content"], one["content"])))
+                made[-1] = {**last, **one, "content": text}
+            else:
+                made.append(one)
+    return made
+
+
+def _turn(message: Message, where: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """A turn as messages: the results of tools come before the text. `names` are those of earlier calls, by id."""
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(message.content):
+        place = f"{where}.content.{index}"
+        if block.type == "tool_use" and message.role == "assistant":
+            call = _call(block, place)
+            names[call["id"]] = call["function"]["name"]
+            calls.append(call)
+        elif block.type == "tool_result" and message.role == "user":
+            id = _field(block, "tool_use_id", str, place)
+            text = "\n\n".join(_texts(_inner(block, place), f"{place}.content"))
+            if getattr(block, "is_error", False) is True and not text:
+                text = "error"
+            yield {"role": "tool", "tool_call_id": id, "content": text} | ({"name": names[id]} if id in names else {})
+        else:
+            texts += _texts([block], f"{where}.content", index)
+    content = "\n\n".join(filter(None, texts))
+    if message.role == "assistant":
+        yield {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    elif content or not any(block.type == "tool_result" for block in message.content):
+        yield {"role": "user", "content": content}
+
+
+def _call(block: Block, place: str) -> dict[str, Any]:
+    function = {
+        "name": _field(block, "name", str, place),
+        "arguments": json.dumps(_field(block, "input", dict, place), ensure_ascii=False),
+    }
+    return {"id": _field(block, "id", str, place), "type": "function", "function": function}
+
+
+def _inner(block: Block, place: str) -> list[Block]:
+    """The content of a tool's result: a text, blocks, or nothing."""
+    content = getattr(block, "content", None) or []
+    if isinstance(content, str):
+        return [Block(type="text", text=content)]  # pyright: ignore[reportCallIssue]
+    if not isinstance(content, list) or not all(isinstance(one, dict) and "type" in one for one in content):
+        raise ApiError(400, f"{place}.content: must be a text or a list of blocks", param=f"{place}.content")
+    return [Block.model_validate(one) for one in content]
+
+
+def _texts(blocks: Sequence[Block], where: str, start: int = 0) -> list[str]:
+    """What is text in some blocks. Raises ApiError for what a model of text cannot read."""
+    return [text for index, block in enumerate(blocks, start) if (text := _text(block, f"{where}.{index}"))]
+
+
+def _text(block: Block, place: str) -> str | None:
+    match block.type:
+        case "text":
+            return _field(block, "text", str, place)
+        case "image":
+            message = f"{place}: images are not supported, because the model reads text alone: leave them out"
+            raise ApiError(400, message, param=place)
+        case "document":
+            return _document(block, place)
+        case "search_result":
+            return "\n\n".join([_field(block, "title", str, place), *_texts(_inner(block, place), f"{place}.content")])
+        case "tool_reference":
+            return _field(block, "tool_name", str, place)
+        case kind if kind in _DROPPED or (kind.endswith("_tool_result") and kind != "tool_result"):
+            return None
+        case kind:
+            raise ApiError(400, f"{place}: a block of type {kind!r:.60} is not supported here", param=place)
+
+
+def _document(block: Block, place: str) -> str:
+    source = _field(block, "source", dict, place)
+    title = getattr(block, "title", None)
+    match source.get("type"):
+        case "text" if isinstance(source.get("data"), str):
+            text: str = source["data"]
+        case "content" if isinstance(source.get("content"), str | list):
+            inner = Block(type="text", content=source["content"])  # pyright: ignore[reportCallIssue]
+            text = "\n\n".join(_texts(_inner(inner, place), f"{place}.source.content"))
+        case kind:
+            raise ApiError(400, f"{place}: a document must be text, not {kind!r:.40}", param=place)
+    return f"{title}\n\n{text}" if isinstance(title, str) and title else text
+
+
+def _field(block: Block, name: str, kind: type, place: str) -> Any:
+    value = getattr(block, name, None)
+    if not isinstance(value, kind):
+        wanted = "a text" if kind is str else "an object"
+        raise ApiError(400, f"{place}.{name}: must be {wanted}", param=f"{place}.{name}")
+    return value

@@ -1,0 +1,87 @@
+"""A conversation on its way to the engine.
+
+Every API that has conversations translates its body into a `ChatBody`, which is the server's own form of one. So
+tools, formats, sampling and techniques work alike in all of them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from twostroke.engine.request import Request
+from twostroke.llm import LLM
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.errors import ApiError, from_validation
+from twostroke.server.openai.constraints import constraint
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, NamedFunction
+from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
+from twostroke.server.tool_parser import call_reading
+
+# Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
+_TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
+
+
+class Conversation:
+    """A checked body and the technique it names.
+
+    Attributes:
+        warnings: what will not be done as the body asks, a line each.
+    """
+
+    def __init__(self, engine: AsyncEngine, body: ChatBody) -> None:
+        """Raises ApiError for what can be told before the prompt is made."""
+        self.warnings: list[str] = []
+        self._engine, self.body = engine, body.with_defaults(engine.llm.generation)
+        self._technique = choose_method(engine.name, body.model, body.method)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        forced = isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"
+        if forced and not body.callable_functions:
+            message = "tool_choice asks for a call of a function that tools does not have"
+            raise ApiError(400, message, param="tool_choice")
+
+    def tokens(self) -> list[int]:
+        """The prompt. Takes long: call it off the event loop."""
+        return truncated(self._engine.llm, prompt_tokens(self._engine.llm, self.body), self.body.truncate_prompt_tokens)
+
+    def requests(self) -> list[Request]:
+        """The engine's requests. Takes long: call it off the event loop."""
+        body, llm = self.body, self._engine.llm
+        most = body.max_completion_tokens or body.max_tokens
+        functions = [function.for_template() for function in body.callable_functions]
+        reader = call_reading(llm.tokenizer, functions, parallel=body.parallel) if functions else None
+        follow = constraint(self._engine.grammars, body, self.warnings, reader.shown if reader else ())
+        params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
+        params = replace(params, reader=reader)
+        return engine_requests(llm, [self.tokens()], params, self._technique)
+
+
+def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:
+    """A body's messages through the chat template. Raises InvalidRequest or ApiError."""
+    messages = [message.for_template() for message in body.messages]
+    if messages[0]["role"] == "system":
+        messages[0]["content"] = without_tracking(messages[0]["content"])
+    return chat_tokens(
+        llm,
+        messages,
+        [function.for_template() for function in body.callable_functions],
+        body.variables,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+
+
+def chat_body(fields: Mapping[str, Any]) -> ChatBody:
+    """A translated body. Raises ApiError, which names the field by its name in chat completions."""
+    try:
+        return ChatBody.model_validate(fields)
+    except ValidationError as error:
+        raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def without_tracking(system: str) -> str:
+    """A system prompt without the header lines that would keep it from being found in the prefix index."""
+    return _TRACKING.sub("", system)

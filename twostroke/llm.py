@@ -92,7 +92,7 @@ class LLM:
             max_running: maximum number of choices that run at once.
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
                 the model then takes about a second longer, to measure its steps.
-            progress: called during downloads with (stage, bytes done, total bytes).
+            progress: called during downloads, and while weights are encoded, with (stage, bytes done, total bytes).
 
         Raises:
             CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
@@ -113,12 +113,12 @@ class LLM:
         self.generation = dict(checkpoint.generation)
         self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-        self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for)
+        self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for, progress)
         self.pool, self.backend = self.model.pool, self.model.backend
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
-                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
+                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads, progress)
         self.engine = Engine(models, MAIN, scheduler)
 
     # The two strokes ------------------------------------------------------------------------------------------

@@ -6,20 +6,24 @@ tokens; if its geometry differs, it has a separate pool.
 
 import ctypes
 import hashlib
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
-from twostroke.backends.interface import Backend
+from twostroke.backends.interface import Backend, Weights
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.quantize import quantize
+from twostroke.checkpoints.progress import Progress
+from twostroke.checkpoints.quantize import changes, fitted, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.formats.encode import ENCODING
+from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.pool import PagePool
@@ -28,25 +32,49 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
 from twostroke.models.rope import frequencies
 
+log = logging.getLogger(__name__)
+
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
 def open_model(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, index: str, pool_for: Callable[[Geometry], PagePool]
+    stored: Checkpoint,
+    tokenizer: Tokenizer,
+    backend: Backend,
+    index: str,
+    pool_for: Callable[[Geometry], PagePool],
+    progress: Progress | None = None,
 ) -> Model:
-    """Load a checkpoint's weights. `index` is a key of `INDEXES`; `pool_for` returns the pool for its geometry."""
+    """Load a checkpoint's weights; matrices that the backend has no kernel for are re-encoded, with a line in the log.
+
+    `index` is a key of `INDEXES`; `pool_for` returns the pool for its geometry. `progress` is called with
+    ("encoding weights", bytes done, total bytes) while weights are encoded.
+    """
+    checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
-    compiled = backend.compile(checkpoint.config, checkpoint.tensor)
+    compiled = backend.compile(checkpoint.config, _reported(checkpoint, progress))
+    if checkpoint.encoders != stored.encoders:
+        log.warning(
+            "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another form, "
+            "backend=reference computes with the stored values",
+            checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
+        )  # fmt: skip
     _trim()
     prefixes = None if made is None else made(pool, identity)
     return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost)
 
 
 def open_companion(
-    role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, index: str, threads: int | None
+    role: str,
+    wanted: str | Checkpoint,
+    main: Model,
+    own: Checkpoint,
+    index: str,
+    threads: int | None,
+    progress: Progress | None = None,
 ) -> Model:
     """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
@@ -64,7 +92,8 @@ def open_companion(
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:
         raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
-    if _identity(checkpoint, backend, shared.page_size) == main.id:
+    fit = fitted(checkpoint, backend.formats, threads)
+    if _identity(fit, backend, shared.page_size) == main.id:
         return main
     if checkpoint.config.max_position < main.max_position:
         raise InvalidRequest(
@@ -81,7 +110,7 @@ def open_companion(
             return shared
         return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-    return open_model(checkpoint, tokenizer, backend, index, pool_for)
+    return open_model(checkpoint, tokenizer, backend, index, pool_for, progress)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
@@ -102,6 +131,22 @@ def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backen
     """A pool over a backend's memory."""
     sizes = geometry.num_layers, geometry.num_kv_heads, page_size, geometry.head_dim
     return PagePool(geometry, backend.memory(num_pages, *sizes), num_pages, page_size)
+
+
+def _reported(checkpoint: Checkpoint, progress: Progress | None) -> Weights:
+    """`checkpoint.tensor`, which reports each matrix that it has encoded."""
+    matrices, done = checkpoint.matrices(), 0
+    total = sum(matrices[name].nbytes for name in checkpoint.encoders)
+
+    def tensor(name: str) -> RawTensor:
+        nonlocal done
+        made = checkpoint.tensor(name)
+        if progress is not None and name in checkpoint.encoders:
+            done = min(done + made.nbytes, total)
+            progress("encoding weights", done, total)
+        return made
+
+    return tensor
 
 
 def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:

@@ -24,7 +24,6 @@ UNSUPPORTED_KEYS = (
     "final_logit_softcapping",
     "attn_logit_softcapping",
     "use_bidirectional_attention",
-    "quantization_config",
 )
 
 

@@ -36,7 +36,7 @@ NEAREST = {
     "Q1_0": Nearest("Q4_0"),
     "TQ1_0": Nearest("Q4_0"),
     "TQ2_0": Nearest("Q4_0"),
-    "IQ1_S": Nearest("Q4_1", 0.0005),
+    "IQ1_S": Nearest("Q5_0", 0.0002),
     "IQ1_M": Nearest("Q6_K"),
     "IQ2_XXS": Nearest("Q4_K", 0.023),
     "IQ2_XS": Nearest("Q6_K", 0.01),
@@ -122,25 +122,17 @@ def _pack_crumbs(codes: np.ndarray) -> np.ndarray:
     return first.reshape(len(codes), 64)
 
 
-def _q4_k(scaled: Scaled, step: float, lowest: float) -> Blocks:
-    """Codes `lowest`, `lowest + step`, ... of at most 16 steps, rounded to these; 8 scales from 0 to 63."""
-    table = np.rint((np.arange(-128, 128) - lowest) / step).clip(0, 15).astype(np.uint8)
+def _q4_k(scaled: Scaled, step: float) -> Blocks:
+    """Codes as 16 steps around 0, the middle of which is 0: some kernels round what is far from it. 8 scales to 63."""
+    table = np.rint(np.arange(-128, 128) / step + 7.5).clip(0, 15).astype(np.uint8)
     codes = table[scaled.codes.astype(np.int16) + 128].reshape(-1, 4, 2, 32)
     scales = scaled.scales.astype(np.uint8)
     first, last = scales[:, :4], scales[:, 4:]
     top = first | last >> 4 << 6
     packed = np.concatenate((top, top, last & 15 | last << 4), axis=-1)  # minima are the same numbers as scales
     quants = (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)
-    d = np.concatenate((scaled.d * np.float32(step), scaled.d * np.float32(-lowest)), axis=-1)
+    d = np.concatenate((scaled.d * np.float32(step), scaled.d * np.float32(7.5 * step)), axis=-1)
     return np.concatenate((_half(d), packed, quants), axis=-1)
-
-
-def _iq1_s(blocks: Blocks) -> Blocks:
-    """Three levels 8 apart, of which the lowest is -9 or -7, as Q4_1."""
-    scales, codes = _groups(grids.iq1_s(blocks))
-    lowest = np.where(codes[:, :1] & 7 == 1, -7, -9).astype(np.int8)
-    quants = _pack_nibbles((codes - lowest >> 3).view(np.uint8))
-    return np.concatenate((_half(np.concatenate((8 * scales, scales * lowest), axis=-1)), quants), axis=-1)
 
 
 def _iq2(decode: Callable[[Blocks], Scaled]) -> Callable[[Blocks], Blocks]:
@@ -174,13 +166,13 @@ TRANSCODERS: dict[tuple[str, str], Callable[[Blocks], Blocks]] = {
     ("Q1_0", "Q4_0"): lambda blocks: q4_0(few_bits.q1_0(blocks)),
     ("TQ1_0", "Q4_0"): lambda blocks: q4_0(few_bits.tq1_0(blocks)),
     ("TQ2_0", "Q4_0"): lambda blocks: q4_0(few_bits.tq2_0(blocks)),
-    ("IQ1_S", "Q4_1"): _iq1_s,
+    ("IQ1_S", "Q5_0"): lambda blocks: q5_0(grids.iq1_s(blocks)),
     ("IQ1_M", "Q6_K"): lambda blocks: q6_k(grids.iq1_m(blocks)),
-    ("IQ2_XXS", "Q4_K"): lambda blocks: _q4_k(grids.iq2_xxs(blocks), 16.83, -2.5 * 16.83),
+    ("IQ2_XXS", "Q4_K"): lambda blocks: _q4_k(grids.iq2_xxs(blocks), 16.83),
     ("IQ2_XS", "Q6_K"): _iq2(grids.iq2_xs),
     ("IQ2_S", "Q6_K"): _iq2(grids.iq2_s),
-    ("IQ3_XXS", "Q4_K"): lambda blocks: _q4_k(grids.iq3_xxs(blocks), 8.05, -7.5 * 8.05),
-    ("IQ3_S", "Q4_K"): lambda blocks: _q4_k(grids.iq3_s(blocks), 2, -15),
+    ("IQ3_XXS", "Q4_K"): lambda blocks: _q4_k(grids.iq3_xxs(blocks), 8.05),
+    ("IQ3_S", "Q4_K"): lambda blocks: _q4_k(grids.iq3_s(blocks), 2),
     ("IQ4_NL", "Q8_0"): lambda blocks: q8_0(codebooks.iq4_nl(blocks)),
     ("IQ4_XS", "Q8_0"): lambda blocks: q8_0(codebooks.iq4_xs(blocks)),
     ("Q2_K", "Q6_K"): _q2_k,

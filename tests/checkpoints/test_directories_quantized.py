@@ -50,7 +50,11 @@ def values(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarr
 def gptq(matrix: np.ndarray) -> tuple[Arrays, np.ndarray]:
     codes, scales, zeros = rounded(matrix, 4)
     index = np.arange(matrix.shape[1], dtype=np.int32) // GROUP
-    packed = {"qweight": pack_gptq(codes.T, 4), "qzeros": pack_gptq(zeros - 1, 4).T, "scales": scales.T.astype(np.float16)}
+    packed = {
+        "qweight": pack_gptq(codes.T, 4),
+        "qzeros": pack_gptq(zeros - 1, 4).T,
+        "scales": scales.T.astype(np.float16),
+    }
     return packed | {"g_idx": index}, values(codes, scales, zeros)
 
 
@@ -115,7 +119,10 @@ def write(plain: Path, directory: Path, method: str, config: dict[str, Any] | No
         packed |= {f"{module}.{part}": np.ascontiguousarray(array) for part, array in parts.items()}
     stated = json.loads((plain / "config.json").read_text())
     key = "quantization" if method == "mlx" else "quantization_config"
-    for place, kept, facts in ((directory, packed | more, {key: config or CONFIGS[method]}), (directory / "same", same, {})):
+    for place, kept, facts in (
+        (directory, packed | more, {key: config or CONFIGS[method]}),
+        (directory / "same", same, {}),
+    ):
         place.mkdir(exist_ok=True)
         for file in plain.iterdir():
             if file.name not in ("config.json", "model.safetensors"):
@@ -216,7 +223,9 @@ def test_auto_round_is_one_of_both(plain: Path, tmp_path: Path) -> None:
 )
 def test_what_is_not_read_is_one_line_that_names_the_method(method: str, plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path, "gptq", {"quant_method": method})
-    with pytest.raises(UnsupportedArchitecture, match=f"weights quantized by '{method}' are not supported, only") as raised:
+    with pytest.raises(
+        UnsupportedArchitecture, match=f"weights quantized by '{method}' are not supported, only"
+    ) as raised:
         open_huggingface(tmp_path)
     assert "\n" not in str(raised.value)
 

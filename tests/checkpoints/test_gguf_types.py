@@ -83,7 +83,9 @@ def test_the_reference_has_the_values_of_the_file(name: str, tmp_path: Path) -> 
 
 @native
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_the_native_backend_computes_nearly_the_same(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_native_backend_computes_nearly_the_same(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = str(write(tmp_path / "a.gguf", name))
     exact = all_logits(LLM(path, backend="reference", kv_bytes=8 << 20, threads=1), IDS)
     llm = LLM(path, kv_bytes=8 << 20, threads=1)

@@ -22,7 +22,11 @@ def random_blocks(name: str, count: int, seed: int = 0, size: float = 0.01) -> n
     if name in FLOATS:
         return (generator.standard_normal((count, 1)) * size).astype(FLOATS[name]).view(np.uint8)
     if name == "BF16":
-        return ((generator.standard_normal((count, 1)) * size).astype("<f4").view("<u4") >> 16).astype("<u2").view(np.uint8)
+        return (
+            ((generator.standard_normal((count, 1)) * size).astype("<f4").view("<u4") >> 16)
+            .astype("<u2")
+            .view(np.uint8)
+        )
     for at in HALVES.get(name, ()):
         blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
     if name == "Q8_K":

@@ -41,7 +41,9 @@ def test_the_error_is_the_one_that_is_told(name: str) -> None:
 def test_no_encoding_of_four_bits_is_nearer(name: str) -> None:
     tensor = random_matrix(name, 64, 1024, size=0.01) if name not in WHOLE_NUMBERS else random_matrix("I8", 64, 1024)
     before = tensor.dequantize()
-    distances = [np.abs(Encoder(format)(tensor).dequantize() - before).sum() for format in (NEAREST[name].format, "Q4_1")]
+    distances = [
+        np.abs(Encoder(format)(tensor).dequantize() - before).sum() for format in (NEAREST[name].format, "Q4_1")
+    ]
     assert distances[0] <= distances[1]
 
 

@@ -99,30 +99,6 @@ def _decoder(scaled: Callable[[Blocks], Scaled]) -> Callable[[Blocks], np.ndarra
     return lambda blocks: scaled(blocks).values()
 
 
-FORMATS: dict[str, Format] = {
-    name: Format(name, block_size, block_bytes, decode)
-    for name, block_size, block_bytes, decode in (
-        ("F32", 1, 4, f32),
-        ("F16", 1, 2, f16),
-        ("BF16", 1, 2, bf16),
-        ("Q4_0", 32, 18, _q4_0),
-        ("Q4_1", 32, 20, _q4_1),
-        ("Q5_0", 32, 22, _q5_0),
-        ("Q5_1", 32, 24, _q5_1),
-        ("Q8_0", 32, 34, _q8_0),
-        ("Q4_K", 256, 144, _q4_k),
-        ("Q5_K", 256, 176, _q5_k),
-        ("Q6_K", 256, 210, _q6_k),
-        ("Q2_K", 256, 84, few_bits.q2_k),
-        ("NVFP4", 64, 36, codebooks.nvfp4),
-        ("F64", 1, 8, _number("<f8")),
-        ("I8", 1, 1, _number("i1")),
-        ("I16", 1, 2, _number("<i2")),
-        ("I32", 1, 4, _number("<i4")),
-        ("I64", 1, 8, _number("<i8")),
-    )
-}
-
 # Formats whose blocks are codes times scales.
 SCALED: dict[str, Callable[[Blocks], Scaled]] = {
     "Q3_K": few_bits.q3_k,
@@ -141,24 +117,43 @@ SCALED: dict[str, Callable[[Blocks], Scaled]] = {
     "IQ4_XS": codebooks.iq4_xs,
     "MXFP4": codebooks.mxfp4,
 }
-FORMATS |= {
-    name: Format(name, block_size, block_bytes, _decoder(SCALED[name]))
-    for name, block_size, block_bytes in (
-        ("Q3_K", 256, 110),
-        ("Q8_K", 256, 292),
-        ("Q1_0", 128, 18),
-        ("TQ1_0", 256, 54),
-        ("TQ2_0", 256, 66),
-        ("IQ1_S", 256, 50),
-        ("IQ1_M", 256, 56),
-        ("IQ2_XXS", 256, 66),
-        ("IQ2_XS", 256, 74),
-        ("IQ2_S", 256, 82),
-        ("IQ3_XXS", 256, 98),
-        ("IQ3_S", 256, 110),
-        ("IQ4_NL", 32, 18),
-        ("IQ4_XS", 256, 136),
-        ("MXFP4", 32, 17),
+
+FORMATS: dict[str, Format] = {
+    name: Format(name, block_size, block_bytes, decode)
+    for name, block_size, block_bytes, decode in (
+        ("F32", 1, 4, f32),
+        ("F16", 1, 2, f16),
+        ("BF16", 1, 2, bf16),
+        ("Q4_0", 32, 18, _q4_0),
+        ("Q4_1", 32, 20, _q4_1),
+        ("Q5_0", 32, 22, _q5_0),
+        ("Q5_1", 32, 24, _q5_1),
+        ("Q8_0", 32, 34, _q8_0),
+        ("Q4_K", 256, 144, _q4_k),
+        ("Q5_K", 256, 176, _q5_k),
+        ("Q6_K", 256, 210, _q6_k),
+        ("Q2_K", 256, 84, few_bits.q2_k),
+        ("Q3_K", 256, 110, _decoder(SCALED["Q3_K"])),
+        ("Q8_K", 256, 292, _decoder(SCALED["Q8_K"])),
+        ("Q1_0", 128, 18, _decoder(SCALED["Q1_0"])),
+        ("TQ1_0", 256, 54, _decoder(SCALED["TQ1_0"])),
+        ("TQ2_0", 256, 66, _decoder(SCALED["TQ2_0"])),
+        ("IQ1_S", 256, 50, _decoder(SCALED["IQ1_S"])),
+        ("IQ1_M", 256, 56, _decoder(SCALED["IQ1_M"])),
+        ("IQ2_XXS", 256, 66, _decoder(SCALED["IQ2_XXS"])),
+        ("IQ2_XS", 256, 74, _decoder(SCALED["IQ2_XS"])),
+        ("IQ2_S", 256, 82, _decoder(SCALED["IQ2_S"])),
+        ("IQ3_XXS", 256, 98, _decoder(SCALED["IQ3_XXS"])),
+        ("IQ3_S", 256, 110, _decoder(SCALED["IQ3_S"])),
+        ("IQ4_NL", 32, 18, _decoder(SCALED["IQ4_NL"])),
+        ("IQ4_XS", 256, 136, _decoder(SCALED["IQ4_XS"])),
+        ("MXFP4", 32, 17, _decoder(SCALED["MXFP4"])),
+        ("NVFP4", 64, 36, codebooks.nvfp4),
+        ("F64", 1, 8, _number("<f8")),
+        ("I8", 1, 1, _number("i1")),
+        ("I16", 1, 2, _number("<i2")),
+        ("I32", 1, 4, _number("<i4")),
+        ("I64", 1, 8, _number("<i8")),
     )
 }
 

@@ -31,9 +31,7 @@ def iq2_xs(blocks: Blocks) -> Scaled:
 def iq2_s(blocks: Blocks) -> Scaled:
     """For 8 elements: an entry in 10 bits, of which two are in another place; eight signs. A scale for 16 elements."""
     entries = blocks[:, 2:34] | _spread(blocks[:, 66:74], (0, 2, 4, 6), 3)
-    return _signed_entries(
-        "IQ2_S", f16(blocks[:, :2]) / 8, _pairs(blocks[:, 74:]), entries, SIGNS[blocks[:, 34:66]]
-    )
+    return _signed_entries("IQ2_S", f16(blocks[:, :2]) / 8, _pairs(blocks[:, 74:]), entries, SIGNS[blocks[:, 34:66]])
 
 
 def iq3_xxs(blocks: Blocks) -> Scaled:
@@ -43,9 +41,7 @@ def iq3_xxs(blocks: Blocks) -> Scaled:
 
 def iq3_s(blocks: Blocks) -> Scaled:
     entries = blocks[:, 2:66] | _spread(blocks[:, 66:74], range(8), 1)
-    return _signed_entries(
-        "IQ3_S", f16(blocks[:, :2]), _pairs(blocks[:, 106:]), entries, SIGNS[blocks[:, 74:106]]
-    )
+    return _signed_entries("IQ3_S", f16(blocks[:, :2]), _pairs(blocks[:, 106:]), entries, SIGNS[blocks[:, 74:106]])
 
 
 def iq1_s(blocks: Blocks) -> Scaled:

@@ -36,7 +36,7 @@ NEAREST = {
     "Q1_0": Nearest("Q4_0"),
     "TQ1_0": Nearest("Q4_0"),
     "TQ2_0": Nearest("Q4_0"),
-    "IQ1_S": Nearest("Q5_0", 0.0002),
+    "IQ1_S": Nearest("Q5_0", 0.0003),
     "IQ1_M": Nearest("Q6_K"),
     "IQ2_XXS": Nearest("Q4_K", 0.023),
     "IQ2_XS": Nearest("Q6_K", 0.01),

@@ -104,7 +104,9 @@ def _bits(config: Mapping[str, Any], module: str, source: str) -> int:
     """The bits of a module's weights, by the first group whose targets name it or the class Linear."""
     for group in _groups(config.get("config_groups")):
         weights = group.get("weights")
-        if not isinstance(weights, dict) or not any(_is_target(target, module) for target in group.get("targets") or ()):
+        if not isinstance(weights, dict) or not any(
+            _is_target(target, module) for target in group.get("targets") or ()
+        ):
             continue
         bits = weights.get("num_bits")
         if type(bits) is int and 1 < bits <= 8:

@@ -23,7 +23,9 @@ def unpack_gptq(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tens
     """
     kind = str(config.get("checkpoint_format") or "gptq")
     if kind not in GPTQ_FORMATS:
-        raise UnsupportedArchitecture(f"{where}: GPTQ in the format {kind!r:.40} is not supported, only gptq and gptq_v2")
+        raise UnsupportedArchitecture(
+            f"{where}: GPTQ in the format {kind!r:.40} is not supported, only gptq and gptq_v2"
+        )
     found = dict(tensors)
     for module in _modules(tensors):
         source = module_weight(tensors[f"{module}.qweight"], f"{module}.qweight")
@@ -97,4 +99,3 @@ def _awq_codes(tensor: RawTensor) -> np.ndarray:
     """[columns, rows / 8] words -> [rows, columns] uint8."""
     fields = unpack_stream(array(tensor), 4).reshape(tensor.shape[0], -1, 8)
     return fields[..., AWQ_ORDER].reshape(tensor.shape[0], -1).T
-

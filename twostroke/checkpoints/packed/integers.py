@@ -39,7 +39,7 @@ class Integers:
         count = self.scales.shape[1]
         if self.scales.shape != self.zeros.shape or self.scales.shape[0] != rows or not 0 < count <= columns:
             raise CheckpointError(f"{source}: scales {self.scales.shape} do not fit a matrix of {self.shape}")
-        if self.groups is not None and (self.groups.shape != (columns,) or not (0 <= self.groups).all()):
+        if self.groups is not None and (self.groups.shape != (columns,) or not (self.groups >= 0).all()):
             raise CheckpointError(f"{source}: the groups of its columns are damaged")
         if self.groups is not None and not (self.groups < count).all():
             raise CheckpointError(f"{source}: a column is in a group that has no scale")

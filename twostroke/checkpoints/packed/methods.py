@@ -29,7 +29,9 @@ METHODS: dict[str, tuple[Unpack, ...]] = {
 }
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # Scales of activations and of a KV cache, which are not quantized as these say.
-IGNORED = re.compile(r".*\.(([kvq]|kv|prob|input|output|activation)_scale(_ub)?|(input|output)_global_scale|.*_bmm\d?_quantizer\..*)")
+IGNORED = re.compile(
+    r".*\.(([kvq]|kv|prob|input|output|activation)_scale(_ub)?|(input|output)_global_scale|.*_bmm\d?_quantizer\..*)"
+)
 
 
 def quantization(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
@@ -40,7 +42,9 @@ def quantization(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     path = directory / "config.json"
     config = read_json(path)
     inner = config.get("text_config")
-    settings = config.get("quantization_config") or (inner.get("quantization_config") if isinstance(inner, dict) else None)
+    settings = config.get("quantization_config") or (
+        inner.get("quantization_config") if isinstance(inner, dict) else None
+    )
     settings = settings or config.get("compression_config")
     method = None
     if not settings and (settings := config.get("quantization")):

@@ -39,7 +39,9 @@ def unpack_mlx(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tenso
     return found
 
 
-def _packed(source: str, shape: tuple[int, int], bits: int, parts: tuple[RawTensor, RawTensor, RawTensor]) -> PackedTensor:
+def _packed(
+    source: str, shape: tuple[int, int], bits: int, parts: tuple[RawTensor, RawTensor, RawTensor]
+) -> PackedTensor:
     """As Q4_1 if that holds it exactly, otherwise in float32."""
     words = parts[0]
     scales, biases = floats(parts[1]).reshape(-1, 1), floats(parts[2]).reshape(-1, 1)

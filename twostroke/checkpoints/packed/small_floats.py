@@ -138,7 +138,11 @@ def _four_bits(
 ) -> PackedTensor:
     rows, columns = state["shape"]
     size = state["blocksize"]
-    if packed.num_elements * 2 != rows * columns or rows * columns % size or absmax.num_elements * size != rows * columns:
+    if (
+        packed.num_elements * 2 != rows * columns
+        or rows * columns % size
+        or absmax.num_elements * size != rows * columns
+    ):
         raise CheckpointError(f"{source}: {packed.num_elements} bytes of codes do not fit {(rows, columns)}")
 
     def values() -> np.ndarray:
@@ -154,7 +158,11 @@ def _four_bits(
 
 
 def _packed(
-    shape: tuple[int, ...], source: str, method: str, parts: tuple[RawTensor | None, ...], values: Callable[[], np.ndarray]
+    shape: tuple[int, ...],
+    source: str,
+    method: str,
+    parts: tuple[RawTensor | None, ...],
+    values: Callable[[], np.ndarray],
 ) -> PackedTensor:
     stored = tuple(part for part in parts if part is not None)
     return PackedTensor.of(shape, "F32", source, method, stored, lambda: values().astype(np.float32).view(np.uint8))

@@ -25,7 +25,7 @@ WEIGHTS = sorted(set(FORMATS) - {"I8", "I16", "I32", "I64"})
 native = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
 
 
-def write(path: Path, name: str, vectors: str = "F32") -> Path:
+def write(path: Path, name: str, vectors: str = "F32", scale: float | None = None) -> Path:
     """A random model all of whose matrices are of one type; norms are of the type `vectors`."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output.weight": (VOCAB, HIDDEN)}
     for i in range(LAYERS):
@@ -61,6 +61,8 @@ def write(path: Path, name: str, vectors: str = "F32") -> Path:
             if FORMATS[name].block_size == 1 and name != "BF16":
                 data = data.view({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[name])
         writer.add_tensor(tensor, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        if scale is not None and len(shape) == 2:
+            writer.add_tensor(tensor.replace(".weight", ".scale"), np.array([scale], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -123,6 +125,14 @@ def test_weights_asked_for_come_before_the_nearest(name: str, tmp_path: Path) ->
         made = fitted(quantize(checkpoint, weights), KERNELS).matrices()["layers.0.up"].format
         smaller = FORMATS[NEAREST[name].format].row_bytes(256) <= FORMATS["Q4_1"].row_bytes(256)
         assert made == (NEAREST[name].format if weights == "int4" and smaller else format)
+
+
+def test_nvfp4_has_a_scale_beside_a_matrix(tmp_path: Path) -> None:
+    plain, scaled = (open_gguf(write(tmp_path / f"{scale}.gguf", "NVFP4", scale=scale)) for scale in (None, 0.3))
+    for name in plain.matrices():
+        expected = plain.tensor(name).dequantize() * np.float32(0.3)
+        assert np.array_equal(scaled.tensor(name).dequantize(), expected)
+        assert fitted(scaled, KERNELS).tensor(name).format == "Q8_0"
 
 
 @pytest.mark.parametrize("vectors", ["F16", "F64"])

@@ -22,8 +22,10 @@ from twostroke.checkpoints.generation import gguf_generation
 from twostroke.checkpoints.gguf_config import read_config, tensor_names
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
+from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.families import BY_NAME
+from twostroke.models.families.names import StoredName
 from twostroke.system.mapped import MappedFile
 
 MAGIC = b"GGUF"
@@ -235,6 +237,21 @@ def _listed(value: Any) -> Any:
     return value
 
 
+def _with_scale(file: GgufFile, name: StoredName, tensor: RawTensor) -> RawTensor:
+    """The tensor times the number (one for each expert) that converters of NVFP4 store beside it."""
+    scale = file.tensors.get(name.tensor.removesuffix(".weight") + ".scale")
+    if scale is None or tensor.format != "NVFP4" or len(tensor.shape) != 2:
+        return tensor
+    if scale.num_elements <= (name.expert or 0):
+        raise CheckpointError(f"{scale.source}: shape {scale.shape} where there is a number for each matrix")
+    factor = scale.dequantize().reshape(-1)[name.expert or 0]
+
+    def make() -> np.ndarray:
+        return (tensor.dequantize() * factor).view(np.uint8)
+
+    return PackedTensor.of(tensor.shape, "F32", tensor.source, "NVFP4 with a scale", (tensor, scale), make)
+
+
 def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     """Opens a GGUF file of a supported architecture; `name` defaults to the file's stem.
 
@@ -247,7 +264,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
     stored = {
-        ours: replace(found if name.expert is None else found.part(name.expert), name=ours)
+        ours: replace(_with_scale(file, name, found if name.expert is None else found.part(name.expert)), name=ours)
         for ours, name in names.items()
         if (found := file.tensors.get(name.tensor)) is not None
     }

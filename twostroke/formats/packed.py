@@ -32,6 +32,10 @@ class PackedTensor(RawTensor):
         data = np.broadcast_to(np.uint8(0), (shape[0], FORMATS[format].row_bytes(shape[1])))
         return cls(source.rpartition(": ")[2], format, shape, data, source, method, parts, make)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
     def outline(self) -> RawTensor:
         return RawTensor(self.name, self.format, self.shape, self.data, self.source)
 

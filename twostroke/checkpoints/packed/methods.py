@@ -61,7 +61,7 @@ def quantization(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
         stated = next((kind for kind in ("gptq", "awq") if kind in str(settings.get("packing_format"))), stated)
     elif stated is None and method is None and {"bits", "group_size"} <= settings.keys():
         stated = "mlx"
-    method = str(stated or method)
+    method = str(stated or method or "a method without a name")
     if method not in METHODS:
         known = ", ".join(METHODS)
         raise UnsupportedArchitecture(f"{path}: weights quantized by {method!r:.40} are not supported, only {known}")

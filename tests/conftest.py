@@ -64,7 +64,8 @@ def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureReque
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
-        chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1} | options
+        backend = "auto" if "weights" in options else "reference"  # float32, exactly
+        chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1, "backend": backend} | options
         llm = LLM(str(tiny_directory(family)), **chosen)
         opened.append(llm)
         return llm

@@ -340,7 +340,7 @@ def test_a_model_of_another_geometry_refuses_it(
     conversation = Conversation(model, **PLAIN)
     list(conversation.say("the fox"))
     conversation.save(tmp_path / "talk")
-    other = LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1)
+    other = LLM(str(tiny_directory("qwen3")), backend="reference", kv_bytes=16 << 20, threads=1)
     with pytest.raises(GeometryMismatch, match=r"talk: .*head_dim"):
         Conversation.load(tmp_path / "talk", other)
 

@@ -100,7 +100,7 @@ class LLM:
             max_running: maximum number of choices that run at once.
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
                 the model then takes about a second longer, to measure its steps.
-            progress: called during downloads and loading with (stage, bytes done, total bytes).
+            progress: called during downloads, and while weights are encoded, with (stage, bytes done, total bytes).
             check: check the weights first: their values, and their files' digests where they are known
                 (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
 

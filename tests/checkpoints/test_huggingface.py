@@ -226,7 +226,7 @@ def test_defaults_are_the_families(tmp_path: Path) -> None:
         ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama", {"hidden_act": "relu"}, "activation 'relu'"),
         ("llama", {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "rope_type 'axial'"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantized by 'aqlm' are not supported"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gemma3_text", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
     ],

@@ -33,7 +33,7 @@ def test_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     directory = str(tiny_directory("gemma3"))
-    llm = LLM(directory)
+    llm = LLM(directory, backend="reference")
     monkeypatch.setattr(RawTensor, "dequantize", lambda *_: pytest.fail("the weights were loaded"))
     facts = run_json("models", "show", directory)
     assert (facts["layers"], facts["hidden_size"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (

@@ -19,7 +19,21 @@ from twostroke.formats.tensor import RawTensor
 QUANTIZABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the package has no encoder for K-quants
 
 
+NUMBERS = {"F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
 def reference(data: np.ndarray, name: str) -> np.ndarray:
+    """By the `gguf` package, or by the definition of those that it has no code for."""
+    if name in NUMBERS:
+        return data.view(NUMBERS[name]).astype(np.float32)
+    if name == "Q8_K":
+        blocks = data.reshape(-1, 292)
+        return blocks[:, :4].copy().view("<f4") * blocks[:, 4:260].view(np.int8).astype(np.float32)
+    if name == "Q1_0":
+        blocks = data.reshape(-1, 18)
+        d = blocks[:, :2].copy().view("<f2").astype(np.float32)
+        bits = blocks[:, 2 + np.arange(128) // 8] >> (np.arange(128) % 8) & 1
+        return np.where(bits == 1, d, -d)
     return gguf.dequantize(data, gguf.GGMLQuantizationType[name])
 
 

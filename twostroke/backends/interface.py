@@ -35,7 +35,7 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -177,6 +177,7 @@ class Backend(Protocol):
         exact: whether a row's result has the same bits for any batch, chunk and thread count.
         device: "cpu", or another PyTorch device name.
         threads: number of CPU threads.
+        formats: the formats of weight matrices that it computes with; None for all. Others are re-encoded on load.
         dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
 
@@ -197,6 +198,9 @@ class Backend(Protocol):
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def formats(self) -> Collection[str] | None: ...
 
     @property
     def dtype(self) -> str: ...

@@ -73,7 +73,7 @@ class Checkpoint:
 
     def matrices(self) -> dict[str, RawTensor]:
         """The weight matrices by format and shape; those that `tensor` will encode have no bytes yet."""
-        found = {name: tensor for name, tensor in self.stored.items() if is_weight_matrix(name, tensor.shape)}
+        found = {name: tensor.outline() for name, tensor in self.stored.items() if is_weight_matrix(name, tensor.shape)}
         return found | {name: encoder.outline(found[name]) for name, encoder in self.encoders.items()}
 
     def tensor(self, name: str) -> RawTensor:
@@ -81,13 +81,15 @@ class Checkpoint:
         found = self.stored.get(name)
         if found is None:
             raise CheckpointError(f"{self.files[0]}: there is no tensor {name} in this checkpoint")
+        found = found.unpack()
         for change in (self.transforms.get(name), self.encoders.get(name)):
             found = change(found) if change else found
         return found
 
     def release(self) -> None:
         """Frees the resident pages of the mapped files; a later access reads the file again."""
-        for file in {found[0] for tensor in self.stored.values() if (found := place(tensor.data))}:
+        parts = (part for tensor in self.stored.values() for part in tensor.stored())
+        for file in {found[0] for part in parts if (found := place(part.data))}:
             file.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
@@ -104,13 +106,14 @@ class Checkpoint:
             tensor, encoder = self.stored[name], self.encoders.get(name)
             formats = f"{tensor.format} to {encoder.format}" if encoder else tensor.format
             made = "transformed" if name in self.transforms else "as stored"
-            found = place(tensor.data) if tensor.data.flags.c_contiguous else None
-            if found is None:
-                where = hashlib.sha256(np.ascontiguousarray(tensor.data).reshape(-1).data).hexdigest()
-            else:
-                file, offset = found
-                if file not in files:
-                    files[file] = file_digest(file)
-                where = f"{files[file]} at {offset}"
-            digest.update(f"\n{name} {formats} {tensor.shape} {made} {where}".encode())
+            for part in tensor.stored():
+                found = place(part.data) if part.data.flags.c_contiguous else None
+                if found is None:
+                    where = hashlib.sha256(np.ascontiguousarray(part.data).reshape(-1).data).hexdigest()
+                else:
+                    file, offset = found
+                    if file not in files:
+                        files[file] = file_digest(file)
+                    where = f"{files[file]} at {offset}"
+                digest.update(f"\n{name} {formats} {tensor.shape} {made} {where}".encode())
         return digest.hexdigest()

@@ -24,8 +24,10 @@ from twostroke.checkpoints.gguf_config import read_config, tensor_names
 from twostroke.checkpoints.gguf_parts import cut, joined, parts_of, set_name
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
+from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.families import BY_NAME
+from twostroke.models.families.names import StoredName
 from twostroke.system.mapped import MappedFile
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ TYPE_NAMES = {
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 NUMPY_ARRAYS = {"tokenizer.ggml.scores": np.float32, "tokenizer.ggml.token_type": np.int32}
@@ -251,6 +254,21 @@ def _read_set(path: Path) -> tuple[tuple[Path, ...], GgufFile]:
     return paths, GgufFile(paths[0], metadata, tensors)
 
 
+def _with_scale(file: GgufFile, name: StoredName, tensor: RawTensor) -> RawTensor:
+    """The tensor times the number (one for each expert) that converters of NVFP4 store beside it."""
+    scale = file.tensors.get(name.tensor.removesuffix(".weight") + ".scale")
+    if scale is None or tensor.format != "NVFP4" or len(tensor.shape) != 2:
+        return tensor
+    if scale.num_elements <= (name.expert or 0):
+        raise CheckpointError(f"{scale.source}: shape {scale.shape} where there is a number for each matrix")
+    factor = scale.dequantize().reshape(-1)[name.expert or 0]
+
+    def make() -> np.ndarray:
+        return (tensor.dequantize() * factor).view(np.uint8)
+
+    return PackedTensor.of(tensor.shape, "F32", tensor.source, "NVFP4 with a scale", (tensor, scale), make)
+
+
 def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     """Opens a GGUF file of a supported architecture, or a set of files of which `path` is any.
 
@@ -265,7 +283,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
     stored = {
-        ours: replace(found if name.expert is None else found.part(name.expert), name=ours)
+        ours: replace(_with_scale(file, name, found if name.expert is None else found.part(name.expert)), name=ours)
         for ours, name in names.items()
         if (found := file.tensors.get(name.tensor)) is not None
     }

@@ -166,7 +166,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     config = family.describe(source)
     expected = {name.tensor for name in tensor_names(config).values()}
     for name in tensors:
-        if name not in expected and not UNUSED.fullmatch(name):
+        if name not in expected and not UNUSED.fullmatch(name) and not _is_scale(name, tensors):
             raise source.unsupported(f"the tensor {name}")
     return config
 
@@ -188,3 +188,10 @@ def _refuse_variants(source: GgufSource) -> None:
 def tensor_names(config: ModelConfig) -> dict[str, StoredName]:
     """Map from Twostroke name to name in a GGUF file, for every tensor of the model."""
     return stored_names(config, GGUF_OUTER, "blk.{}.", BY_NAME[config.architecture].gguf_parts)
+
+
+def _is_scale(name: str, tensors: Mapping[str, RawTensor]) -> bool:
+    """Whether a tensor is the scale of an NVFP4 matrix (see `gguf`), or that of its inputs, which are not quantized."""
+    module, _, part = name.rpartition(".")
+    matrix = tensors.get(f"{module}.weight")
+    return part in ("scale", "input_scale") and matrix is not None and matrix.format == "NVFP4"

@@ -1,14 +1,17 @@
 """Hugging Face directories: config.json and memory-mapped safetensors files."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.checkpoints.disagreements import settled
 from twostroke.checkpoints.generation import directory_generation
 from twostroke.checkpoints.huggingface_config import read_config
+from twostroke.checkpoints.packed.methods import unpacked
 from twostroke.checkpoints.safetensors import read_all
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
@@ -39,6 +42,10 @@ def _licence(directory: Path) -> str | None:
     return found[1] if found else None
 
 
+def _is_empty_bias(tensor: RawTensor) -> bool:
+    return tensor.name.endswith(".bias") and not tensor.data.any()
+
+
 def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     """Opens a directory of a supported family; `name` defaults to the directory's.
 
@@ -49,6 +56,8 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
         raise CheckpointError(f"{directory}: there is no config.json")
     files, tensors = read_all(directory)
     config = read_config(config_path, len(tensors))
+    tensors = unpacked(directory, tensors)
+    packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
@@ -56,12 +65,17 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
     for theirs in tensors:
         if theirs not in used and not UNUSED.fullmatch(theirs):
+            if packed and _is_empty_bias(tensors[theirs]):
+                continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
     stored: dict[str, RawTensor] = {}
     for ours, theirs in names.items():
         found = tensors.get(theirs)
         if found is None:
             raise CheckpointError(f"{directory}: the tensor {theirs} is missing")
+        if isinstance(found, PackedTensor):
+            stored[ours] = replace(found, name=ours)
+            continue
         if found.format not in FORMATS or not found.shape:
             raise CheckpointError(f"{found.source}: {found.format} {found.shape}; only F32, F16 and BF16 are supported")
         stored[ours] = RawTensor.from_bytes(ours, found.format, found.shape, found.data.reshape(-1), found.source)

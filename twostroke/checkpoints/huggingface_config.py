@@ -25,7 +25,6 @@ UNSUPPORTED_KEYS = (
     "final_logit_softcapping",
     "attn_logit_softcapping",
     "use_bidirectional_attention",
-    "quantization_config",
 )
 
 # RoPE's scalings by rope_type; "su" is the name of longrope in Phi-3's first files.

@@ -179,9 +179,12 @@ def _experts(config: "ModelConfig") -> dict[str, int] | None:
 
 def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
     """Tensors and stored bytes of each number format, the largest first."""
+    from twostroke.formats.packed import PackedTensor
+
     formats: dict[str, dict[str, int]] = {}
     for tensor in checkpoint.stored.values():
-        one = formats.setdefault(tensor.format, {"tensors": 0, "bytes": 0})
+        kind = tensor.method if isinstance(tensor, PackedTensor) else tensor.format
+        one = formats.setdefault(kind, {"tensors": 0, "bytes": 0})
         one["tensors"] += 1
         one["bytes"] += tensor.nbytes
     return dict(sorted(formats.items(), key=lambda item: -item[1]["bytes"]))

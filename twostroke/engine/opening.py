@@ -6,16 +6,18 @@ tokens; if its geometry differs, it has a separate pool.
 
 import ctypes
 import hashlib
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
 from twostroke.backends.interface import Backend, Weights
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.progress import Progress
-from twostroke.checkpoints.quantize import quantize
+from twostroke.checkpoints.quantize import changes, fitted, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.checkpoints.verify import verify
@@ -31,47 +33,42 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
 from twostroke.models.rope import frequencies
 
+log = logging.getLogger(__name__)
+
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
 def open_model(
-    checkpoint: Checkpoint,
+    stored: Checkpoint,
     tokenizer: Tokenizer,
     backend: Backend,
     index: str,
     pool_for: Callable[[Geometry], PagePool],
     progress: Progress | None = None,
 ) -> Model:
-    """Load a checkpoint's weights.
+    """Load a checkpoint's weights; matrices that the backend has no kernel for are re-encoded, with a line in the log.
 
     Args:
-        checkpoint, tokenizer, backend: what to load, and for which backend.
+        stored, tokenizer, backend: what to load, and for which backend.
         index: a key of `INDEXES`.
         pool_for: returns the pool for a geometry.
-        progress: called as weights are loaded (and encoded), with their bytes in the backend's form.
+        progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
     """
+    checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
-    weights = checkpoint.tensor if progress is None else _counted(checkpoint, progress)
-    compiled = backend.compile(checkpoint.config, weights)
+    compiled = backend.compile(checkpoint.config, _reported(checkpoint, progress))
+    if checkpoint.encoders != stored.encoders:
+        log.warning(
+            "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another form, "
+            "backend=reference computes with the stored values",
+            checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
+        )  # fmt: skip
     _trim()
     prefixes = None if made is None else made(pool, identity)
     return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost)
-
-
-def _counted(checkpoint: Checkpoint, progress: Progress) -> Weights:
-    """The checkpoint's tensors by name. Each call reports the bytes of the matrices that were asked for before it."""
-    left = {name: tensor.nbytes for name, tensor in checkpoint.matrices().items()}
-    total = sum(left.values())
-
-    def tensor(name: str) -> RawTensor:
-        progress(f"loading {checkpoint.name}", total - sum(left.values()), total)
-        left.pop(name, None)
-        return checkpoint.tensor(name)
-
-    return tensor
 
 
 def open_companion(
@@ -103,7 +100,8 @@ def open_companion(
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:
         raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
-    if _identity(checkpoint, backend, shared.page_size) == main.id:
+    fit = fitted(checkpoint, backend.formats, threads)
+    if _identity(fit, backend, shared.page_size) == main.id:
         return main
     if checkpoint.config.max_position < main.max_position:
         raise InvalidRequest(
@@ -141,6 +139,22 @@ def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backen
     """A pool over a backend's memory."""
     sizes = geometry.num_layers, geometry.num_kv_heads, page_size, geometry.head_dim
     return PagePool(geometry, backend.memory(num_pages, *sizes), num_pages, page_size)
+
+
+def _reported(checkpoint: Checkpoint, progress: Progress | None) -> Weights:
+    """`checkpoint.tensor`, which reports each matrix that it has encoded."""
+    matrices, done = checkpoint.matrices(), 0
+    total = sum(matrices[name].nbytes for name in checkpoint.encoders)
+
+    def tensor(name: str) -> RawTensor:
+        nonlocal done
+        made = checkpoint.tensor(name)
+        if progress is not None and name in checkpoint.encoders:
+            done = min(done + made.nbytes, total)
+            progress("encoding weights", done, total)
+        return made
+
+    return tensor
 
 
 def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from twostroke.errors import CheckpointError
 from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
+from twostroke.formats.transcode import transcoder
 from twostroke.system.cores import count_threads
 
 ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
@@ -33,26 +34,40 @@ class Encoder:
         """The encoded matrix without its values: its bytes are all 0 and take no memory."""
         row_bytes = FORMATS[self.format].row_bytes(tensor.shape[-1])
         data = np.broadcast_to(np.uint8(0), (len(tensor.data), row_bytes))
-        return replace(tensor, format=self.format, data=data)
+        return RawTensor(tensor.name, self.format, tensor.shape, data, tensor.source)
 
     def __call__(self, tensor: RawTensor) -> RawTensor:
         """The same values, rounded. Raises CheckpointError if one is not finite, or larger than `LARGEST`."""
-        source, target, encode = FORMATS[tensor.format], FORMATS[self.format], ENCODERS[self.format]
+        source, target = FORMATS[tensor.format], FORMATS[self.format]
+        direct = transcoder(tensor.format, self.format)
+        encode = None if direct else ENCODERS[self.format]
         blocks = tensor.data.reshape(-1, source.block_bytes)
         data = np.empty((len(tensor.data), target.row_bytes(tensor.shape[-1])), np.uint8)
         encoded = data.reshape(-1, target.block_bytes)
 
         def convert(start: int) -> None:
             stop = start + CHUNK_ELEMENTS
-            values = source.decode(blocks[start // source.block_size : stop // source.block_size]).reshape(-1)
-            if not (values.min() >= -LARGEST and values.max() <= LARGEST):  # false for NaN
-                raise CheckpointError(f"{tensor.source}: damaged: some values are NaN, or beyond {LARGEST:.0f}")
-            encode(values, encoded[start // target.block_size : stop // target.block_size])
+            part = blocks[start // source.block_size : stop // source.block_size]
+            out = encoded[start // target.block_size : stop // target.block_size]
+            try:
+                if direct:
+                    out[:] = direct(part)
+                elif encode:
+                    encode(_finite(source.decode(part).reshape(-1)), out)
+            except OverflowError:
+                text = f"{tensor.source}: damaged: some values are NaN, or beyond {LARGEST:.0f}"
+                raise CheckpointError(text) from None
 
         with ThreadPoolExecutor(count_threads(self.threads)) as pool:
             list(pool.map(convert, range(0, tensor.num_elements, CHUNK_ELEMENTS)))
         tensor.release()  # else a mapped file would stay in memory beside the encoded tensor
         return replace(tensor, format=self.format, data=data)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    if not (values.min() >= -LARGEST and values.max() <= LARGEST):  # false for NaN
+        raise OverflowError
+    return values
 
 
 def _bf16(values: np.ndarray, out: np.ndarray) -> None:

@@ -49,6 +49,18 @@ class RawTensor:
         """Bytes as stored."""
         return self.data.nbytes
 
+    def stored(self) -> tuple[RawTensor, ...]:
+        """The tensors of the file that this one is made of."""
+        return (self,)
+
+    def outline(self) -> RawTensor:
+        """The format and the shape that `unpack` will return; the bytes may be missing."""
+        return self
+
+    def unpack(self) -> RawTensor:
+        """The tensor with its bytes in `format`: itself, if one tensor of a file is the whole of it."""
+        return self
+
     def rows(self, start: int, stop: int) -> RawTensor:
         """Rows [start, stop) of a matrix, as a view."""
         if len(self.shape) != 2 or not 0 <= start <= stop <= self.shape[0]:

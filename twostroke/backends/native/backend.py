@@ -7,7 +7,7 @@ result has the same bits for any batch, chunk and thread count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory
@@ -17,6 +17,7 @@ from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
+from twostroke.formats.transcode import NEAREST
 from twostroke.models.config import Experts, ModelConfig
 
 PAGE_SIZE = 16
@@ -28,6 +29,7 @@ class NativeBackend:
 
     name = "native"
     exact = True
+    formats: Collection[str] | None = FORMATS
 
     def __init__(self, threads: int, variant: str | None = None) -> None:
         self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
@@ -68,9 +70,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
     if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
         return "it has no norm behind experts"
     for name, tensor in matrices.items():
-        if tensor.format not in FORMATS:
-            wanted = "open the model with weights bf16, int8 or int4"
-            return f"it has no kernels for {tensor.format} weights ({tensor.name}): {wanted}"
+        if tensor.format not in FORMATS and tensor.format not in NEAREST:
+            return f"it has no kernels for {tensor.format} weights ({tensor.name})"
         if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
             return f"it needs multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None

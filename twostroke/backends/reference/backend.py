@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +31,7 @@ class ReferenceBackend:
 
     name = label = "reference"
     exact = False
+    formats: Collection[str] | None = None
 
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
         """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""

@@ -8,7 +8,7 @@ from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server import grammar, tools
 from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
-from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
+from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
 
 
@@ -35,11 +35,10 @@ def constraint(
     if body.choice is not None:
         asked["choice"] = grammar.choice(body.choice)
     if isinstance(body, ChatBody) and body.callable_functions:
-        forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]
         try:
             asked["tools"] = tools.grammar(
-                dumped, required=forced, parallel=body.parallel, marks=marks, warnings=warnings
+                dumped, required=body.must_call, parallel=body.parallel, marks=marks, warnings=warnings
             )
         except InvalidRequest as error:
             raise ApiError(400, f"tools: {error}", param="tools") from None

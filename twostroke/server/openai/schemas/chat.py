@@ -127,6 +127,11 @@ class ChatBody(GenerateBody):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @property
+    def must_call(self) -> bool:
+        """Whether an answer must call a function."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedFunction)
+
+    @property
     def parallel(self) -> bool:
         """Whether an answer may have several calls: a function that must be called is called once."""
         return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)

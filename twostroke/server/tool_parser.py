@@ -102,7 +102,8 @@ class ToolParser:
             told = ""
         if spans and spans[-1].plain and not space:
             before = spans.pop()
-            text, told = before.written + text, "".join(piece.text for piece in before.pieces) + told
+            text = before.written + text
+            told = "".join(piece.text for piece in before.pieces if isinstance(piece, PlainText)) + told
         if space + text:
             spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False

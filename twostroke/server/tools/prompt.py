@@ -54,7 +54,7 @@ def prompt_messages(
         return messages, None
     # A template that does not know a role, or tools, may leave them out without a word.
     needed = Counter([*(function["name"] for function in functions), *calls, *set(results)])
-    tools = [{"type": "function", "function": dict(function)} for function in functions]
+    tools: list[Message] = [{"type": "function", "function": dict(function)} for function in functions]
     refusal: InvalidRequest | None = None
     for form, offered in _forms(tokenizer.template_for(bool(tools)), messages, tools):
         try:

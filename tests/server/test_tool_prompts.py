@@ -1,11 +1,20 @@
 """Conversations with tools reach every kind of chat template: those that know tools, and those that refuse."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tiny import write_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
+from twostroke.checkpoints.checkpoint import HfTokenizerSource
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
+from twostroke.sampling.draw import Sampled
+from twostroke.sampling.params import SamplingParams
+from twostroke.server.tool_parser import CallArguments, CallStart, call_reading
 from twostroke.server.tools import described, prompt_messages
 
 FUNCTIONS: list[dict[str, Any]] = [{"name": "weather", "parameters": {"type": "object", "properties": {}}}]
@@ -143,3 +152,21 @@ def test_tools_as_text() -> None:
     assert user == USER
     assert said["content"] == '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     assert back == {"role": "user", "content": "<tool_response>\nwet in Rome\n</tool_response>"}
+
+
+def test_a_models_special_tokens_are_seen_where_calls_are_written_with_them(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    for id, text in enumerate(("[TOOL_CALLS]", "[ARGS]", "[OTHER]"), max(data["model"]["vocab"].values()) + 1):
+        data["added_tokens"].append({**data["added_tokens"][0], "id": id, "content": text})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.from_source(HfTokenizerSource(tmp_path))
+    reading = call_reading(tokenizer, FUNCTIONS)
+    assert {tokenizer.token_text(id) for id in reading.shown} == {"[TOOL_CALLS]", "[ARGS]"}
+    track = Track(SamplingParams(stop=("city",), reader=reading), tokenizer, choice=0)
+    ids = tokenizer.encode('[OTHER][TOOL_CALLS]weather[ARGS]{"city": 1}', add_bos=False)
+    text = "".join(track.push(Sampled(id)).text for id in [*ids, min(tokenizer.eos_ids)])
+    assert text == '[TOOL_CALLS]weather[ARGS]{"city": 1}'
+    start, arguments = reading().push(text)
+    assert isinstance(start, CallStart)
+    assert arguments == CallArguments(0, '{"city": 1}')

@@ -1,6 +1,5 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -10,10 +9,11 @@ from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.tool_parser import CallReading
 
 
 def constraint(
-    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, marks: Iterable[int] = ()
+    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, reading: CallReading | None = None
 ) -> ConstraintFactory | None:
     """The grammar that an answer must follow, if any.
 
@@ -21,7 +21,7 @@ def constraint(
         grammars: those of the model's tokenizer.
         body: what the client sent.
         warnings: takes a line for each schema that is not enforced.
-        marks: ids of special tokens that calls of tools are written with.
+        reading: how calls of tools are read.
 
     Raises:
         ApiError: a grammar that cannot be followed. Names the field that asked for it.
@@ -38,7 +38,12 @@ def constraint(
         dumped = [function.for_template() for function in body.callable_functions]
         try:
             asked["tools"] = tools.grammar(
-                dumped, required=body.must_call, parallel=body.parallel, marks=marks, warnings=warnings
+                dumped,
+                required=body.must_call,
+                parallel=body.parallel,
+                marks=reading.shown if reading else (),
+                tagged=reading is not None and reading.tagged,
+                warnings=warnings,
             )
         except InvalidRequest as error:
             raise ApiError(400, f"tools: {error}", param="tools") from None

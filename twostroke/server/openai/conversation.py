@@ -59,7 +59,7 @@ class Conversation:
             if functions
             else None
         )
-        follow = constraint(self._engine.grammars, body, self.warnings, reader.shown if reader else ())
+        follow = constraint(self._engine.grammars, body, self.warnings, reader)
         params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
         params = replace(params, reader=reader)
         return engine_requests(llm, [self.tokens()], params, self._technique)

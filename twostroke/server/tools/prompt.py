@@ -1,8 +1,9 @@
 """A conversation with tools, as a model's chat template takes it.
 
 A template that knows tools gets the messages as they are. For any other, the tools are described in the system message,
-a few calls are shown as turns, and calls and results become text. Some templates refuse what others ask for, so the forms of a conversation are tried
-one after the other, from the one nearest to what the client sent. A conversation without tools is never changed.
+a few calls are shown as turns, and calls and results become text. Some templates refuse what others ask for, so the
+forms of a conversation are tried one after the other, from the one nearest to what the client sent. A conversation
+without tools is never changed.
 """
 
 import hashlib

@@ -43,7 +43,9 @@ def reference(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Any, 
     """The result of transformers' apply_chat_template with the chosen template."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    present = [
+        {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
+    ]
     rendered, _ = render_jinja_template(
         conversations=[present], tools=tools, chat_template=tokenizer.chat_template, add_generation_prompt=prompt
     )
@@ -98,6 +100,13 @@ def test_the_dialect_of_hugging_face_templates() -> None:
     assert render("{% set ns = namespace(n=1) %}{% for m in messages %}{% set ns.n = 2 %}{% endfor %}{{ ns.n }}") == "2"
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
     assert render("{{ add_generation_prompt }}{{ enable_thinking }}", enable_thinking=False) == "TrueFalse"
+
+
+def test_content_that_is_none_stays_none() -> None:
+    """DeepSeek-R1's and LFM2's templates ask for it; other keys that are null are left out."""
+    template = "{{ messages[0]['content'] is none }}{{ 'tool_calls' in messages[0] }}"
+    assert render(template, {"role": "assistant", "content": None, "tool_calls": None}) == "TrueFalse"
+    assert render(template, {"role": "assistant", "content": ""}) == "FalseFalse"
 
 
 def test_the_template_for_tools_is_used_for_tools() -> None:

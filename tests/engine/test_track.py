@@ -1,6 +1,7 @@
 """Tracks: the generated text and its end, against a brute-force definition."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -182,3 +183,39 @@ def test_any_tokens_and_several_stop_strings(tokenizer: Tokenizer, data: st.Data
         assert whole.startswith(text_of(tokens))
         finished = follow(tokenizer, [*ids, EOS])
         assert text_of(finished) == whole
+
+
+class Brackets:
+    """Reads what is within brackets as no plain text."""
+
+    shown = frozenset({EOS})
+
+    @dataclass(frozen=True)
+    class Part:
+        written: str
+        plain: bool
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def __call__(self) -> "Brackets":
+        return Brackets()
+
+    def spans(self, text: str, ended: bool = False) -> list[Part]:
+        parts: list[Brackets.Part] = []
+        for char in text:
+            self._inside = (self._inside or char == "[") and char != "]"
+            parts.append(Brackets.Part(char, not self._inside))
+        return parts
+
+
+def test_stop_strings_where_a_reader_allows_them(tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
+    """Not within what it reads, nor across its edge; a fork goes on from the same place."""
+    for text, told in (("a[xstop]b stop c", "a[xstop]b "), ("st[op]", "st[op]"), ("[stop", "[stop")):
+        options: Any = {"stop": ("stop",), "reader": Brackets()}
+        tokens = follow(tokenizer, [*spelled(text, byte_ids), EOS], **options)
+        assert text_of(tokens) == told
+        track = Track(SamplingParams(**options), tokenizer, choice=0)
+        before = [track.push(Sampled(token.id)) for token in tokens[:3]]
+        fork = track.fork()
+        assert text_of([*before, *(fork.push(Sampled(token.id)) for token in tokens[3:])]) == told

@@ -144,7 +144,7 @@ def test_the_prompt_of_every_kind_of_block(server: Serving, reference: LLM) -> N
         ({"messages": MESSAGES, "thinking": {"type": "adaptive"}}, PLAIN[1:]),
         (
             {"messages": [*MESSAGES, {"role": "assistant", "content": [*thought, {"type": "text", "text": "ja"}]}]
-             + [{"role": "user", "content": "and?"}]},  # noqa: RUF005
+             + [{"role": "user", "content": "and?"}]},
             [*PLAIN[1:], {"role": "assistant", "content": "ja"}, {"role": "user", "content": "and?"}],
         ),
         (

@@ -105,6 +105,22 @@ def test_tool_grammar(required: bool, parallel: bool, open_tiny: Callable[..., L
     assert not takes(fenced.replace('"c"', '"k"'))
 
 
+def test_a_tag_begins_a_call_of_an_offered_function(open_tiny: Callable[..., LLM]) -> None:
+    """Where the model's family writes nothing else behind `<tool_call>`."""
+    llm = open_tiny()
+    grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+    name = llm.tokenizer.encode('<tool_call>\n{"name": "other', add_bos=False)
+    for tagged in (False, True):
+        follower = grammars.compile(grammar(FUNCTIONS, required=False, parallel=True, tagged=tagged))()
+        allowed = True
+        for id in name:
+            if allowed := bool(follower.mask()[id]):
+                follower.advance(id)
+            else:
+                break
+        assert allowed is not tagged
+
+
 def test_special_tokens_that_calls_are_written_with(open_tiny: Callable[..., LLM]) -> None:
     """A grammar of text lets them through where they are named."""
     llm = open_tiny()

@@ -255,6 +255,31 @@ def test_tools(client: openai.OpenAI) -> None:
     assert after.usage.prompt_tokens > before.usage.prompt_tokens + len(call.function.arguments) // 4
 
 
+def test_a_stop_string_does_not_cut_a_call(client: openai.OpenAI) -> None:
+    """It ends the text around calls; a call whose tokens run out is not called complete."""
+    named: Any = {"type": "function", "function": {"name": "remember"}}
+    fields: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": 4, "tool_choice": named}
+    made = client.chat.completions.create(**fields).choices[0]
+    (call,) = made.message.tool_calls or []
+    stopped = client.chat.completions.create(stop=['"', "}", "name"], **fields).choices[0]
+    assert stopped.finish_reason == "tool_calls"
+    (same,) = stopped.message.tool_calls or []
+    assert cast(Any, same).function == cast(Any, call).function
+    for most in range(1, 40, 6):
+        short = client.chat.completions.create(max_tokens=most, **fields).choices[0]
+        assert short.finish_reason == "length"
+        assert not short.message.content
+
+
+def test_a_schema_that_cannot_be_followed_does_not_refuse_the_others(client: openai.OpenAI) -> None:
+    bad: Any = {"type": "function", "function": {"name": "bad", "parameters": {"type": "banana"}}}
+    fields: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5}
+    assert client.chat.completions.create(tools=[*TOOLS, bad], **fields).choices
+    bad["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="bad"):
+        client.chat.completions.create(tools=[*TOOLS, bad], **fields)
+
+
 def test_responses(client: openai.OpenAI, reference: LLM) -> None:
     expected = reference.chat(MESSAGES, max_tokens=20, temperature=1.0, seed=5)
     fields: Any = {"model": "tiny", "instructions": "be quick", "input": "the fox?", "max_output_tokens": 20}

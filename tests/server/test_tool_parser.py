@@ -1,5 +1,7 @@
 """Calls of tools, as the families of models write them, are read from text in any pieces."""
 
+# ruff: noqa: RUF001 - DeepSeek's marks have fullwidth bars
+
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.server.tool_parser import CallArguments, CallStart, PlainText, ToolParser, new_id
+from twostroke.server.tool_parser import CallArguments, CallReading, CallStart, PlainText, ToolParser, new_id
 from twostroke.server.tools.dialects import DIALECTS, forms_of
 
 PARAMETERS: dict[str, Any] = {
@@ -45,15 +47,23 @@ def read(text: str, cuts: Sequence[int] = (), sign: str = "", most: int | None =
 # What a template or a vocabulary contains, what the model writes, the text, and the calls.
 WRITTEN: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("", f"Let me <look>.\n{HERMES}\n{HERMES} Done <tool", "Let me <look>.\n Done <tool", [PARIS, PARIS]),
-    ("", '<tool_call>\n{"name": "now", "arguments": {"a": "}\\"{", "b": [{"x": 1}]}}\n</tool_call>', "",
-     [("now", '{"a": "}\\"{", "b": [{"x": 1}]}')]),
+    (
+        "",
+        '<tool_call>\n{"name": "now", "arguments": {"a": "}\\"{", "b": [{"x": 1}]}}\n</tool_call>',
+        "",
+        [("now", '{"a": "}\\"{", "b": [{"x": 1}]}')],
+    ),
     ("", '<tool_call>{{"name": "now", "arguments": {}}}</tool_call>', "", [("now", "{}")]),
     ("", '<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", "{}")]),
     ("", '<tool_call>\n{"arguments": {"city": "Paris"}, "name": "weather"}\n</tool_call>', "", [PARIS]),
     ("", '<tool_call>\n[{"name": "now", "arguments": null}]\n</tool_call>', "", [("now", "{}")]),
     ("", f"<tools>\n{OBJECT}\n</tools>", "", [PARIS]),
-    ("", '```json\n{\n  "name": "weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```', "",
-     [("weather", '{\n    "city": "Paris"\n  }')]),
+    (
+        "",
+        '```json\n{\n  "name": "weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+        "",
+        [("weather", '{\n    "city": "Paris"\n  }')],
+    ),
     ("", f"```\n[{OBJECT}, {OBJECT}]\n```\n", "", [PARIS, PARIS]),
     ("", f"```json\n{OBJECT}\n```\n```json\n{OBJECT}\n```", "", [PARIS, PARIS]),
     ("", f"```xml\n{HERMES}\n```", "", [PARIS]),
@@ -63,63 +73,155 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("", f'[{OBJECT}, {{"name": "now", "arguments": {{}}}}]', "", [PARIS, ("now", "{}")]),
     ("", f'{OBJECT}\n{{"celsius": 21}}', '{"celsius": 21}', [PARIS]),
     ("", '{{"name": "weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
-    ("", '{"type": "function", "id": "a", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}', "",
-     [PARIS]),
+    (
+        "",
+        '{"type": "function", "id": "a", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}',
+        "",
+        [PARIS],
+    ),
     ("", '{"name": "weather", "parameters": {"city": "Paris"}, "id": "1"}', "", [PARIS]),
     ("", '{"name": "functions.weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
-    ("", '[weather(city="Paris", days=3, ok=true), now()]', "",
-     [("weather", '{"city": "Paris", "days": 3, "ok": true}'), ("now", "{}")]),
+    (
+        "",
+        '[weather(city="Paris", days=3, ok=true), now()]',
+        "",
+        [("weather", '{"city": "Paris", "days": 3, "ok": true}'), ("now", "{}")],
+    ),
     ("", "[weather('Paris', ok=None)]", "", [("weather", '{"city": "Paris", "ok": null}')]),
     ("", f"<think>As {OBJECT}?</think>\n\n{OBJECT}", f"<think>As {OBJECT}?</think>", [PARIS]),
     ("<|python_tag|>", '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     ("<|python_tag|>", '<function=weather>{"city": "Paris"}</function>', "", [PARIS]),
     ("<|python_start|>", '<|python_start|>[weather(city="Paris")]<|python_end|>', "", [PARIS]),
     ("[TOOL_CALLS]", f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", "", [PARIS, PARIS]),
-    ("[TOOL_CALLS]", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]a1b2[ARGS]{}', "",
-     [PARIS, ("now", "{}")]),
-    ("<｜tool▁calls▁begin｜>", "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
-     '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```'
-     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "Well.", [PARIS, ("now", "{}")]),
-    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
-     '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [PARIS]),
-    ("｜DSML｜", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Paris'
-     "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>", "", [PARIS]),
-    ("<function=", "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
-     "</parameter>\n</function>\n</tool_call>\n", "I look.\n", [("weather", '{"city": "Paris", "days": 3}')]),
-    ("<function=", "<function=weather>\n<parameter=city>\n[1]\n</parameter>\n</function>", "",
-     [("weather", '{"city": "[1]"}')]),
+    (
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]a1b2[ARGS]{}',
+        "",
+        [PARIS, ("now", "{}")],
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Well.",
+        [PARIS, ("now", "{}")],
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+        '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "",
+        [PARIS],
+    ),
+    (
+        "｜DSML｜",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Paris'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "",
+        [PARIS],
+    ),
+    (
+        "<function=",
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n</function>\n</tool_call>\n",
+        "I look.\n",
+        [("weather", '{"city": "Paris", "days": 3}')],
+    ),
+    (
+        "<function=",
+        "<function=weather>\n<parameter=city>\n[1]\n</parameter>\n</function>",
+        "",
+        [("weather", '{"city": "[1]"}')],
+    ),
     ("<function=", "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>", "", [("now", "{}")]),
-    ("<arg_key>", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>ok</arg_key>\n"
-     "<arg_value>true</arg_value>\n</tool_call>", "", [("weather", '{"city": "Paris", "ok": true}')]),
-    ("<minimax:tool_call>", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
-     "</invoke>\n</minimax:tool_call>", "", [PARIS]),
+    (
+        "<arg_key>",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>ok</arg_key>\n"
+        "<arg_value>true</arg_value>\n</tool_call>",
+        "",
+        [("weather", '{"city": "Paris", "ok": true}')],
+    ),
+    (
+        "<minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "",
+        [PARIS],
+    ),
     ("<|tool_call|>", f"<|tool_call|>[{OBJECT}]", "", [PARIS]),
     ("<|tool_call|>", f"<|tool_call|>[{OBJECT}]<|/tool_call|>", "", [PARIS]),
     ("<|tool|>", 'functools[{"name": "weather", "arguments": {"city": "Paris"}}]', "", [PARIS]),
     ("<function_call>", f"<function_call> {OBJECT}", "", [PARIS]),
-    ("<|START_ACTION|>", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": '
-     '"Paris"}}\n]<|END_ACTION|>', "", [PARIS]),
-    ("Action:", 'Action: ```json\n[\n    {\n        "tool_name": "now",\n        "parameters": {}\n    }\n]```', "",
-     [("now", "{}")]),
-    ("<|tool_call_start|>", '<|tool_call_start|>[weather(city="Paris")]<|tool_call_end|>Checking.', "Checking.", [PARIS]),
+    (
+        "<|START_ACTION|>",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": '
+        '"Paris"}}\n]<|END_ACTION|>',
+        "",
+        [PARIS],
+    ),
+    (
+        "Action:",
+        'Action: ```json\n[\n    {\n        "tool_name": "now",\n        "parameters": {}\n    }\n]```',
+        "",
+        [("now", "{}")],
+    ),
+    (
+        "<|tool_call_start|>",
+        '<|tool_call_start|>[weather(city="Paris")]<|tool_call_end|>Checking.',
+        "Checking.",
+        [PARIS],
+    ),
     ("<|tool_call_start|>", f"<|tool_call_start|>[{OBJECT}]<|tool_call_end|>", "", [PARIS]),
     ("<start_of_turn>", 'So:\n```tool_code\nprint(weather(city="Paris"))\n```', "So:\n", [PARIS]),
-    ("<function_calls>", '<function_calls>\nweather(city="Paris")\nnow()\n</function_calls>', "", [PARIS, ("now", "{}")]),
-    ("<|tool_calls_section_begin|>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
-     '<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>', "", [PARIS]),
+    (
+        "<function_calls>",
+        '<function_calls>\nweather(city="Paris")\nnow()\n</function_calls>',
+        "",
+        [PARIS, ("now", "{}")],
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>',
+        "",
+        [PARIS],
+    ),
     ("<|recipient|>", '<|from|>assistant\n<|recipient|>weather\n<|content|>{"city": "Paris"}<|stop|>', "", [PARIS]),
     ("<|recipient|>", "<|from|>assistant\n<|recipient|>all\n<|content|>Hello.", "Hello.", []),
     (">>>all", '>>>all\nI look.\n>>>weather\n{"city": "Paris"}', "I look.\n", [PARIS]),
-    ("<tool_calls>", '<tool_calls><tool_call>weather\n```json\n{"city": "Paris"}\n```</tool_call></tool_calls>', "",
-     [PARIS]),
-    ("<|tools_prefix|>", '<|tools_prefix|>[{"weather": {"city": "Paris"}}, {"now": {}}]<|tools_suffix|>', "",
-     [PARIS, ("now", "{}")]),
-    ("<|action_start|>", '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"city": "Paris"}}<|action_end|>',
-     "", [PARIS]),
-    ("<|channel|>", "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant<|channel|>commentary "
-     'to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}', "", [PARIS]),
-    ("<|channel|>", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.", "Hi.", []),
-]  # fmt: skip
+    (
+        "<tool_calls>",
+        '<tool_calls><tool_call>weather\n```json\n{"city": "Paris"}\n```</tool_call></tool_calls>',
+        "",
+        [PARIS],
+    ),
+    (
+        "<|tools_prefix|>",
+        '<|tools_prefix|>[{"weather": {"city": "Paris"}}, {"now": {}}]<|tools_suffix|>',
+        "",
+        [PARIS, ("now", "{}")],
+    ),
+    (
+        "<|action_start|>",
+        '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"city": "Paris"}}<|action_end|>',
+        "",
+        [PARIS],
+    ),
+    (
+        "<|channel|>",
+        "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}',
+        "",
+        [PARIS],
+    ),
+    (
+        "<|channel|>",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
+        "Hi.",
+        [],
+    ),
+]
 
 PLAIN = [
     "Hello {name}, [1, 2] and `code`.",
@@ -206,6 +308,16 @@ def test_a_call_that_is_cut_off(sign: str, text: str, calls: list[tuple[str, str
 def test_one_call_at_most() -> None:
     assert read(f"{HERMES}\n{HERMES}", most=1) == ("", [PARIS])
     assert read(f"[{OBJECT}, {OBJECT}]", most=1) == ("", [PARIS])
+
+
+def test_an_answer_that_must_call_has_nothing_else() -> None:
+    reading = CallReading(OFFERED, only_calls=True)
+    parser = reading()
+    assert parser.push("<tool") == []
+    assert parser.flush(cut=True) == []
+    assert reading().push("Well. ") == []
+    start, *_ = reading().push(HERMES)
+    assert isinstance(start, CallStart)
 
 
 def test_ids_fit_mistral() -> None:

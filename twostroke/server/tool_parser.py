@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.server.tools.dialects import ANY, forms_of, marks_of
+from twostroke.server.tools.dialects import ANY, OPEN, forms_of, marks_of
 from twostroke.server.tools.form import Form
+from twostroke.server.tools.json_calls import JsonCalls
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.tools.source import Arguments, Name, NotACall, Offered, Reading, Source
 
@@ -102,7 +103,8 @@ class ToolParser:
             told = ""
         if spans and spans[-1].plain and not space:
             before = spans.pop()
-            text, told = before.written + text, "".join(piece.text for piece in before.pieces) + told
+            text = before.written + text
+            told = "".join(piece.text for piece in before.pieces if isinstance(piece, PlainText)) + told
         if space + text:
             spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False
@@ -190,6 +192,11 @@ class CallReading:
     most: int | None = None
     only_calls: bool = False
     shown: frozenset[int] = frozenset()
+
+    @property
+    def tagged(self) -> bool:
+        """Whether `<tool_call>` begins nothing but a call in JSON."""
+        return all(isinstance(form, JsonCalls) for form in self.forms if form.opener == OPEN)
 
     def __call__(self) -> ToolParser:
         return ToolParser(self.offered, self.forms, self.most, self.only_calls)

@@ -1,7 +1,7 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -9,12 +9,13 @@ from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server import grammar, tools
 from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammar, Grammars
-from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
+from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.tool_parser import CallReading
 
 
 def constraint(
-    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, marks: Iterable[int] = ()
+    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, reading: CallReading | None = None
 ) -> ConstraintFactory | None:
     """The grammar that an answer must follow, if any.
 
@@ -22,7 +23,7 @@ def constraint(
         grammars: those of the model's tokenizer.
         body: what the client sent.
         warnings: takes a line for each keyword of a schema that is not enforced.
-        marks: ids of special tokens that calls of tools are written with.
+        reading: how calls of tools are read.
 
     Raises:
         ApiError: a grammar that cannot be followed. Names the field that asked for it.
@@ -41,11 +42,15 @@ def constraint(
         with _naming("grammar"):
             asked["grammar"] = grammar.lark(body.grammar)
     if isinstance(body, ChatBody) and body.callable_functions:
-        forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]
         with _naming("tools"):
             asked["tools"] = tools.grammar(
-                dumped, required=forced, parallel=body.parallel, marks=marks, warnings=warnings
+                dumped,
+                required=body.must_call,
+                parallel=body.parallel,
+                marks=reading.shown if reading else (),
+                tagged=reading is not None and reading.tagged,
+                warnings=warnings,
             )
     if len(asked) > 1:
         first, second, *_ = asked

@@ -16,7 +16,7 @@ from twostroke.llm import LLM
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, NamedFunction
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tool_parser import call_reading
 
@@ -38,8 +38,7 @@ class Conversation:
         self._technique = choose_method(engine.name, body.model, body.method)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        forced = isinstance(body.tool_choice, NamedFunction) or body.tool_choice == "required"
-        if forced and not body.callable_functions:
+        if body.must_call and not body.callable_functions:
             message = "tool_choice asks for a call of a function that tools does not have"
             raise ApiError(400, message, param="tool_choice")
 
@@ -52,8 +51,12 @@ class Conversation:
         body, llm = self.body, self._engine.llm
         most = body.max_completion_tokens or body.max_tokens
         functions = [function.for_template() for function in body.callable_functions]
-        reader = call_reading(llm.tokenizer, functions, parallel=body.parallel) if functions else None
-        follow = constraint(self._engine.grammars, body, self.warnings, reader.shown if reader else ())
+        reader = (
+            call_reading(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call)
+            if functions
+            else None
+        )
+        follow = constraint(self._engine.grammars, body, self.warnings, reader)
         params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
         params = replace(params, reader=reader)
         return engine_requests(llm, [self.tokens()], params, self._technique)

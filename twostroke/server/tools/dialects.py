@@ -3,6 +3,8 @@
 Sources: the chat templates that are published with the models, and their model cards.
 """
 
+# ruff: noqa: RUF001 - DeepSeek's marks have fullwidth bars
+
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ _NAMED_PARAMETER = r'parameter name="([^"]+)"[^>]*>(.*?)</(?:｜DSML｜)?paramet
 _DEEPSEEK = (FENCE, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 _KIMI = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
 _HARMONY = r"[^<{]*(?:<\|constrain\|>\w+)?<\|message\|>"
+_TO = r"to=functions\.([\w.-]+)"
+_RECIPIENT = r"<\|recipient\|>\s*([\w.-]+)\s*<\|content\|>"
 
 # What any model may write once it is offered tools: the names of the tools tell a call from other text.
 ANY: tuple[Form, ...] = (
@@ -169,8 +173,8 @@ DIALECTS: dict[str, Dialect] = {
     "Functionary 2": Dialect(
         ("<|recipient|>",),
         (
-            NamedJson("<|recipient|>", r"<\|recipient\|>\s*([\w.-]+)\s*<\|content\|>", ("<|stop|>",)),
-            NamedJson("<|from|>", r"<\|from\|>\s*assistant\s*<\|recipient\|>\s*([\w.-]+)\s*<\|content\|>", ("<|stop|>",)),
+            NamedJson("<|recipient|>", _RECIPIENT, ("<|stop|>",)),
+            NamedJson("<|from|>", r"<\|from\|>\s*assistant\s*" + _RECIPIENT, ("<|stop|>",)),
             Silent("<|from|>assistant\n"),
             Silent("<|recipient|>all\n<|content|>"),
         ),
@@ -192,11 +196,9 @@ DIALECTS: dict[str, Dialect] = {
     "gpt-oss": Dialect(
         ("<|channel|>",),
         (
-            NamedJson("<|channel|>", r"<\|channel\|>\w+ to=functions\.([\w.-]+)" + _HARMONY, ("<|call|>",)),
-            NamedJson("<|start|>", r"<\|start\|>assistant to=functions\.([\w.-]+)<\|channel\|>\w+" + _HARMONY, ("<|call|>",)),
-            NamedJson(
-                "<|start|>", r"<\|start\|>assistant<\|channel\|>\w+ to=functions\.([\w.-]+)" + _HARMONY, ("<|call|>",)
-            ),
+            NamedJson("<|channel|>", r"<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
+            NamedJson("<|start|>", r"<\|start\|>assistant " + _TO + r"<\|channel\|>\w+" + _HARMONY, ("<|call|>",)),
+            NamedJson("<|start|>", r"<\|start\|>assistant<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
             Silent("<|channel|>analysis<|message|>", "<|end|>"),
             Silent("<|channel|>commentary<|message|>"),
             Silent("<|channel|>final<|message|>"),
@@ -204,7 +206,7 @@ DIALECTS: dict[str, Dialect] = {
             Silent("<|end|>"),
         ),
     ),
-}  # fmt: skip
+}
 
 
 def marks_of(forms: Iterable[Form]) -> str:

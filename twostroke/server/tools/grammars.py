@@ -21,6 +21,7 @@ def grammar(
     required: bool,
     parallel: bool,
     marks: Iterable[int] = (),
+    tagged: bool = False,
     warnings: list[str] | None = None,
 ) -> str:
     """The grammar of an answer that may, or must, call some of these functions.
@@ -33,6 +34,7 @@ def grammar(
         required: nothing but calls; otherwise text, and calls within it.
         parallel: more than one call.
         marks: ids of special tokens that may stand in the text.
+        tagged: `<tool_call>` in the text begins a call in JSON, of one of the functions.
         warnings: takes a line for each schema that cannot be followed; the arguments are any object then.
 
     Raises:
@@ -40,13 +42,12 @@ def grammar(
     """
     told = [] if warnings is None else warnings
     schemas = [f"f{place}: %json {json.dumps(_parameters(function, told))}" for place, function in enumerate(functions)]
+    heads = [f"h{place}: {_literal(_head(function['name']))} f{place}" for place, function in enumerate(functions)]
+    call = f"call: ({' | '.join(f'h{place}' for place in range(len(functions)))}) " + _literal("}\n" + CLOSE)
     if required:
-        call = f"{_literal(OPEN)} ({' | '.join(f'c{place}' for place in range(len(functions)))}) "
-        call += _literal("}\n" + CLOSE)
-        more = ' ("\\n" call)*' if parallel else ""
-        heads = [f"c{place}: {_literal(_head(function['name']))} f{place}" for place, function in enumerate(functions)]
-        return "\n".join(["%llguidance {}", f"start: call{more}", f"call: {call}", *heads, *schemas])
-    some = " | ".join(f"c{place}" for place in range(len(functions)))
+        more = f' ("\\n" {_literal(OPEN)} call)*' if parallel else ""
+        return "\n".join(["%llguidance {}", f"start: {_literal(OPEN)} call{more}", call, *heads, *schemas])
+    some = " | ".join([*(f"c{place}" for place in range(len(functions))), *(["open call"] if tagged else [])])
     said = [f"c{place}: o{place} SPACE f{place}" for place in range(len(functions))]
     opens = [f"o{place}[lazy]: /{_trigger(function['name'])}/" for place, function in enumerate(functions)]
     special = " | ".join(f"<[{id}]>" for id in sorted(marks))
@@ -56,6 +57,8 @@ def grammar(
     else:
         start = f"start: {'mark* ' if special else ''}(said REST | TEXT)"
     terminals = [r"TEXT: /(.|\n)*/", "SPACE: / ?/", r"REST: /[\s}\]`]*(<\/tool_call>)?[\s`]*/"]
+    if tagged:
+        opens += [rf"open[lazy]: /(.|\n)*{OPEN}/", call, *heads]
     return "\n".join(["%llguidance {}", start, f"said: {some}", *mark, *said, *opens, *schemas, *terminals])
 
 

@@ -27,7 +27,7 @@ _LANGUAGE = re.compile(r"\w*")
 
 @dataclass(frozen=True)
 class Head:
-    """Where a call's arguments begin; `known`: the arguments themselves, where they came before the name or are none."""
+    """Where a call's arguments begin. `known`: the arguments, where they came before the name or are none."""
 
     name: str
     start: int

@@ -1,8 +1,9 @@
 """A conversation with tools, as a model's chat template takes it.
 
 A template that knows tools gets the messages as they are. For any other, the tools are described in the system message,
-and calls and results become text. Some templates refuse what others ask for, so the forms of a conversation are tried
-one after the other, from the one nearest to what the client sent. A conversation without tools is never changed.
+a few calls are shown as turns, and calls and results become text. Some templates refuse what others ask for, so the
+forms of a conversation are tried one after the other, from the one nearest to what the client sent. A conversation
+without tools is never changed.
 """
 
 import hashlib
@@ -25,6 +26,9 @@ For each call write a JSON object with the function's name and arguments between
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
+_LISTED = "<tools>"
+_VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}
+EXAMPLES = 3  # tools whose call is shown, each in some 40 tokens
 _NONE = re.compile(r"content\S*\s+is\s+(?:not\s+)?none")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -54,7 +58,7 @@ def prompt_messages(
         return messages, None
     # A template that does not know a role, or tools, may leave them out without a word.
     needed = Counter([*(function["name"] for function in functions), *calls, *set(results)])
-    tools = [{"type": "function", "function": dict(function)} for function in functions]
+    tools: list[Message] = [{"type": "function", "function": dict(function)} for function in functions]
     refusal: InvalidRequest | None = None
     for form, offered in _forms(tokenizer.template_for(bool(tools)), messages, tools):
         try:
@@ -62,7 +66,8 @@ def prompt_messages(
         except InvalidRequest as error:
             refusal = refusal or error
         else:
-            if all(text.count(part) >= times for part, times in needed.items()):
+            told = not tools or offered or _LISTED in text
+            if told and all(text.count(part) >= times for part, times in needed.items()):
                 return form, offered or None
     raise refusal or InvalidRequest("the chat template leaves out the tools, or calls and their results")
 
@@ -77,6 +82,8 @@ def _forms(
         for order, ids, arguments in changes:
             yield order(ids(arguments(own))), tools
     text = described(messages, tools)
+    listed = int(bool(tools) and bool(text) and text[0]["role"] == "system")
+    yield [*text[:listed], *_examples(tools), *text[listed:]], []
     yield text, []
     yield _merged(text), []
     yield _merged(_without_system(text)), []
@@ -92,6 +99,32 @@ def described(messages: Sequence[Message], tools: Sequence[Message]) -> list[dic
         first = {"role": "system", "content": f"{plain[0]['content']}\n\n{text}"}
         return [first, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
+
+
+def _examples(tools: Sequence[Message]) -> list[Message]:
+    """A turn for each of the first tools. Small models call after an example, and not by the description alone."""
+    made: list[Message] = []
+    for tool in tools[:EXAMPLES]:
+        function = tool["function"]
+        schema = function.get("parameters") or {}
+        properties = schema.get("properties") or {}
+        arguments = {
+            name: _example(properties.get(name)) for name in schema.get("required") or () if name in properties
+        }
+        asked = " ".join([function.get("description") or function["name"], *map(_json, arguments.values())])
+        call = {"function": {"name": function["name"], "arguments": arguments}}
+        made.append({"role": "user", "content": asked})
+        made.append(_as_text({"role": "assistant", "content": "", "tool_calls": [call]}))
+    return made
+
+
+def _example(schema: Any) -> Any:
+    """A value that a simple schema allows, or a text."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kind = schema.get("type")
+    return _VALUES.get(kind if isinstance(kind, str) else "string", "abc")
 
 
 def _as_text(message: Message) -> dict[str, Any]:

@@ -173,6 +173,11 @@ class ChatPrompt(Lenient):
         return self
 
     @property
+    def must_call(self) -> bool:
+        """Whether an answer must call a function."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedFunction)
+
+    @property
     def callable_functions(self) -> list[Function]:
         """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":

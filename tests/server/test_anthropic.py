@@ -143,8 +143,8 @@ def test_the_prompt_of_every_kind_of_block(server: Serving, reference: LLM) -> N
         ({"messages": MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 1024}}, PLAIN[1:]),
         ({"messages": MESSAGES, "thinking": {"type": "adaptive"}}, PLAIN[1:]),
         (
-            {"messages": [*MESSAGES, {"role": "assistant", "content": [*thought, {"type": "text", "text": "ja"}]}]
-             + [{"role": "user", "content": "and?"}]},  # noqa: RUF005
+            {"messages": [*MESSAGES, {"role": "assistant", "content": [*thought, {"type": "text", "text": "ja"}]},
+                          {"role": "user", "content": "and?"}]},
             [*PLAIN[1:], {"role": "assistant", "content": "ja"}, {"role": "user", "content": "and?"}],
         ),
         (
@@ -300,7 +300,10 @@ def test_models(claude: anthropic.Anthropic) -> None:
             "must be text",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "input"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 5}]}]}, "text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 5}]}]},
+            "must be a text or a list of blocks",
+        ),
     ],
 )  # fmt: skip
 def test_refusals(change: dict[str, Any], message: str, claude: anthropic.Anthropic) -> None:

@@ -34,6 +34,8 @@ def serve(
     ] = None,
     max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,
     max_body: Annotated[Any, _setting("max_body_bytes", parser=parse_size, metavar="SIZE")] = "8MiB",
+    max_stored: Annotated[int, _setting("max_stored")] = Settings.max_stored,
+    max_stored_bytes: Annotated[Any, _setting("max_stored_bytes", parser=parse_size, metavar="SIZE")] = "64MiB",
     timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
     grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
@@ -54,6 +56,8 @@ def serve(
         api_key=api_key or None,
         max_queued=max_queued,
         max_body_bytes=max_body,
+        max_stored=max_stored,
+        max_stored_bytes=max_stored_bytes,
         timeout_s=timeout,
         grace_s=grace,
     )

@@ -19,7 +19,8 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.metrics import Metrics
 from twostroke.server.middleware import Middleware
-from twostroke.server.openai.routes import generate, models, tokens
+from twostroke.server.openai.routes import generate, models, responses, tokens
+from twostroke.server.openai.stored import StoredResponses
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
@@ -40,8 +41,9 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
+    app.state.stored_responses = StoredResponses(settings.max_stored, settings.max_stored_bytes)
     app.add_middleware(Middleware, settings=settings)
-    for routes in (generate, models, tokens, anthropic, admin):
+    for routes in (generate, responses, models, tokens, anthropic, admin):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(InvalidRequest, _error_response)

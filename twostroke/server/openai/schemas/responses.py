@@ -1,20 +1,13 @@
-"""The body of /v1/responses: text in, text out."""
+"""The body of /v1/responses."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.openai.schemas.chat import Text
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
 from twostroke.server.openai.schemas.sampling import described
 
-
-class InputMessage(Lenient):
-    """One turn of the input."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
 
 
 class TextFormat(Lenient):
@@ -23,7 +16,8 @@ class TextFormat(Lenient):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "schema"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool = True
+    strict: bool | None = None
+    description: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> "TextFormat":
@@ -33,22 +27,59 @@ class TextFormat(Lenient):
 
 
 class TextOptions(Lenient):
-    """OpenAI's `text` object."""
+    """OpenAI's `text` object. A verbosity is accepted and has no effect."""
 
     format: TextFormat = TextFormat()
+    verbosity: str | None = None
 
 
-def _messages(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+def _items(value: Any) -> Any:
+    """A text is one message. An item's type may be left out where its other fields tell it."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [_typed(item) if isinstance(item, dict) else item for item in value]
+
+
+def _typed(item: dict[str, Any]) -> dict[str, Any]:
+    if item.get("type") is not None:
+        return item
+    return {**item, "type": "message" if "role" in item else "item_reference"}
 
 
 class ResponsesBody(GenerateBody):
-    """Answer an input. Answers are not stored, so one cannot be continued by its id."""
+    """Answer an input. `items.py` says which items, tools and choices are read."""
 
-    input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
+    input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
     max_output_tokens: Annotated[int | None, described("max_tokens")] = None
     text: TextOptions = TextOptions()
-    metadata: dict[str, str] = Field(default_factory=dict)
-    previous_response_id: str | None = None
-    tools: list[Any] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    top_logprobs: Annotated[int, described("logprobs", le=20)] = 0
+    include: list[str] = Field(default_factory=list)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning: dict[str, Any] | None = Field(None, description="Accepted: the model does not reason apart.")
+    background: bool = False
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    client_metadata: Any = None
+    context_management: Any = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities were asked for, in either way."""
+        return LOGPROBS in self.include or self.top_logprobs > 0

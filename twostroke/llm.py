@@ -28,6 +28,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
+from twostroke.scoring import PromptScores, score, scored_request
 from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
 
@@ -225,6 +226,22 @@ class LLM:
         prompt = self.tokenizer.encode_chat(messages)
         return self.generate([prompt], params, method=method, **sampling)[0]
 
+    def score(
+        self, prompt: TextOrTokens | Sequence[TextOrTokens], continuation: TextOrTokens | Sequence[TextOrTokens]
+    ) -> Any:
+        """How likely a continuation of a prompt is: a `Score`, whose tokens are split as `scoring` describes.
+
+        Args:
+            prompt: a text or token ids; or a list of several.
+            continuation: a text or token ids. A list gives a list of scores: with one prompt, all continue it, and its
+                entries are computed once; with a list of prompts, each continues the prompt at its index.
+
+        Raises:
+            InvalidRequest: an empty continuation, lists of different lengths, ids outside the vocabulary, or more
+                tokens than the context holds. OutOfPages: no room.
+        """
+        return score(self.engine, self.tokenizer, prompt, continuation)
+
     def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
         """Make a request without submitting it. Raises InvalidRequest as `generate`."""
         if method is not None and not isinstance(method, Method):
@@ -232,6 +249,8 @@ class LLM:
         tokens, chosen = self.encode(prompt), method or Plain()
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
+        if params.prompt_logprobs is not None or params.max_tokens == 0:
+            return scored_request(tokens, params, chosen, self.tokenizer)
         asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
@@ -318,6 +337,7 @@ class Completion:
     Attributes:
         cached_tokens: number of its prefills' tokens that came from the prefix index.
         facts: the technique's report on the first choice (`Refreshes`, `Speculation`), or None.
+        prompt_scores: with `prompt_logprobs`, a `TokenScore` for each token of the prompt, None for the first; or None.
     """
 
     outputs: list[Output]
@@ -325,6 +345,7 @@ class Completion:
     cached_tokens: int
     timings: Timings
     facts: Any = None
+    prompt_scores: PromptScores | None = None
 
     @classmethod
     def of(cls, request: Request) -> Completion:
@@ -332,10 +353,11 @@ class Completion:
         for token in request.events:
             by_choice[token.choice].append(token)
         outputs = [
-            Output("".join(token.text for token in tokens), tokens, tokens[-1].finish_reason if tokens else None)
-            for tokens in by_choice
+            Output("".join(token.text for token in tokens), tokens, choice.track.finish_reason)
+            for choice, tokens in zip(request.choices, by_choice, strict=True)
         ]
-        return cls(outputs, request.prompt_tokens, request.cached_tokens, request.timings, request.result)
+        facts = request.prompt_tokens, request.cached_tokens, request.timings, request.result, request.prompt_scores
+        return cls(outputs, *facts)
 
     @property
     def text(self) -> str:

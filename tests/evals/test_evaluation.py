@@ -12,7 +12,6 @@ from twostroke.errors import InvalidRequest
 from twostroke.evals.contenders import Contender, contender
 from twostroke.evals.evaluation import Evaluation, Line
 from twostroke.evals.measures import MEASURES
-from twostroke.evals.measures.judge import judged
 from twostroke.evals.options import NAMES, Options
 from twostroke.evals.summary import summarize
 from twostroke.evals.task import Task
@@ -206,14 +205,6 @@ def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:
             logprobs = [row.log_softmax(-1)[id].item() for row, id in zip(logits, ids, strict=True)]
             assert record["logprobs"] == pytest.approx(logprobs, abs=2e-3)
             assert -record["judge_surprise"] == record["judge_tail"] == pytest.approx(sum(logprobs) / 7, abs=2e-3)
-
-
-def test_long_answers_are_judged_in_pieces(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, tokens = tiny_llm(), [5, 6, 7, 8, 9, 10, 11, 12]
-    comparison = evaluation(llm, NameIndex(4), METHODS[:1]).comparison
-    whole = comparison.run([lambda: judged([3, 4], tokens)])[0].result
-    monkeypatch.setattr("twostroke.evals.measures.judge.PIECE", 3)
-    assert comparison.run([lambda: judged([3, 4], tokens)])[0].result == pytest.approx(whole, abs=1e-3)
 
 
 def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:

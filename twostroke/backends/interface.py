@@ -45,6 +45,7 @@ from twostroke.backends.memory import Memory
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.scores import TokenScore
 
 # Columns of a span table, one row per page that a sequence reads, in the order of its entries.
 PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
@@ -105,6 +106,13 @@ class LazyLogits(Protocol):
 
     def read(self) -> np.ndarray:
         """[rows, vocab] float32, before temperature and penalties. Read-only. Waits for the device."""
+        ...
+
+    def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
+        """The log-probability of one given id under each row, and the `count` most likely ids of each row.
+
+        A few rows at a time go through the head, so a long prompt never needs [rows, vocab] logits at once.
+        """
         ...
 
     @property

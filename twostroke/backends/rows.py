@@ -11,7 +11,10 @@ from twostroke.backends.interface import LazyLogits, RaggedBatch
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.sampler import sample
+from twostroke.sampling.scores import TokenScore, score
 from twostroke.sampling.statistics import RowStatistics, Statistics
+
+SCORED_ROWS = 64  # rows whose logits exist at once while given tokens are scored
 
 
 class Head(Protocol):
@@ -83,6 +86,14 @@ class Rows:
     def read(self) -> np.ndarray:
         return self.computed.logits()[0][self.rows.start : self.rows.stop]
 
+    def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
+        head, made = self.computed.head, list[TokenScore]()
+        for start in range(0, len(self), SCORED_ROWS):
+            piece = slice(start, start + SCORED_ROWS)
+            logits, found = head.logits(self[piece].hidden)
+            made += score(logits, ids[piece], count, head.statistics, found)
+        return made
+
     @property
     def nbytes(self) -> int:
         found = self.computed.found
@@ -107,6 +118,9 @@ class Stored:
 
     def read(self) -> np.ndarray:
         return self.logits
+
+    def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
+        return score(self.logits, ids, count)
 
     @property
     def nbytes(self) -> int:

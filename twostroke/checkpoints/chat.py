@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.errors import CheckpointError, InvalidRequest
 
+_END = "\ue001"  # marks the end of a message that is to be continued
+
 
 class ChatTemplates:
     """A model's chat templates by name: "default", and optionally "tool_use" for requests with tools."""
@@ -33,10 +35,11 @@ class ChatTemplates:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt's text. Raises InvalidRequest if there is no template or the template refuses the messages."""
+        """The prompt's text, which ends within the last message with `continue_final_message`. Raises InvalidRequest if there is no template or the template refuses the messages."""
         source = self._templates.get("tool_use") if tools is not None else None
         source = source or self.default
         if source is None:
@@ -44,16 +47,34 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequest("messages is empty: send at least one")
         template = _compile(source)
-        # Clients send `"content": null` or `"tool_calls": null`; templates test whether a key is present.
-        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        # Clients send `"tool_calls": null`; templates test whether a key is present. A content of None stays, as in
+        # transformers: templates test for it by name.
+        present = [
+            {key: value for key, value in message.items() if value is not None or key == "content"}
+            for message in messages
+        ]
+        if continue_final_message:
+            add_generation_prompt = False
+            if not isinstance(text := present[-1].get("content"), str):
+                raise InvalidRequest("continue_final_message needs a text in the last message")
+            present[-1]["content"] = f"{text}{_END} "
         values = {**self.special_tokens, **variables}
         values |= {"messages": present, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values.setdefault("documents", None)
         try:
-            return template.render(values)
+            rendered = template.render(values)
         except Exception as error:  # the template is code from the checkpoint: it can raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidRequest(f"the chat template does not accept these messages: {reason}") from error
+        return _cut(rendered) if continue_final_message else rendered
+
+
+def _cut(rendered: str) -> str:
+    """The text before the mark; without whitespace at its end where the template strips messages."""
+    before, found, after = rendered.rpartition(_END)
+    if not found:
+        raise InvalidRequest("the chat template changes the last message: it cannot be continued")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 class _GenerationBlocks(Extension):

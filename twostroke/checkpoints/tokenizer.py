@@ -94,6 +94,11 @@ class Tokenizer:
         return digest.hexdigest()
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of bos_token, eos_token, unk_token and pad_token, of those that the model has."""
+        return self._chat.special_tokens
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the model's (default) chat template."""
         return self._chat.default
@@ -152,22 +157,29 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation. Raises InvalidRequest if there is no template or it refuses the messages."""
-        return self._chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        """The prompt for a conversation. With `continue_final_message` it ends within the last message.
+
+        Raises InvalidRequest if there is no template or it refuses the messages.
+        """
+        variables |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        return self._chat.render(messages, tools=tools, **variables)
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> ChatTokens:
         """The ids of `chat`. Only the template adds BOS, as in transformers, so BOS never appears twice."""
         variables |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        variables["continue_final_message"] = continue_final_message
         text = self.chat(messages, **variables)
         said = [dict(message) for message in messages]
         return ChatTokens(self.encode(text, add_bos=False), lambda: self._turn(said, text, variables))

@@ -15,6 +15,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
 from twostroke.models.dropout import Dropout
+from twostroke.sampling.scores import TokenScore
 
 if TYPE_CHECKING:
     from twostroke.engine.request import Choice, SharedPrefill
@@ -115,13 +116,21 @@ class PrefillLane(Lane[Prefill]):
                 f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
                 f"model {model.name}: shorten it"
             )
+        base, todo, first = _scored(model, stroke, base, todo)
+        # The tokens to score, each by the row before it: the last ones of `todo`.
+        self._targets = [] if first is None else todo[max(1, first) :]
         known = base
         if model.index is not None and stroke.logits != "all" and todo and stroke.dropout is None:
-            known, todo = _reuse(model, base, todo, max(1, stroke.queries or 0))
+            needed = max(1, stroke.queries or 0, 1 + len(self._targets))
+            known, todo = _reuse(model, base, todo, needed)
         super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout)
         self.shared = shared
         self.cached_tokens = len(known) - len(base)
-        self._scores: list[np.ndarray] = []
+        self._logits: list[np.ndarray] = []
+        self._scores: list[TokenScore | None] = []
+        if first == 0:  # its row is in the value's tail; the first token of a context has none
+            row = None if base.tail is None else base.tail.row
+            self._scores += [None] if row is None else row.scores(stroke.tokens[:1], stroke.logprobs or 0)
         if not todo:
             self._finish(base.tail)
 
@@ -135,22 +144,30 @@ class PrefillLane(Lane[Prefill]):
     def logit_rows(self, count: int) -> int:
         if self.stroke.logits == "all":
             return count
+        if self._targets:  # the rows before the targets, and the last one
+            return max(0, count - (len(self.todo) - 1 - len(self._targets)))
         return int(self.stroke.logits == "last" and count == len(self.todo))
 
     def computed(self, rows: LazyLogits) -> None:
+        if self._targets and len(rows):
+            scored = len(self._targets) - min(len(self._targets), max(0, len(self.todo) - 1))
+            end = len(rows) - (not self.todo)  # nothing follows the very last row
+            self._scores += rows[end - scored : end].scores(self._targets[:scored], self.stroke.logprobs or 0)
+            del self._targets[:scored]
         if self.stroke.logits == "all" and len(rows):
-            self._scores.append(rows.read())
+            self._logits.append(rows.read())
         if not self.todo:
             self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
 
     def _forget(self) -> None:
-        self._scores.clear()
+        self._logits.clear()
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
-        if self.stroke.logits == "all" or self.stroke.queries is not None:
-            scores = self._scores or [np.empty((0, self.model.vocab_size), np.float32)]
-            self.result = Prefilled(kv, np.concatenate(scores), self.queries.all())
+        stroke = self.stroke
+        if stroke.logits == "all" or stroke.queries is not None or stroke.logprobs is not None:
+            logits = self._logits or [np.empty((0, self.model.vocab_size), np.float32)]
+            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), tuple(self._scores))
         else:
             self.result = kv
 
@@ -160,6 +177,22 @@ def reopened(base: KVCache) -> tuple[KVCache, list[int]]:
     if not len(base):
         raise InvalidRequest("the prompt is empty: give at least one token")
     return base.without_last(), [int(base.token_array[-1])]
+
+
+def _scored(model: Model, stroke: Prefill, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int], int | None]:
+    """(base, todo, index in `todo` of the first token to score, None if there is none).
+
+    At index 0, the token's row is in the tail of `base`. Where that has none of this model, the last entry is computed
+    again.
+    """
+    first = len(todo) - len(stroke.tokens) + stroke.scored_from
+    if stroke.logprobs is None or first >= len(todo):
+        return base, todo, None
+    known = base.tail is not None and base.tail.row is not None and base.tail.model == model.id
+    if first == 0 and len(base) and not known:
+        base, again = reopened(base)
+        return base, again + todo, 1
+    return base, todo, first
 
 
 def _reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int]]:

@@ -19,6 +19,7 @@ from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.scores import TokenScore
 
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
@@ -111,6 +112,7 @@ class Request:
         result: the return value of the first choice's program.
         prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
         cached_tokens: number of these that came from the prefix index.
+        prompt_scores: log-probabilities of the prompt's tokens, if the program computes them; None before.
         kv_bytes: bytes of K and V in the value of the first choice's last stroke.
     """
 
@@ -130,6 +132,7 @@ class Request:
         self.events: deque[Token] = deque()
         self.error: Exception | None = None
         self.cancelled = False
+        self.prompt_scores: tuple[TokenScore | None, ...] | None = None
         self.prefilled_tokens = self.cached_tokens = self.kv_bytes = 0
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]

@@ -16,11 +16,12 @@ from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.draw import Sampled
+from twostroke.sampling.scores import TokenScore
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all" or `queries`.
+    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all", `queries` or `logprobs`.
 
     Attributes:
         tokens: the tokens to enter, after the pending token of `after` if it has one.
@@ -30,6 +31,10 @@ class Prefill:
             skips the head when only K and V are needed.
         queries: also return the query vectors of the last `queries` tokens. A prefix hit never covers these tokens.
         dropout: dropout on the inputs of MLPs. Its entries neither enter nor come from the prefix index.
+        logprobs: also score the tokens: each one's log-probability, and this many most likely alternatives. A few rows
+            at a time go through the head, so memory does not grow with the vocabulary times the prompt. A prefix hit
+            never covers a position whose logits are needed; the positions before it may come from the index.
+        scored_from: index in `tokens` of the first token to score.
     """
 
     tokens: Sequence[int]
@@ -38,6 +43,8 @@ class Prefill:
     logits: Literal["last", "all", "none"] = "last"
     queries: int | None = None
     dropout: Dropout | None = None
+    logprobs: int | None = None
+    scored_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,16 +91,19 @@ class Emit:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prefill's KV cache, logits and queries.
+    """A prefill's KV cache, logits, queries and scores.
 
     Attributes:
         logits: with logits="all" those of every entered token, [n, vocab] float32; otherwise [0, vocab].
         queries: query vectors of the last entered tokens, up to the requested number.
+        scores: with `logprobs`, one for each token from `scored_from` on: its log-probability given all before it.
+            None for the first token of a context, which nothing precedes.
     """
 
     kv: KVCache
     logits: np.ndarray
     queries: Queries = NO_QUERIES
+    scores: tuple[TokenScore | None, ...] = ()
 
 
 @dataclass(frozen=True)

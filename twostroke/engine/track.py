@@ -44,7 +44,7 @@ class Track:
         self.params, self.choice = params, choice
         self.sampled: list[Sampled] = []
         self.ids: list[int] = []
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = "length" if params.max_tokens == 0 else None
         self.constraint = None if params.constraint is None else params.constraint()
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._text = tokenizer.stream()

@@ -29,7 +29,10 @@ class SamplingParams(Checked):
     """
 
     max_tokens: int | None = integer(
-        256, least=1, optional=True, help="Maximum number of tokens to generate; none for all that the context allows."
+        256,
+        least=0,
+        optional=True,
+        help="Maximum number of tokens to generate; none for all that the context allows; 0 to score the prompt alone.",
     )
     temperature: float = number(
         0.0, least=0, help="0 takes the most likely token; otherwise logits are divided by it before one is drawn."
@@ -102,6 +105,12 @@ class SamplingParams(Checked):
     ignore_eos: bool = flag(False, help="The model's own end tokens do not end generation.")
     logprobs: int | None = integer(
         None, least=0, most=1000, help="Also give each token's log-probability, and this many most likely alternatives."
+    )
+    prompt_logprobs: int | None = integer(
+        None,
+        least=0,
+        most=1000,
+        help="Also give the log-probability of each token of the prompt, and this many most likely alternatives.",
     )
     n: int = integer(1, least=1, most=1024, help="How many choices to generate for a prompt; they share its pages.")
     constraint: ConstraintFactory | None = declare(

@@ -14,7 +14,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
 from twostroke.server.errors import ApiError, invalid
 
-TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt"}  # set by the server
+TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
 
 
 def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
@@ -65,6 +65,7 @@ def chat_tokens(
     variables: Mapping[str, Any] | None = None,
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> list[int]:
     """A conversation through the chat template.
 
@@ -74,6 +75,7 @@ def chat_tokens(
         functions: those that the model may call, each as {"name", "description", "parameters"}.
         variables: further variables of the template.
         add_generation_prompt: whether the beginning of an answer follows the messages.
+        continue_final_message: whether the answer continues the last message.
 
     Raises:
         InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
@@ -83,6 +85,12 @@ def chat_tokens(
     offered = [{"type": "function", "function": dict(function)} for function in functions]
     if not tools.knows_tools(llm.tokenizer.chat_template):
         messages, offered = tools.described(messages, offered), []
-    return llm.tokenizer.encode_chat(
-        messages, tools=offered or None, add_generation_prompt=add_generation_prompt, **(variables or {})
-    )
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    return llm.tokenizer.encode_chat(messages, tools=offered or None, **ends, **(variables or {}))
+
+
+def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:
+    """The last `most` tokens of a prompt: all for None, and what the context holds besides a token for -1."""
+    if most is None or (most := llm.config.max_position - 1 if most < 0 else most) >= len(tokens):
+        return tokens
+    return tokens[len(tokens) - most :]

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import numpy as np
-
 from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.evals.measure import Case, Comparison, Known, Measure, Metric, Record
-from twostroke.kv.cache import KVCache
-from twostroke.sampling.statistics import log_softmax, picked
 
 TAIL = 50
-PIECE = 128  # tokens of an answer whose logits are held at once: 78 MB at a vocabulary of 152,000
 
 
 class Judge(Measure):
@@ -73,19 +68,9 @@ class Judge(Measure):
 
 
 def judged(prompt: Sequence[int], tokens: Sequence[int]) -> Generator[Any, Any, list[float]]:
-    """log p of each of at least one token after the prompt, by the engine's own model, a piece at a time."""
-    kv: KVCache = yield Prefill(prompt)
-    logprobs: list[float] = []
-    for start in range(0, len(tokens), PIECE):
-        piece = tokens[start : start + PIECE]
-        assert kv.tail is not None
-        assert kv.tail.logits is not None
-        before = kv.tail.logits[None]
-        scored: Prefilled = yield Prefill(piece, kv, logits="all")
-        rows = log_softmax(np.concatenate([before, scored.logits[:-1]]))
-        logprobs += picked(rows, piece).tolist()
-        kv = scored.kv
-    return logprobs
+    """log p of each token after the prompt, by the engine's own model."""
+    scored: Prefilled = yield Prefill([*prompt, *tokens], logprobs=0, scored_from=len(prompt))
+    return [score.logprob for score in scored.scores if score is not None]
 
 
 def repetition(tokens: Sequence[int], size: int = 3) -> float | None:

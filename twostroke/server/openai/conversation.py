@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from twostroke.engine.request import Request
+from twostroke.llm import LLM
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
-from twostroke.server.prepare import chat_tokens, choose_method, engine_requests
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, NamedFunction
+from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 
 # Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
@@ -37,11 +38,7 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         """The prompt. Takes long: call it off the event loop."""
-        messages = [message.for_template() for message in self.body.messages]
-        if messages[0]["role"] == "system":
-            messages[0]["content"] = without_tracking(messages[0]["content"])
-        functions = [function.for_template() for function in self.body.callable_functions]
-        return chat_tokens(self._engine.llm, messages, functions, self.body.chat_template_kwargs)
+        return truncated(self._engine.llm, prompt_tokens(self._engine.llm, self.body), self.body.truncate_prompt_tokens)
 
     def requests(self) -> list[Request]:
         """The engine's requests. Takes long: call it off the event loop."""
@@ -51,6 +48,21 @@ class Conversation:
             most, body.top_logprobs if body.logprobs else None, constraint(self._engine.grammars, body)
         )
         return engine_requests(self._engine.llm, [self.tokens()], params, self._technique)
+
+
+def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:
+    """A body's messages through the chat template. Raises InvalidRequest or ApiError."""
+    messages = [message.for_template() for message in body.messages]
+    if messages[0]["role"] == "system":
+        messages[0]["content"] = without_tracking(messages[0]["content"])
+    return chat_tokens(
+        llm,
+        messages,
+        [function.for_template() for function in body.callable_functions],
+        body.variables,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
 
 
 def chat_body(fields: Mapping[str, Any]) -> ChatBody:

@@ -22,7 +22,7 @@ _PLAIN = Offer({})
 # Fields of the body that the response repeats.
 _ECHOED = (
     *("instructions", "previous_response_id", "store", "max_output_tokens", "max_tool_calls", "metadata", "tools"),
-    *("tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_logprobs", "truncation", "background"),
+    *("tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_logprobs", "truncation"),
     *("reasoning", "prompt_cache_key", "safety_identifier", "user"),
 )
 
@@ -202,6 +202,7 @@ class ResponsesAnswer(Answer):
             "output": self._items if done else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "background": False,
             "service_tier": "default",
             "text": {"format": wanted},
             "usage": self.usage() if done else None,

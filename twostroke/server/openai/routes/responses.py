@@ -110,12 +110,7 @@ async def input_items(
 
 def _taken_up(body: ResponsesBody, stored: StoredResponses) -> tuple[Record | None, list[dict[str, Any]]]:
     """The response that a body goes on from, and the body's own items, each with an id."""
-    refuse(
-        ("background", body.background),
-        ("conversation", body.conversation is not None),
-        ("prompt", body.prompt is not None),
-        ("n", body.n != 1),
-    )
+    refuse(("n", body.n != 1), ("prompt_logprobs", body.prompt_logprobs is not None))
     before = None if body.previous_response_id is None else stored.previous(body.previous_response_id)
     return before, [_identified(item, stored) for item in body.input]
 

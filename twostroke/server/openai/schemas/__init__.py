@@ -1,1 +1,1 @@
-"""What clients send, one file per endpoint. Unknown fields are ignored, null is a field left out, types are strict."""
+"""What clients send, one file per endpoint. null is a field left out, types are strict, unknown fields are told back."""

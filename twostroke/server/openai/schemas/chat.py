@@ -1,11 +1,14 @@
 """The body of /v1/chat/completions."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
+from twostroke.server.openai.schemas.lenient import Undeclared, Whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -28,6 +31,37 @@ def _text(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
+class Part(Lenient):
+    """A part of content. Its text is read by `_text`; this class knows which fields it may have."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "cache_control", "logprobs", "prompt_cache_breakpoint"}
+    )
+    type: Any = None
+    text: Any = None
+    refusal: Any = None
+
+
+class Content(Lenient):
+    """A message whose content may have parts; they become one text, but their fields are remembered."""
+
+    _parts: list[Part] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
+        message = handler(data)
+        parts = data.get("content") if isinstance(data, dict) else None  # pyright: ignore
+        if isinstance(parts, list):
+            message._parts = [Part.model_validate(part) for part in parts]  # pyright: ignore
+        return message
+
+    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+        yield from super().undeclared(path)
+        for index, part in enumerate(self._parts):
+            yield from part.undeclared(f"{path}content[{index}].")
+
+
 class CalledFunction(Lenient):
     """A function that an assistant called in an earlier turn."""
 
@@ -38,24 +72,29 @@ class CalledFunction(Lenient):
 class ToolCall(Lenient):
     """A call in an assistant's message."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"index", "type"})
     id: str = ""
     function: CalledFunction
 
 
-class Message(Lenient):
+class Message(Content):
     """One turn. `developer` is a system message under its newer name."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {"reasoning": "reasoning_content"}
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"annotations", "audio", "cache_control", "id", "refusal", "status"})
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self.content or ""
-        for key in ("name", "tool_call_id"):
+        for key in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, key) is not None:
                 message[key] = getattr(self, key)
         if self.tool_calls:
@@ -87,12 +126,13 @@ class Function(Lenient):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, include=set(type(self).model_fields))
 
 
 class Tool(Lenient):
     """OpenAI's wrapper around a function."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: Literal["function"]
     function: Function
 
@@ -109,22 +149,30 @@ def _tool_choice(value: Any) -> Any:
     named = value.get("function") if isinstance(value, dict) else None
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):
         raise ValueError('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
-    return NamedFunction(name=named["name"])
+    return NamedFunction.model_validate(named)
 
 
-class ChatBody(GenerateBody):
-    """Answer a conversation."""
+class ChatPrompt(Lenient):
+    """Messages, and what else makes a prompt of them through the chat template."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int | None, described("max_tokens")] = None
-    max_completion_tokens: Annotated[int | None, described("max_tokens")] = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, described("logprobs", le=20)] = 0
     tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, or a NamedFunction
-    parallel_tool_calls: bool = True
-    functions: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise ValueError(
+                    "continue_final_message: not together with add_generation_prompt: make one of them false"
+                )
+            self.add_generation_prompt = False
+        return self
 
     @property
     def callable_functions(self) -> list[Function]:
@@ -133,3 +181,35 @@ class ChatBody(GenerateBody):
             return []
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None
         return [tool.function for tool in self.tools if named in (None, tool.function.name)]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Further variables of the template."""
+        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {name: value for name, value in given.items() if value is not None} | self.chat_template_kwargs
+
+    def unused(self, template: str | None) -> list[str]:
+        """A sentence for each variable that the template does not have."""
+        return [
+            f"{'' if name in type(self).model_fields else 'chat_template_kwargs.'}{name:.60} has no effect: the model's "
+            "chat template does not use it"
+            for name in self.variables
+            if name not in (template or "")
+        ]
+
+
+class ChatBody(ChatPrompt, GenerateBody):
+    """Answer a conversation."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+        "add_special_tokens": (False,),  # the template alone adds them
+        "best_of": (1,),
+        "echo": (False,),
+        "functions": ([],),
+        "return_tokens_as_token_ids": (False,),
+    }
+    max_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
+    max_completion_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[Whole, described("logprobs", le=20)] = 0
+    parallel_tool_calls: bool = True

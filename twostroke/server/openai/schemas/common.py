@@ -1,33 +1,26 @@
 """What the bodies of every generating endpoint share."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.exchange import Terms
+from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas.lenient import Lenient, TokenId, Whole
 from twostroke.server.openai.schemas.sampling import declared
 
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-
-
-class Lenient(BaseModel):
-    """Reads null as a field that is left out, as OpenAI's clients send it."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+__all__ = ["GenerateBody", "JsonSchema", "Lenient", "ResponseFormat", "StreamOptions", "TokenId"]
 
 
 class StreamOptions(Lenient):
     """Whether a stream gives usage in a last chunk, or in every one."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -35,6 +28,7 @@ class StreamOptions(Lenient):
 class JsonSchema(Lenient):
     """A named schema. `strict` refuses keywords that the grammar library does not know."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
     name: str = "schema"
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     strict: bool = True
@@ -45,6 +39,14 @@ class ResponseFormat(Lenient):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp and others put `schema` here, also beside the type json_object."""
+        if "schema" in given and given.get("type") in ("json_object", "json_schema") and "json_schema" not in given:
+            moved = {key: given.pop(key) for key in ("schema", "strict", "name") if key in given}
+            given |= {"type": "json_schema", "json_schema": moved}
+        return given
 
     @model_validator(mode="after")
     def _complete(self) -> "ResponseFormat":
@@ -62,9 +64,16 @@ _SamplingFields: Any = create_model("SamplingFields", __base__=Lenient, **_SAMPL
 class GenerateBody(_SamplingFields):
     """Sampling, the technique, and how the call is to be served.
 
-    Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, regex, choice,
-    method, priority (lower is sooner), timeout (seconds).
+    Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, prompt_logprobs, regex,
+    choice, grammar, method, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
     """
+
+    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES
+    HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS
+    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED
+
+    LIMIT: ClassVar[str] = "max_tokens"  # what the endpoint calls the most tokens of an answer
 
     model: str | None = None
     stream: bool = False
@@ -72,9 +81,23 @@ class GenerateBody(_SamplingFields):
     response_format: ResponseFormat | None = None
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
     method: str | dict[str, Any] | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1)] | None = None
+    priority: Annotated[Whole, Field(ge=-100, le=100)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return others.translated(given, cls.LIMIT)
+
+    @classmethod
+    def why_refused(cls, name: str) -> str | None:
+        if name == "extra_body":
+            return ", a parameter of OpenAI's client: put its fields beside the others"
+        if re.search("json|regex|grammar|schema|guided|ebnf|structured|constrain", name, re.IGNORECASE):
+            return ": a constraint is not passed over"
+        return None
 
     def terms(self, prompts: int = 1) -> Terms:
         """How the call is to be served."""

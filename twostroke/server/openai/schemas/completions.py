@@ -1,10 +1,13 @@
 """The body of /v1/completions."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
+from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.lenient import Whole, whole
 from twostroke.server.openai.schemas.sampling import described
 
 MOST = 2048  # prompts in one request
@@ -30,12 +33,26 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-class CompletionBody(GenerateBody):
-    """Continue texts or token ids as they are."""
+def _number(value: Any) -> Any:
+    """Other servers take true for the chosen tokens' log-probabilities alone."""
+    return {False: None, True: 0}[value] if isinstance(value, bool) else whole(value)
 
+
+class CompletionBody(GenerateBody):
+    """Continue texts or token ids as they are, or score them (`echo`, and `max_tokens` of 0)."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {"max_completion_tokens": "max_tokens"}
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+        "continue_final_message": (False,),
+        "functions": ([],),
+        "messages": (),
+        "tools": ([],),
+    }
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: Annotated[int, described("max_tokens")] = 16
-    logprobs: Annotated[int | None, described("logprobs", le=20)] = None
+    max_tokens: Annotated[Whole | None, described("max_tokens")] = 16
+    logprobs: Annotated[int | None, described("logprobs", le=20), BeforeValidator(_number)] = None
+    add_special_tokens: bool = True
+    return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
-    best_of: int | None = None
+    best_of: Whole | None = None

@@ -1,10 +1,13 @@
 """The body of /v1/responses."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
+from twostroke.server.openai.schemas.lenient import Whole
 from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
@@ -13,11 +16,11 @@ LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has
 class TextFormat(Lenient):
     """The format that the text must have."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "schema"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
-    description: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> "TextFormat":
@@ -27,10 +30,10 @@ class TextFormat(Lenient):
 
 
 class TextOptions(Lenient):
-    """OpenAI's `text` object. A verbosity is accepted and has no effect."""
+    """OpenAI's `text` object."""
 
+    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
     format: TextFormat = TextFormat()
-    verbosity: str | None = None
 
 
 def _items(value: Any) -> Any:
@@ -51,33 +54,38 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
 class ResponsesBody(GenerateBody):
     """Answer an input. `items.py` says which items, tools and choices are read."""
 
+    LIMIT: ClassVar[str] = "max_output_tokens"
+    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+    }
+    HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS | {"prompt_cache_options"}
+    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT | {"context_management": ([],)}
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+        "background": (False,),
+        "conversation": (),
+        "prompt": (),
+    }
     input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
-    max_output_tokens: Annotated[int | None, described("max_tokens")] = None
+    max_output_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
     text: TextOptions = TextOptions()
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    top_logprobs: Annotated[int, described("logprobs", le=20)] = 0
+    top_logprobs: Annotated[Whole, described("logprobs", le=20)] = 0
     include: list[str] = Field(default_factory=list)
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    reasoning: dict[str, Any] | None = Field(None, description="Accepted: the model does not reason apart.")
-    background: bool = False
-    conversation: Any = None
-    prompt: Any = None
+    # Without effect; the response repeats them.
+    reasoning: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Any = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
     user: str | None = None
-    client_metadata: Any = None
-    context_management: Any = None
 
     @property
     def wants_logprobs(self) -> bool:

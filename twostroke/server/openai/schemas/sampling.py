@@ -7,6 +7,7 @@ from pydantic.fields import FieldInfo
 
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
+from twostroke.server.openai.schemas.lenient import TokenId, whole
 
 # Where the API differs: another default, as OpenAI has it, or a narrower range.
 PENALTY: dict[str, Any] = {"ge": -2, "le": 2}
@@ -19,10 +20,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stop": {"max_length": 64},
     "stop_token_ids": {"max_length": 1000},
 }
-_TOKEN_ID = Annotated[int, Field(ge=0, lt=1 << 31)]
 _ITEMS: dict[str, Any] = {
     "stop": Annotated[str, Field(min_length=1, max_length=1000)],
-    "stop_token_ids": _TOKEN_ID,
+    "stop_token_ids": TokenId,
     "logit_bias": Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)],
 }
 
@@ -45,6 +45,8 @@ def declared(name: str) -> tuple[Any, Any]:
     default = changes.pop("default", getattr(SamplingParams, name, None))
     kind = _kind(name, rule)
     annotated = Annotated[kind | None if rule.optional else kind, described(name, **changes)]
+    if rule.kind is int:
+        annotated = Annotated[annotated, BeforeValidator(whole)]
     if name == "stop":  # one text is a list of one
         annotated = Annotated[annotated, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
     empty = {tuple: list, dict: dict}.get(rule.kind)

@@ -1,30 +1,29 @@
 """The bodies of /tokenize and /detokenize."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from twostroke.server.openai.schemas.chat import Message
-from twostroke.server.openai.schemas.common import Lenient, TokenId
+from twostroke.server.openai.schemas.chat import ChatPrompt, Message
+from twostroke.server.openai.schemas.lenient import Lenient, TokenId
 
 
-class TokenizeBody(Lenient):
-    """A text, or messages that go through the chat template.
+class TokenizeBody(ChatPrompt):
+    """A text, or messages that go through the chat template as those of a chat do.
 
-    `add_special_tokens` concerns a text (the template alone decides which special tokens messages get),
-    `add_generation_prompt` messages: whether the beginning of an answer follows them.
+    `add_special_tokens` concerns a text: the template alone decides which special tokens messages get.
     """
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"return_token_strs"})  # they are always returned
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] = Field(default_factory=list)
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
     @model_validator(mode="after")
     def _either(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+        if (self.prompt is None) == (not self.messages):
+            raise ValueError("prompt: give either prompt or messages")
         return self
 
 

@@ -1,0 +1,133 @@
+"""The base of all bodies, and what becomes of fields that a body does not declare.
+
+A field that asks for nothing is accepted in silence: `user`, or `use_beam_search: false`. One that this server lacks and
+that would change the answer is refused. Any other is told back in a warning, or refused if the server is strict.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from twostroke.server.errors import ApiError
+
+MOST_TOLD = 20  # warnings of one body
+Neutral = Mapping[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
+
+
+def whole(value: Any) -> Any:
+    """A number without a fraction as an integer: 16.0 is 16 in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(whole)]
+
+
+class Undeclared(NamedTuple):
+    """A field that a body does not declare: where it is, and the model that lacks it."""
+
+    path: str
+    name: str
+    value: Any
+    model: "type[Lenient]"
+
+    @property
+    def field(self) -> str:
+        """As a message shows it."""
+        name = self.name if self.name.isprintable() else ascii(self.name)
+        return self.path + (name if len(name) <= 60 else f"{name[:60]}...")
+
+
+class Lenient(BaseModel):
+    """Reads null as a field that is left out, as OpenAI's clients send it, and remembers what it does not declare.
+
+    Attributes:
+        ALIASES: other servers' names of declared fields.
+        HARMLESS: fields that change no answer.
+        WITHOUT_EFFECT: fields that are told back unless their value asks for nothing.
+        UNSUPPORTED: fields that are refused unless their value asks for nothing.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    WITHOUT_EFFECT: ClassVar[Neutral] = {}
+    UNSUPPORTED: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = {key: value for key, value in data.items() if value is not None}
+        for alias in cls.ALIASES.keys() & given.keys():
+            put(given, cls.ALIASES[alias], given.pop(alias), alias)
+        return cls.translated(given)
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields with other servers' forms rewritten. Raises ValueError, whose text begins with a field's name."""
+        return given
+
+    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+        """The fields that this model and those within it do not declare."""
+        for name, value in (self.model_extra or {}).items():
+            yield Undeclared(path, name, value, type(self))
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Lenient):
+                yield from value.undeclared(f"{path}{name}.")
+            elif isinstance(value, list):
+                for index, one in enumerate(value):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                    if isinstance(one, Lenient):
+                        yield from one.undeclared(f"{path}{name}[{index}].")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """What a field of this model may be called."""
+        fields = (field.alias or name for name, field in cls.model_fields.items())
+        return [*fields, *cls.ALIASES, *cls.HARMLESS, *cls.WITHOUT_EFFECT, *cls.UNSUPPORTED]
+
+    @classmethod
+    def why_refused(cls, name: str) -> str | None:
+        """Why a field that is unknown must not be passed over; None if a warning is enough."""
+        return None
+
+
+def put(given: dict[str, Any], name: str, value: Any, alias: str) -> None:
+    """Give a field what was sent under another name. Raises ValueError if it was sent as well."""
+    if name in given:
+        raise ValueError(f"{alias}: the same as {name}, which is also given: leave one of them out")
+    given[name] = value
+
+
+def warnings(body: Lenient, strict: bool) -> list[str]:
+    """A sentence for each field without effect. Raises ApiError for one that must not be passed over."""
+    told: list[str] = []
+    for one in body.undeclared():
+        model = one.model
+        if one.name in model.HARMLESS:
+            continue
+        if one.name in model.UNSUPPORTED:
+            if one.value not in model.UNSUPPORTED[one.name]:
+                raise ApiError(400, f"{one.field} is not supported here: leave it out", param=one.field)
+            continue
+        if one.name in model.WITHOUT_EFFECT:
+            if one.value in model.WITHOUT_EFFECT[one.name]:
+                continue
+            message, refused = f"{one.field} has no effect here", None
+        else:
+            message, refused = f"{one.field} is unknown{_meant(one)}", model.why_refused(one.name)
+        if refused is not None or strict:
+            raise ApiError(400, message + (refused or ""), param=one.field)
+        told.append(message)
+    if len(told) > MOST_TOLD:
+        told[MOST_TOLD:] = [f"{len(told) - MOST_TOLD} more fields are unknown"]
+    return told
+
+
+def _meant(one: Undeclared) -> str:
+    close = get_close_matches(one.name[:60], one.model.names(), 1, 0.7)
+    return f": did you mean {close[0]}?" if close else ""

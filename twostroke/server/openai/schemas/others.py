@@ -1,0 +1,127 @@
+"""Fields of OpenAI, vLLM, llama.cpp, SGLang and others: which of them mean one of ours, nothing, or more than we do."""
+
+import json
+from typing import Any
+
+from twostroke.server.openai.schemas.lenient import Neutral, put
+
+ALIASES = {
+    "repeat_penalty": "repetition_penalty",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+}
+
+# They change no answer.
+HARMLESS = frozenset(
+    ["cache_prompt", "client_metadata", "guided_decoding_backend", "id_slot", "metadata", "min_keep", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id", "return_tokens", "safety_identifier", "service_tier", "slot_id", "spaces_between_special_tokens", "timings_per_token", "user"]
+)
+
+# They change no answer here, though a client may count on it: told, unless the value asks for nothing.
+WITHOUT_EFFECT: Neutral = {
+    "cache_salt": (),
+    "early_stopping": (False,),
+    "guided_whitespace_pattern": (),
+    "length_penalty": (1, 0),
+    "n_keep": (0, -1),
+    "n_probs": (0,),
+    "num_ctx": (),
+    "penalize_nl": (False,),
+    "post_sampling_probs": (False,),
+    "repeat_last_n": (-1,),
+    "return_progress": (False,),
+    "return_token_ids": (False,),
+    "store": (False,),
+    "t_max_predict_ms": (0, -1),
+    "verbosity": ("medium",),
+}
+
+# They would change the answer: refused, unless the value asks for nothing.
+UNSUPPORTED: Neutral = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "cfg_scale": (1,),
+    "chat_template": (),
+    "detokenize": (True,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "eta_cutoff": (0,),
+    "epsilon_cutoff": (0,),
+    "function_call": ("none", "auto"),
+    "include_stop_str_in_output": (False,),
+    "logits_processors": ([],),
+    "lora": ([],),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "mm_processor_kwargs": ({},),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "prompt_embeds": (),
+    "skip_special_tokens": (True,),
+    "structural_tag": (),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+    "xtc_probability": (0,),
+}
+
+_STRUCTURED = {"regex": "regex", "choice": "choice", "grammar": "grammar", "json": "response_format"}
+
+
+def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
+    """The fields of a generating body, with the forms that other servers have. Raises ValueError, which names one.
+
+    `limit` is the body's name for the most tokens of an answer.
+    """
+    if (format := given.get("response_format")) and isinstance(format, dict):
+        kind = format.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if kind in ("grammar", "regex"):  # Fireworks, Friendli
+            given.pop("response_format")
+            text = next((format[key] for key in (kind, "pattern", "schema", "value") if key in format), None)  # pyright: ignore
+            put(given, kind, text, "response_format")
+    for alias in ("guided_json", "json_schema"):
+        if alias in given:
+            put(given, "response_format", _json(given.pop(alias), alias), alias)
+    if isinstance(given.get("grammar"), dict):  # Text Generation Inference
+        _structured(given, {given["grammar"].get("type"): given.pop("grammar").get("value")}, "grammar")
+    if "structured_outputs" in given:
+        asked = given.pop("structured_outputs")
+        if not isinstance(asked, dict):
+            raise ValueError('structured_outputs: an object, such as {"regex": ...}')
+        _structured(given, {key: value for key, value in asked.items() if value is not None}, "structured_outputs")  # pyright: ignore
+    if "n_predict" in given:
+        most = given.pop("n_predict")
+        put(given, limit, None if most in (-1, -2) else most, "n_predict")
+    if given.get("top_p") == 0 and not isinstance(given["top_p"], bool):  # only the most likely token is left
+        given |= {"top_p": 1.0, "temperature": 0.0}
+    return given
+
+
+def _structured(given: dict[str, Any], asked: dict[Any, Any], where: str) -> None:
+    """Put what vLLM's `structured_outputs` has into our fields."""
+    for name in ("disable_any_whitespace", "disable_fallback", "disable_additional_properties"):
+        asked.pop(name, None)  # our JSON has one layout
+    if asked.pop("json_object", False):
+        put(given, "response_format", {"type": "json_object"}, where)
+    for name, value in asked.items():
+        if name not in _STRUCTURED:
+            raise ValueError(
+                f"{where}: {name!s:.60} is not supported here: json, json_object, regex, choice or grammar"
+            )
+        put(given, _STRUCTURED[name], _json(value, where) if name == "json" else value, where)
+
+
+def _json(schema: Any, where: str) -> dict[str, Any]:
+    """A response format with this schema: an object, or a text in JSON."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError:
+            raise ValueError(f"{where}: not JSON") from None
+    if not isinstance(schema, dict):
+        raise ValueError(f"{where}: a JSON schema must be an object")
+    return {"type": "json_schema", "json_schema": {"name": where, "schema": schema}}

@@ -37,6 +37,8 @@ def serve(
     max_stored: Annotated[int, _setting("max_stored")] = Settings.max_stored,
     max_stored_bytes: Annotated[Any, _setting("max_stored_bytes", parser=parse_size, metavar="SIZE")] = "64MiB",
     timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
+    cors: Annotated[list[str] | None, _setting("cors", metavar="ORIGIN")] = None,
+    vllm_metrics: Annotated[bool, _setting("vllm_metrics")] = False,
     grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
     method_module: MethodModule = None,
@@ -59,6 +61,8 @@ def serve(
         max_stored=max_stored,
         max_stored_bytes=max_stored_bytes,
         timeout_s=timeout,
+        cors=tuple(cors or ()),
+        vllm_metrics=vllm_metrics,
         grace_s=grace,
     )
     load_method_modules(method_module)

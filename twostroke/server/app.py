@@ -4,11 +4,13 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
@@ -21,17 +23,26 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.middleware import Middleware
 from twostroke.server.openai.routes import generate, models, responses, tokens
 from twostroke.server.openai.stored import StoredResponses
+from twostroke.server.paths import Head, Paths
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
+ROUTES = (generate, responses, models, tokens, anthropic, admin)
+CORS: dict[str, Any] = {
+    "allow_methods": ["*"],
+    "allow_headers": ["*"],
+    "expose_headers": ["x-request-id", "request-id", "retry-after", "x-twostroke-warnings"],
+    "allow_private_network": True,  # from a page of the internet to a server of the local network
+}
 
 
 def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     """An application that serves one model. Once it has started, only its own thread may use the model's engine."""
     settings = settings or Settings()
     load_installed()
-    engine = AsyncEngine(llm, settings, Metrics(llm))
+    metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
+    engine = AsyncEngine(llm, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -41,9 +52,13 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
-    app.state.stored_responses = StoredResponses(settings.max_stored, settings.max_stored_bytes)
+    app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
+    app.add_middleware(Head)
     app.add_middleware(Middleware, settings=settings)
-    for routes in (generate, responses, models, tokens, anthropic, admin):
+    if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
+    app.state.paths = Paths(routes.router for routes in ROUTES)
+    for routes in ROUTES:
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(InvalidRequest, _error_response)
@@ -55,10 +70,10 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
 async def _error_response(http: HttpRequest, error: Exception) -> Response:
     """Every error, in the form of the API that was called."""
-    return refused(http.url.path, _refusal(error))
+    return refused(http.url.path, _refusal(http, error))
 
 
-def _refusal(error: Exception) -> ApiError:
+def _refusal(http: HttpRequest, error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
@@ -66,6 +81,8 @@ def _refusal(error: Exception) -> ApiError:
             return invalid(error)
         case RequestValidationError():
             return from_validation(error.errors())
+        case HTTPException(status_code=404 | 405):
+            return http.app.state.paths.missing(http.scope)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:

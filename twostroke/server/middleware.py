@@ -17,7 +17,7 @@ from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-OPEN = {"/health", "/health/ready", "/health/live", "/metrics"}  # for probes and scrapers, without a key
+OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
 
 
 class Middleware:

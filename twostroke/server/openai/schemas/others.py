@@ -15,7 +15,25 @@ ALIASES = {
 
 # They change no answer.
 HARMLESS = frozenset(
-    ["cache_prompt", "client_metadata", "guided_decoding_backend", "id_slot", "metadata", "min_keep", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id", "return_tokens", "safety_identifier", "service_tier", "slot_id", "spaces_between_special_tokens", "timings_per_token", "user"]
+    [
+        "cache_prompt",
+        "client_metadata",
+        "guided_decoding_backend",
+        "id_slot",
+        "metadata",
+        "min_keep",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "return_tokens",
+        "safety_identifier",
+        "service_tier",
+        "slot_id",
+        "spaces_between_special_tokens",
+        "timings_per_token",
+        "user",
+    ]
 )
 
 # They change no answer here, though a client may count on it: told, unless the value asks for nothing.

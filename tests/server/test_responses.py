@@ -314,8 +314,8 @@ def test_codex_requests(server: Serving) -> None:
         lines = [line for line in streamed.text.splitlines() if line.startswith("event: ")]
         assert lines[0] == "event: response.created"
         assert lines[-1] in ("event: response.completed", "event: response.incomplete")
-        last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
-        assert last["response"]["warnings"] == [
+        first = json.loads(streamed.text.splitlines()[1].removeprefix("data: "))
+        assert first["warnings"] == [
             "a tool of type web_search is left out: this server does not have it",
             "an item of type tool_search_call is left out of the input",
         ]

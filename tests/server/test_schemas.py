@@ -41,7 +41,8 @@ def test_ranges() -> None:
     assert ranges["repetition_penalty"] == {"exclusiveMinimum": 0}
     assert ranges["presence_penalty"] == ranges["frequency_penalty"] == {"minimum": -2, "maximum": 2}
     assert ranges["n"] == {"minimum": 1, "maximum": 1024}
-    assert ranges["max_tokens"] == {"minimum": 1}
+    assert shown["max_tokens"]["anyOf"][0]["minimum"] == 0, "0 scores the prompt alone"
+    assert ChatBody.model_json_schema()["properties"]["max_tokens"]["anyOf"][0]["minimum"] == 1
     assert shown["temperature"]["default"] == 1.0, "as OpenAI has it"
     assert shown["stop"]["maxItems"] == 64
     assert shown["stop"]["items"] == {"minLength": 1, "maxLength": 1000, "type": "string"}

@@ -39,7 +39,10 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt's text, which ends within the last message with `continue_final_message`. Raises InvalidRequest if there is no template or the template refuses the messages."""
+        """The prompt's text; with `continue_final_message`, up to the end of the last message's content.
+
+        Raises InvalidRequest if there is no template or the template refuses the messages.
+        """
         source = self._templates.get("tool_use") if tools is not None else None
         source = source or self.default
         if source is None:

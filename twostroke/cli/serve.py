@@ -39,6 +39,7 @@ def serve(
     timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
     cors: Annotated[list[str] | None, _setting("cors", metavar="ORIGIN")] = None,
     vllm_metrics: Annotated[bool, _setting("vllm_metrics")] = False,
+    strict_fields: Annotated[bool, _setting("strict_fields")] = False,
     grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
     method_module: MethodModule = None,
@@ -63,6 +64,7 @@ def serve(
         timeout_s=timeout,
         cors=tuple(cors or ()),
         vllm_metrics=vllm_metrics,
+        strict_fields=strict_fields,
         grace_s=grace,
     )
     load_method_modules(method_module)

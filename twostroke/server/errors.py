@@ -95,6 +95,9 @@ def from_validation(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     param = field_path(first["loc"])
     message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    if param is None and first["type"] == "value_error":  # about several fields; the text begins with one's name
+        named, _, rest = message.partition(": ")
+        return ApiError(400, message, param=named if rest else None)
     if param is None:
         return ApiError(400, "the body must be a JSON object, sent with content-type application/json")
     return ApiError(400, f"{param}: {message}", param=param)

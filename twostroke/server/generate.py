@@ -11,7 +11,7 @@ from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_thread import Update
 from twostroke.server.exchange import Exchange, Terms
-from twostroke.server.transport import CLIENT_GONE, ClientGone, EventStream, json_response, unless_gone
+from twostroke.server.transport import CLIENT_GONE, ClientGone, EventStream, json_response, told, unless_gone
 
 
 async def generate(
@@ -44,7 +44,7 @@ async def generate(
         if not terms.stream:
             await unless_gone(http.receive, _collect(answer, updates))
             http.scope["facts"]["output_tokens"] = answer.output_tokens
-            return json_response(answer.whole())
+            return json_response(answer.whole() | told(http.scope))
         first = await unless_gone(http.receive, anext(updates))
         streaming = True
         return EventStream(answer, first, updates, exchange)

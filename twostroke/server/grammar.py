@@ -8,6 +8,7 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
@@ -107,6 +108,14 @@ def regex(pattern: str) -> str:
 def choice(options: Sequence[str]) -> str:
     """The grammar of a few fixed texts."""
     return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, options)))
+
+
+def lark(text: str) -> str:
+    """A grammar in Lark's syntax as llguidance has it, or in GBNF (llama.cpp). Raises InvalidRequest."""
+    try:
+        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    except Exception as error:
+        raise InvalidRequest(f"grammar must be in Lark or GBNF: {_first_line(str(error))}") from None
 
 
 def _first_line(text: str) -> str:

@@ -15,6 +15,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.logs import request_id
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
+from twostroke.server.transport import warning_header
 
 log = logging.getLogger(__name__)
 OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
@@ -44,7 +45,7 @@ class Middleware:
             if message["type"] == "http.response.start":
                 facts["status"] = message["status"]
                 ids = [(b"x-request-id", name.encode()), (b"request-id", name.encode())]  # OpenAI's name, Anthropic's
-                message["headers"] = [*message.get("headers", ()), *ids]
+                message["headers"] = [*message.get("headers", ()), *ids, *warning_header(facts)]
             await send(message)
 
         try:

@@ -26,6 +26,9 @@ class Settings(Checked):
     max_body_bytes: int = integer(8 << 20, least=1, help="Longest request body; a longer one is answered 413.")
     max_choices: int = integer(128, least=1, help="Most choices that one call may ask for, all its prompts together.")
     timeout_s: float | None = number(None, above=0, help="Seconds that a request may take if it names no timeout.")
+    strict_fields: bool = flag(
+        False, help="Refuse requests with fields that have no effect, instead of a warning in the answer."
+    )
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")

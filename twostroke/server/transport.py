@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -17,6 +17,24 @@ from twostroke.server.exchange import Exchange
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CLIENT_GONE = 499  # no client reads it; it is for the log
+
+
+def warn(scope: Scope, warnings: list[str]) -> None:
+    """Tell the caller something beside the answer: a field of it, a header, and the call's line in the log."""
+    if warnings:
+        scope["facts"]["warnings"] = warnings
+
+
+def told(scope: Scope) -> dict[str, Any]:
+    """The field `warnings` of an answer, if there are any."""
+    return {"warnings": warnings} if (warnings := scope["facts"].get("warnings")) else {}
+
+
+def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """The header with a call's warnings: ASCII, at most 1,000 characters."""
+    if not (warnings := facts.get("warnings")):
+        return []
+    return [(b"x-twostroke-warnings", "; ".join(warnings).encode("ascii", "backslashreplace")[:1000])]
 
 
 class ClientGone(Exception):
@@ -63,9 +81,11 @@ class EventStream(Response):
         # The base class has set the length of its empty body; a stream's length is not known.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
+        self._told: dict[str, Any] = {}  # what the first event has besides
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            self._told = told(scope)
             await unless_gone(receive, self._send(send))
         except ClientGone:
             scope["facts"]["client"] = "gone"
@@ -99,4 +119,8 @@ class EventStream(Response):
         return b"".join(self._join(self._answer.events(prompt, token)) for token in update.tokens)
 
     def _join(self, events: Iterable[dict[str, Any]]) -> bytes:
-        return b"".join(map(self._answer.encode, events))
+        return b"".join(self._encode(event) for event in events)
+
+    def _encode(self, event: dict[str, Any]) -> bytes:
+        more, self._told = self._told, {}
+        return self._answer.encode({**event, **more} if more else event)

@@ -1,7 +1,7 @@
 """Anthropic's message, as a whole and as events of its blocks."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from twostroke.engine.track import Token
@@ -21,10 +21,9 @@ class MessageAnswer(Answer):
 
     done_marker = False
 
-    def __init__(self, model: str, exchange: Exchange, body: ChatBody, warnings: Sequence[str]) -> None:
+    def __init__(self, model: str, exchange: Exchange, body: ChatBody) -> None:
         super().__init__("msg_", model, exchange, 1)
         self._turn = Turn(tools=bool(body.callable_functions))
-        self._warnings = warnings
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -111,7 +110,7 @@ class MessageAnswer(Answer):
         return {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
 
     def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
-        message = {
+        return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -121,7 +120,6 @@ class MessageAnswer(Answer):
             "stop_sequence": self._stop if reason is not None else None,
             "usage": self.usage(),
         }
-        return message | ({"warnings": list(self._warnings)} if self._warnings else {})
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

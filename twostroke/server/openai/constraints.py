@@ -21,6 +21,8 @@ def constraint(grammars: Grammars, body: GenerateBody) -> ConstraintFactory | No
         asked["regex"] = grammar.regex(body.regex)
     if body.choice is not None:
         asked["choice"] = grammar.choice(body.choice)
+    if body.grammar is not None:
+        asked["grammar"] = grammar.lark(body.grammar)
     if isinstance(body, ChatBody) and body.callable_functions:
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]

@@ -8,6 +8,7 @@ from twostroke.engine.track import Token
 from twostroke.server.answer import Answer, timings
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
+from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.turn import Turn
@@ -19,6 +20,7 @@ class ChatAnswer(Answer):
     def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
         super().__init__("chatcmpl-", model, exchange, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
+        self._asked = body
         self._turns = [Turn(tools=bool(body.callable_functions)) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
@@ -60,7 +62,8 @@ class ChatAnswer(Answer):
             logprobs = {"content": self._entries[index], "refusal": None} if self._logprobs else None
             choice = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
             choices.append({**choice, "finish_reason": self._reasons[index], **self._timings(index)})
-        return {**self._object("chat.completion", choices), "usage": self.usage()}
+        scores = prompt_logprobs(self.exchange.requests[0], self._tokenizer, self._asked.prompt_logprobs)
+        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None

@@ -1,37 +1,56 @@
-"""OpenAI's text completions."""
+"""OpenAI's text completions, with the prompt in front of them where `echo` asks for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
 from twostroke.server.answer import Answer, logprob, timings
 from twostroke.server.exchange import Exchange
+from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.completions import CompletionBody
+
+Alternatives = Iterable[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that is sent back: its text, its token ids, and how many of these have no text in it (BOS)."""
+
+    text: str
+    tokens: Sequence[int]
+    added: int = 0
 
 
 class CompletionAnswer(Answer):
     """One choice for each prompt and n."""
 
-    def __init__(self, model: str, exchange: Exchange, body: CompletionBody, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: str, exchange: Exchange, body: CompletionBody, tokenizer: Tokenizer, echoes: Sequence[Echo]
+    ) -> None:
+        """`echoes`: the prompts, if they are to be sent back; otherwise empty."""
         super().__init__("cmpl-", model, exchange, body.n)
-        self._logprobs, self._tokenizer = body.logprobs, tokenizer
-        self._options = body.stream_options
+        self._asked, self._logprobs, self._tokenizer = body, body.logprobs, tokenizer
+        self._options, self._echoes = body.stream_options, echoes
         self._kept: dict[tuple[int, int], list[Token]] = {}
-        self._lengths: dict[int, int] = {}  # characters of each choice so far
+        self._begun: set[tuple[int, int]] = set()  # choices of a stream whose prompt has been sent
+        self._offsets: dict[tuple[int, int], Offsets] = {}
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        yield from self._opened(prompt, token.choice)
         self.output_tokens += 1
         # A token without text is part of a character. It is sent only where clients count tokens.
         every_token = self._logprobs is not None or self._options.continuous_usage_stats
-        if not token.text and token.finish_reason is None and not every_token:
-            return
-        chunk = self._object([self._choice(prompt, [token])])
-        if self._options.include_usage or self._options.continuous_usage_stats:
-            chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
-        yield chunk
+        if token.text or token.finish_reason is not None or every_token:
+            yield self._chunk(self._choice(prompt, token.choice, [token], echo=False))
 
     def closing(self) -> Iterator[dict[str, Any]]:
+        if self._asked.max_tokens == 0:  # no token has come
+            for prompt in range(len(self.exchange.requests)):
+                for choice in range(self.n):
+                    yield from self._opened(prompt, choice)
+                    yield self._chunk(self._choice(prompt, choice, [], echo=False))
         if self._options.include_usage:
             yield {**self._object([]), "usage": self.usage()}
 
@@ -40,8 +59,21 @@ class CompletionAnswer(Answer):
         self._kept.setdefault((prompt, token.choice), []).append(token)
 
     def whole(self) -> dict[str, Any]:
-        choices = [self._choice(prompt, tokens) for (prompt, _), tokens in sorted(self._kept.items())]
+        places = [(prompt, choice) for prompt in range(len(self.exchange.requests)) for choice in range(self.n)]
+        choices = [self._choice(*place, self._kept.get(place, []), echo=bool(self._echoes)) for place in places]
         return {**self._object(choices), "usage": self.usage()}
+
+    def _opened(self, prompt: int, choice: int) -> Iterator[dict[str, Any]]:
+        """The prompt, as the first chunk of a choice that is to begin with it."""
+        if self._echoes and (prompt, choice) not in self._begun:
+            self._begun.add((prompt, choice))
+            yield self._chunk({**self._choice(prompt, choice, [], echo=True), "finish_reason": None})
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._object([choice])
+        if self._options.include_usage or self._options.continuous_usage_stats:
+            chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
+        return chunk
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -52,26 +84,74 @@ class CompletionAnswer(Answer):
             "choices": choices,
         }
 
-    def _choice(self, prompt: int, tokens: list[Token]) -> dict[str, Any]:
-        index, last = self.choice_index(prompt, tokens[0]), tokens[-1]
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": "".join(token.text for token in tokens),
-            "logprobs": None if self._logprobs is None else self._log_probabilities(index, tokens),
-            "finish_reason": last.finish_reason,
+    def _choice(self, prompt: int, index: int, tokens: Sequence[Token], *, echo: bool) -> dict[str, Any]:
+        """What has come of a choice; with its prompt before it, if `echo`."""
+        reason = tokens[-1].finish_reason if tokens else "length"
+        request = self.exchange.requests[prompt]
+        made: dict[str, Any] = {
+            "index": prompt * self.n + index,
+            "text": (self._echoes[prompt].text if echo else "") + "".join(token.text for token in tokens),
+            "logprobs": None if self._logprobs is None else self._log_probabilities(prompt, index, tokens, echo),
+            "finish_reason": reason,
         }
-        if last.finish_reason is not None and last.choice == 0:
-            choice["timings"] = timings(self.exchange.requests[prompt])
-        return choice
+        if not self._asked.stream:
+            made |= prompt_logprobs(request, self._tokenizer, self._asked.prompt_logprobs)
+        if reason is not None and index == 0:
+            made["timings"] = timings(request)
+        return made
 
-    def _log_probabilities(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        name, offsets = self._tokenizer.token_text, list[int]()
+    def _log_probabilities(self, prompt: int, index: int, tokens: Sequence[Token], echo: bool) -> dict[str, Any]:
+        known = self._echoes[prompt] if self._echoes else Echo("", ())
+        offsets = self._offsets.setdefault((prompt, index), Offsets(self._tokenizer, known))
+        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+        def add(id: int, own: float | None, top: Alternatives, offset: int) -> None:
+            made["tokens"].append(self._name(id))
+            made["token_logprobs"].append(None if own is None else logprob(own))
+            made["top_logprobs"].append(None if own is None else self._top(id, own, top))
+            made["text_offset"].append(offset)
+
+        if echo:
+            scores = self.exchange.requests[prompt].prompt_scores or ()
+            for score, id, offset in zip(scores, known.tokens, offsets.of_prompt(), strict=True):
+                own, top = (None, ()) if score is None else (score.logprob, score.top[: self._logprobs])
+                add(id, own, top, offset)
         for token in tokens:
-            offsets.append(self._lengths.get(index, 0))
-            self._lengths[index] = offsets[-1] + len(token.text)
-        return {
-            "tokens": [name(token.id) for token in tokens],
-            "token_logprobs": [logprob(token.logprob) for token in tokens],
-            "top_logprobs": [{name(id): logprob(value) for id, value in token.top_logprobs or ()} for token in tokens],
-            "text_offset": offsets,
-        }
+            add(token.id, token.logprob, token.top_logprobs or (), offsets.next(token.id))
+        return made
+
+    def _top(self, id: int, own: float, top: Alternatives) -> dict[str, float]:
+        """The likeliest tokens by name, and the token itself, as OpenAI has it. Of equal names, the likeliest stays."""
+        named: dict[str, float] = {}
+        for one, value in (*top, (id, own)):
+            named.setdefault(self._name(one), logprob(value))
+        return named
+
+    def _name(self, id: int) -> str:
+        return f"token_id:{id}" if self._asked.return_tokens_as_token_ids else self._tokenizer.token_text(id)
+
+
+class Offsets:
+    """Where each token begins in a choice's text, in code points.
+
+    It is the number of whole characters before the token, so a token that continues a character has the offset of that
+    character. What a stop string holds back or cuts off does not matter.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, known: Echo) -> None:
+        self._tokenizer, self._known = tokenizer, known
+        self._stream, self._length = tokenizer.stream(), len(known.text)
+
+    def of_prompt(self) -> list[int]:
+        """The offsets of the prompt's tokens; a token that was added to the text is where the text begins."""
+        stream, length, found = self._tokenizer.stream(skip_special=False), 0, [0] * self._known.added
+        for id in self._known.tokens[self._known.added :]:
+            found.append(min(length, len(self._known.text)))
+            length += len(stream.push(id))
+        return found
+
+    def next(self, id: int) -> int:
+        """The offset of the next token of the answer."""
+        offset = self._length
+        self._length += len(self._stream.push(id))
+        return offset

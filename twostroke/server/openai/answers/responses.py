@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -41,12 +41,11 @@ class ResponsesAnswer(Answer):
         *,
         tools: bool,
         offers: Mapping[str, Offer],
-        warnings: Sequence[str],
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         """`tools`: calls may be made; `offers` are the tools by name; `keep` gets the response once it is complete."""
         super().__init__("resp_", model, exchange, 1)
-        self._asked, self._tokenizer, self._offers, self._warnings, self._keep = body, tokenizer, offers, warnings, keep
+        self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
         self._turn = Turn(tools)
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
@@ -208,8 +207,7 @@ class ResponsesAnswer(Answer):
             "usage": self.usage() if done else None,
             "timings": timings(self.exchange.requests[0]) if done else None,
         }
-        response |= {name: getattr(body, name) for name in _ECHOED}
-        return response | ({"warnings": list(self._warnings)} if self._warnings else {})
+        return response | {name: getattr(body, name) for name in _ECHOED}
 
 
 def _freeform(arguments: str) -> str:

@@ -1,21 +1,26 @@
 """/v1/completions and /v1/chat/completions."""
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.request import Request
+from twostroke.llm import LLM
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.answers.chat import ChatAnswer
-from twostroke.server.openai.answers.completions import CompletionAnswer
+from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.prepare import choose_method, engine_requests
+from twostroke.server.openai.told import tell
+from twostroke.server.prepare import check_length, choose_method, engine_requests, truncated
 
 router = APIRouter(prefix="/v1")
 
@@ -24,20 +29,27 @@ router = APIRouter(prefix="/v1")
 async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """Continue texts or token ids."""
     engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
-        ("echo", body.echo),
         ("suffix", bool(body.suffix)),
         ("best_of", body.best_of is not None and body.best_of > body.n),
+        ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
+    tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> list[Request]:
         params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body))
-        return engine_requests(engine.llm, body.prompt, params, technique)
+        if body.echo and body.logprobs is not None:
+            params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+        prompts = [prompt_of(engine.llm, prompt, body) for prompt in body.prompt]
+        if body.echo:
+            echoes.extend(prompts)
+        return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique)
 
     def answer(exchange: Exchange) -> Answer:
-        return CompletionAnswer(body.model or engine.name, exchange, body, engine.llm.tokenizer)
+        return CompletionAnswer(body.model or engine.name, exchange, body, tokenizer, echoes)
 
     return await generate(http, body.terms(len(body.prompt)), prepare, answer)
 
@@ -46,13 +58,30 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    refuse(("functions", body.functions is not None))
+    tell(http, body, *body.unused(engine.llm.tokenizer.chat_template))
+    refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     conversation = Conversation(engine, body)
 
     def answer(exchange: Exchange) -> Answer:
         return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
     return await generate(http, body.terms(), conversation.requests, answer)
+
+
+def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
+    """A prompt's tokens, and the text that they are sent back with. Raises InvalidRequest."""
+    tokenizer = llm.tokenizer
+    tokens = list(prompt) if not isinstance(prompt, str) else _encoded(tokenizer, prompt, body.add_special_tokens)
+    kept = truncated(llm, tokens, body.truncate_prompt_tokens)
+    if not isinstance(prompt, str) or len(kept) < len(tokens):
+        check_length(llm, len(kept))  # before unknown ids are looked up
+        return Echo(tokenizer.decode(kept, skip_special=False), kept)
+    begins = body.add_special_tokens and tokenizer.add_bos
+    return Echo(prompt, kept, int(begins))
+
+
+def _encoded(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    return tokenizer.encode(text, add_bos=None if special else False)
 
 
 def refuse(*asked: tuple[str, bool]) -> None:

@@ -20,6 +20,7 @@ from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import Record, StoredResponses
+from twostroke.server.openai.told import tell
 from twostroke.server.transport import json_response
 
 router = APIRouter(prefix="/v1/responses")
@@ -35,6 +36,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     warnings: list[str] = []
     offers = offered(body.tools, warnings)
     chat = translated(body, items, [] if before is None else before.history, offers, warnings)
+    tell(http, body, *warnings)
     conversation = Conversation(engine, chat)
 
     def prepare() -> list[Request]:
@@ -52,7 +54,6 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             engine.llm.tokenizer,
             tools=bool(conversation.body.callable_functions),
             offers=offers,
-            warnings=warnings,
             keep=keep,
         )
 

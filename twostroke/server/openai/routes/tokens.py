@@ -1,42 +1,56 @@
-"""/tokenize and /detokenize."""
+"""/tokenize, /detokenize and /tokenizer_info."""
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
+from twostroke.server.openai.conversation import prompt_tokens
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
-from twostroke.server.prepare import chat_tokens, choose_method
-from twostroke.server.transport import json_response
+from twostroke.server.openai.told import tell
+from twostroke.server.prepare import choose_method
+from twostroke.server.transport import json_response, told
 
 router = APIRouter()
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(http: HttpRequest) -> Response:
+    """What a client needs to know of the tokenizer: its special tokens and its chat template."""
+    engine: AsyncEngine = http.app.state.engine
+    tokenizer = engine.llm.tokenizer
+    special = {f"{name}_token": tokenizer.special_tokens.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": tokenizer.add_bos, **special}
+    facts |= {"chat_template": tokenizer.chat_template, "model_max_length": engine.llm.config.max_position}
+    return json_response(facts)
+
+
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
-    """The ids of a text or of messages, with their texts."""
+    """The ids of a text, or of messages as a chat would enter them, with their texts."""
     engine: AsyncEngine = http.app.state.engine
-    choose_method(engine.name, body.model, None)
     tokenizer = engine.llm.tokenizer
+    tell(http, body, *(body.unused(tokenizer.chat_template) if body.messages else ()))
+    choose_method(engine.name, body.model, None)
 
     def encode() -> list[int]:
-        if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            return chat_tokens(engine.llm, messages, add_generation_prompt=body.add_generation_prompt)
+        if body.messages:
+            return prompt_tokens(engine.llm, body)
         return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
 
     ids = await engine.aside(encode)
     facts = {"count": len(ids), "max_model_len": engine.llm.config.max_position, "tokens": ids}
-    return json_response(facts | {"token_strs": [tokenizer.token_text(id) for id in ids]})
+    return json_response(facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | told(http.scope))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
     """The text of ids, special tokens by name."""
     engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
     choose_method(engine.name, body.model, None)
     if any(id >= engine.llm.config.vocab_size for id in body.tokens):
         most = engine.llm.config.vocab_size - 1
         raise ApiError(400, f"tokens must be ids from 0 to {most}", param="tokens")
     text = await engine.aside(lambda: engine.llm.tokenizer.decode(body.tokens, skip_special=False))
-    return json_response({"prompt": text})
+    return json_response({"prompt": text} | told(http.scope))

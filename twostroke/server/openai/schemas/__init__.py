@@ -1,1 +1,1 @@
-"""What clients send, one file per endpoint. null is a field left out, types are strict, unknown fields are told back."""
+"""What clients send, one file per endpoint. null is a field left out, types are strict, unknown fields are told."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Undeclared, Whole
+from twostroke.server.openai.schemas.lenient import Undeclared, whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -93,7 +93,7 @@ class Message(Content):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self.content or ""
+        message["content"] = self.content if self.tool_calls else self.content or ""
         for key in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, key) is not None:
                 message[key] = getattr(self, key)
@@ -168,9 +168,7 @@ class ChatPrompt(Lenient):
     def _one_end(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             if "add_generation_prompt" in self.model_fields_set:
-                raise ValueError(
-                    "continue_final_message: not together with add_generation_prompt: make one of them false"
-                )
+                raise ValueError("continue_final_message: not together with add_generation_prompt: leave one out")
             self.add_generation_prompt = False
         return self
 
@@ -190,12 +188,9 @@ class ChatPrompt(Lenient):
 
     def unused(self, template: str | None) -> list[str]:
         """A sentence for each variable that the template does not have."""
-        return [
-            f"{'' if name in type(self).model_fields else 'chat_template_kwargs.'}{name:.60} has no effect: the model's "
-            "chat template does not use it"
-            for name in self.variables
-            if name not in (template or "")
-        ]
+        unused = [name for name in self.variables if name not in (template or "")]
+        places = {name: "" if name in type(self).model_fields else "chat_template_kwargs." for name in unused}
+        return [f"{places[name]}{name:.60} has no effect: the chat template does not use it" for name in unused]
 
 
 class ChatBody(ChatPrompt, GenerateBody):
@@ -208,8 +203,8 @@ class ChatBody(ChatPrompt, GenerateBody):
         "functions": ([],),
         "return_tokens_as_token_ids": (False,),
     }
-    max_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
-    max_completion_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
+    max_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
+    max_completion_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
     logprobs: bool = False
-    top_logprobs: Annotated[Whole, described("logprobs", le=20)] = 0
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True

@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.exchange import Terms
 from twostroke.server.openai.schemas import others
-from twostroke.server.openai.schemas.lenient import Lenient, TokenId, Whole
+from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
 from twostroke.server.openai.schemas.sampling import declared
 
 __all__ = ["GenerateBody", "JsonSchema", "Lenient", "ResponseFormat", "StreamOptions", "TokenId"]
@@ -83,8 +83,8 @@ class GenerateBody(_SamplingFields):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
     method: str | dict[str, Any] | None = None
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1)] | None = None
-    priority: Annotated[Whole, Field(ge=-100, le=100)] = 0
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole)] = None
+    priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @classmethod

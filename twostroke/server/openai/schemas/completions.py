@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody
-from twostroke.server.openai.schemas.lenient import Whole, whole
+from twostroke.server.openai.schemas.lenient import whole
 from twostroke.server.openai.schemas.sampling import described
 
 MOST = 2048  # prompts in one request
@@ -49,10 +49,10 @@ class CompletionBody(GenerateBody):
         "tools": ([],),
     }
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: Annotated[Whole | None, described("max_tokens")] = 16
+    max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole)] = 16
     logprobs: Annotated[int | None, described("logprobs", le=20), BeforeValidator(_number)] = None
     add_special_tokens: bool = True
     return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
-    best_of: Whole | None = None
+    best_of: Annotated[int | None, BeforeValidator(whole)] = None

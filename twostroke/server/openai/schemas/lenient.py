@@ -1,7 +1,7 @@
 """The base of all bodies, and what becomes of fields that a body does not declare.
 
-A field that asks for nothing is accepted in silence: `user`, or `use_beam_search: false`. One that this server lacks and
-that would change the answer is refused. Any other is told back in a warning, or refused if the server is strict.
+A field that asks for nothing is accepted in silence: `user`, or `use_beam_search: false`. One that this server lacks
+and that would change the answer is refused. Any other is told back in a warning, or refused if the server is strict.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,6 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(whole)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(whole)]
 
 

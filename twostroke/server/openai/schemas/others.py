@@ -15,7 +15,7 @@ ALIASES = {
 
 # They change no answer.
 HARMLESS = frozenset(
-    [
+    {
         "cache_prompt",
         "client_metadata",
         "guided_decoding_backend",
@@ -24,6 +24,7 @@ HARMLESS = frozenset(
         "min_keep",
         "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "return_tokens",
@@ -33,7 +34,7 @@ HARMLESS = frozenset(
         "spaces_between_special_tokens",
         "timings_per_token",
         "user",
-    ]
+    }
 )
 
 # They change no answer here, though a client may count on it: told, unless the value asks for nothing.
@@ -127,9 +128,7 @@ def _structured(given: dict[str, Any], asked: dict[Any, Any], where: str) -> Non
         put(given, "response_format", {"type": "json_object"}, where)
     for name, value in asked.items():
         if name not in _STRUCTURED:
-            raise ValueError(
-                f"{where}: {name!s:.60} is not supported here: json, json_object, regex, choice or grammar"
-            )
+            raise ValueError(f"{where}: {name!s:.60} is not supported here: json, regex, choice or grammar")
         put(given, _STRUCTURED[name], _json(value, where) if name == "json" else value, where)
 
 

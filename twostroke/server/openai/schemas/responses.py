@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Whole
+from twostroke.server.openai.schemas.lenient import whole
 from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
@@ -59,7 +59,6 @@ class ResponsesBody(GenerateBody):
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
     }
-    HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS | {"prompt_cache_options"}
     WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT | {"context_management": ([],)}
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
         "background": (False,),
@@ -70,12 +69,12 @@ class ResponsesBody(GenerateBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
-    max_output_tokens: Annotated[Whole | None, described("max_tokens", ge=1)] = None
+    max_output_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
     text: TextOptions = TextOptions()
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    top_logprobs: Annotated[Whole, described("logprobs", le=20)] = 0
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     include: list[str] = Field(default_factory=list)
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)

@@ -41,6 +41,7 @@ BAD: dict[str, list[Any]] = {
     "logprobs": [-1, 1001, *WHOLE],
     "n": [0, -1, 1025, None, *WHOLE],
     "constraint": ["1", True, 1.0, [1], {}, b"json"],
+    "reader": ["1", True, 1.0, [1], {}, b"json"],
 }
 GOOD: dict[str, list[Any]] = {
     "max_tokens": [1, None, 10**400, np.int64(3)],
@@ -60,6 +61,7 @@ GOOD: dict[str, list[Any]] = {
     "logprobs": [None, 0, 1000],
     "n": [1, 1024],
     "constraint": [None, len],
+    "reader": [None, len],
 }
 FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 

@@ -316,6 +316,7 @@ def test_codex_requests(server: Serving) -> None:
         assert lines[-1] in ("event: response.completed", "event: response.incomplete")
         first = json.loads(streamed.text.splitlines()[1].removeprefix("data: "))
         assert first["warnings"] == [
+            "text.verbosity has no effect here",
             "a tool of type web_search is left out: this server does not have it",
             "an item of type tool_search_call is left out of the input",
         ]

@@ -12,7 +12,7 @@ from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.schemas.sampling import CHANGES
 
-OWN = {"max_tokens", "logprobs", "constraint"}
+OWN = {"max_tokens", "logprobs", "constraint", "reader"}
 SHARED = [name for name in rules(SamplingParams) if name not in OWN]
 
 

@@ -30,6 +30,10 @@ class ChatTemplates:
         """The source of the template for requests without tools, or None."""
         return self._templates.get("default")
 
+    def source(self, tools: bool) -> str | None:
+        """The source of the template for requests with tools, or without."""
+        return (self._templates.get("tool_use") if tools else None) or self.default
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -43,15 +47,14 @@ class ChatTemplates:
 
         Raises InvalidRequest if there is no template or the template refuses the messages.
         """
-        source = self._templates.get("tool_use") if tools is not None else None
-        source = source or self.default
+        source = self.source(tools is not None)
         if source is None:
             raise InvalidRequest("the model has no chat template: send the whole prompt as text instead of messages")
         if not messages:
             raise InvalidRequest("messages is empty: send at least one")
         template = _compile(source)
-        # Clients send `"tool_calls": null`; templates test whether a key is present. A content of None stays, as in
-        # transformers: templates test for it by name.
+        # Clients send `"tool_calls": null`, and templates test whether that key is present. They test whether content
+        # is none: a message that only calls tools has none.
         present = [
             {key: value for key, value in message.items() if value is not None or key == "content"}
             for message in messages

@@ -103,6 +103,10 @@ class Tokenizer:
         """The source of the model's (default) chat template."""
         return self._chat.default
 
+    def template_for(self, tools: bool) -> str | None:
+        """The source of the chat template that conversations with tools, or without, are rendered with."""
+        return self._chat.source(tools)
+
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
         """The ids of a text, as transformers' `tokenizer(text)` returns them.
 
@@ -144,11 +148,11 @@ class Tokenizer:
         r"""One token in readable form: special tokens by name, bytes that are not UTF-8 as \xNN."""
         return self.token_bytes(id, skip_special=False).decode("utf-8", errors="backslashreplace")
 
-    def stream(self, *, skip_special: bool = True) -> TextStream:
-        """An incremental `decode` for tokens as they are generated."""
+    def stream(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> TextStream:
+        """An incremental `decode` for tokens as they are generated. `shown`: special tokens that are not skipped."""
 
         def bytes_of(id: int) -> bytes:
-            return self.token_bytes(id, skip_special=skip_special)
+            return self.token_bytes(id, skip_special=skip_special and id not in shown)
 
         return TextStream(bytes_of, strip_leading_space=self._strip)
 

@@ -175,7 +175,7 @@ class SamplingOptions(
     options_of(
         SamplingParams,
         "Sampling",
-        leave_out=("n", "logprobs", "constraint"),
+        leave_out=("n", "logprobs", "constraint", "reader"),
         changes={"seed": {"show_default": "drawn anew"}, "logit_bias": {"metavar": "ID=BIAS"}},
     )
 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 
 from twostroke.checkpoints.textstream import StopStrings
@@ -41,24 +40,21 @@ class Track:
     """Collects sampled tokens until one ends it: an ending token, a stop string, a constraint's end, or max_tokens."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer, choice: int) -> None:
-        self.params, self.choice = params, choice
+        self.params, self.choice, self._tokenizer = params, choice, tokenizer
         self.sampled: list[Sampled] = []
         self.ids: list[int] = []
         self.finish_reason: str | None = "length" if params.max_tokens == 0 else None
         self.constraint = None if params.constraint is None else params.constraint()
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
-        self._text = tokenizer.stream()
+        self._reader = None if params.reader is None else params.reader()
+        self._text = tokenizer.stream(shown=frozenset() if params.reader is None else params.reader.shown)
         self._stops = StopStrings(params.stop)
 
     def fork(self) -> Track:
         """A copy of this track, for tokens that are not emitted yet."""
-        other = copy(self)
-        other.sampled, other.ids = [*self.sampled], [*self.ids]
-        other._text, other._stops = self._text.fork(), copy(self._stops)
-        if self.params.constraint is not None:
-            other.constraint = self.params.constraint()
-            for id in self.ids:
-                other.constraint.advance(id)
+        other = Track(self.params, self._tokenizer, self.choice)
+        for sampled in self.sampled:
+            other.push(sampled)
         return other
 
     def push(self, sampled: Sampled, full: bool = False) -> Token:
@@ -83,11 +79,25 @@ class Track:
     def _end(self, reason: str, armed: bool = True) -> str:
         """Finish, and return the text that was held back."""
         self.finish_reason = reason
-        rest, stopped = self._scan(self._text.flush(), armed)
+        rest, stopped = self._scan(self._text.flush(), armed, ended=True)
         return rest if stopped else rest + self._stops.flush()
 
-    def _scan(self, text: str, armed: bool) -> tuple[str, bool]:
+    def _scan(self, text: str, armed: bool, ended: bool = False) -> tuple[str, bool]:
         """Returns (certain text, whether a stop string ends it). If not `armed`, stop strings count as plain text."""
+        if self._reader is None:
+            return self._stop(text, armed)
+        certain = ""
+        for span in self._reader.spans(text, ended):
+            if span.plain:
+                piece, stopped = self._stop(span.written, armed)
+                certain += piece
+                if stopped:
+                    return certain, True
+            else:  # a stop string does not reach into it either
+                certain += self._stops.flush() + span.written
+        return certain, False
+
+    def _stop(self, text: str, armed: bool) -> tuple[str, bool]:
         if armed:
             certain, stop = self._stops.push(text)
             return certain, stop is not None

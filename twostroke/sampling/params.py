@@ -16,6 +16,7 @@ from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, numbe
 
 if TYPE_CHECKING:
     from twostroke.sampling.constraint import ConstraintFactory
+    from twostroke.sampling.reader import Reading
 
 _TOKEN_ID = Rule(int, least=0)
 _BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -math.inf)
@@ -26,6 +27,7 @@ class SamplingParams(Checked):
     """Parameters of one request, checked on construction (InvalidRequest names the field).
 
     `constraint` makes a `Constraint` (a grammar) for each choice. Its end ends the choice, even before `min_tokens`.
+    `reader` makes a `Reader` for each choice, which tells where in its text stop strings do not apply.
     """
 
     max_tokens: int | None = integer(
@@ -116,6 +118,7 @@ class SamplingParams(Checked):
     constraint: ConstraintFactory | None = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
+    reader: Reading | None = declare(None, Rule(object, optional=True, test=callable, words="what makes a Reader"))
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

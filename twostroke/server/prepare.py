@@ -82,11 +82,10 @@ def chat_tokens(
     """
     if taken := TEMPLATE_VARIABLES & set(variables or {}):
         raise ApiError(400, f"{min(taken)} is set by the server: leave it out", param="chat_template_kwargs")
-    offered = [{"type": "function", "function": dict(function)} for function in functions]
-    if not tools.knows_tools(llm.tokenizer.chat_template):
-        messages, offered = tools.described(messages, offered), []
     ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-    return llm.tokenizer.encode_chat(messages, tools=offered or None, **ends, **(variables or {}))
+    values = {**(variables or {}), **ends}
+    messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
+    return llm.tokenizer.encode_chat(messages, tools=offered, **values)
 
 
 def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:

@@ -1,139 +1,223 @@
 """Reads tool calls out of a text that comes in pieces; names and arguments are passed on once they are certain."""
 
-import re
 import secrets
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from twostroke.checkpoints.textstream import StopStrings
-from twostroke.server.tools import CLOSE, OPEN
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.server.tools.dialects import ANY, forms_of, marks_of
+from twostroke.server.tools.form import Form
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.tools.source import Arguments, Name, NotACall, Offered, Reading, Source
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+__all__ = ["CallArguments", "CallReading", "CallStart", "Piece", "PlainText", "ToolParser", "call_reading"]
 
-
-@dataclass(frozen=True)
-class PlainText:
-    """Text outside of calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStart:
-    """A call begins. `index` counts the answer's calls."""
-
-    index: int
-    id: str
-    name: str
+THOUGHT = "</think>"  # an answer begins anew behind it
+_ID_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
-class CallArguments:
-    """More of a call's arguments; joined, they are a JSON text."""
+class Span:
+    """A stretch of the text as it was written, whether it is plain text, and its pieces."""
 
-    index: int
-    text: str
-
-
-Piece = PlainText | CallStart | CallArguments
+    written: str
+    plain: bool
+    pieces: tuple[Piece, ...] = ()
 
 
 class ToolParser:
-    """A state machine: outside of calls, in a call's head, in its arguments, or after them.
+    """Passes text on until a form may begin, and then lets that form read.
+
+    White space before a call, between calls, and after the last one is not part of the text.
 
     Attributes:
         calls: how many calls have begun.
+        complete: whether all of them have ended.
     """
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self._outside = StopStrings([OPEN])
-        self._state = self._say
-        self._rest = ""
-        self._json = _JsonEnd()
+    def __init__(self, offered: Offered, forms: Sequence[Form] = ANY, most: int | None = None) -> None:
+        """`most`: further calls are left out."""
+        self.calls, self.complete = 0, True
+        self._offered, self._forms, self._most = offered, forms, most
+        self._source, self._space = Source(), ""
+        self._fresh = True  # nothing but white space since the beginning, or since a call
+        self._candidates: list[Form] = []
+        self._reading: Reading[None] | None = None
+        self._openers = {form.opener for form in forms if not form.loose} | {THOUGHT}
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain after this text."""
-        pieces: list[Piece] = []
-        self._rest += text
-        while self._state(pieces):
+        return [piece for span in self.spans(text) for piece in span.pieces]
+
+    def flush(self, cut: bool = False) -> list[Piece]:
+        """The pieces held back, once the text has ended.
+
+        The beginning of a call, without a complete name, is plain text; if the text was `cut` off, it is left out.
+        """
+        return [piece for span in self.spans("", ended=True, cut=cut) for piece in span.pieces]
+
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[Span]:
+        """The stretches that are certain after this text. `ended`, `cut`: see `flush`."""
+        self._source.text += text
+        self._source.ended = ended
+        spans: list[Span] = []
+        while self._say(spans) if self._reading is None else self._read(spans, cut):
             pass
-        return [piece for piece in pieces if not (isinstance(piece, PlainText | CallArguments) and not piece.text)]
+        return spans
 
-    def flush(self) -> list[Piece]:
-        """The pieces held back, once the text has ended. An incomplete head of a call is plain text."""
-        rest = self._outside.flush() if self._state == self._say else ""
-        if self._state == self._read_head:
-            rest, self._rest = OPEN + self._rest, ""
-        return [PlainText(rest)] if rest else []
-
-    def _say(self, pieces: list[Piece]) -> bool:
-        whole, self._rest = self._rest, ""
-        text, opened = "", None
-        # The opening tag is searched for character by character, so that the text after it is kept.
-        for place, char in enumerate(whole, 1):
-            said, opened = self._outside.push(char)
-            text += said
-            if opened:
-                self._outside, self._state, self._rest = StopStrings([OPEN]), self._read_head, whole[place:]
-                break
-        pieces.append(PlainText(text))
-        return opened is not None
-
-    def _read_head(self, pieces: list[Piece]) -> bool:
-        head = _HEAD.match(self._rest)
-        if head is None or head.end() == len(self._rest):
+    def _say(self, spans: list[Span]) -> bool:
+        """Pass text on up to where a form may begin. Returns whether there is more to do."""
+        source = self._source
+        if self._fresh:
+            self._space += source.take(len(source.text) - len(source.text.lstrip()))
+            text = source.text
+            if text and (source.ended or not _arriving(text, (form.opener for form in self._forms), whole=True)):
+                return self._try([form for form in self._forms if text.startswith(form.opener)])
+            if source.ended:
+                self._tell(spans, 0)
             return False
-        pieces.append(CallStart(self.calls, f"call_{secrets.token_hex(12)}", head[1]))
-        self.calls += 1
-        self._rest, self._json, self._state = self._rest[head.end() :], _JsonEnd(), self._read_arguments
+        text = source.text
+        found = [(at, opener) for opener in self._openers if (at := text.find(opener)) >= 0]
+        if not found:
+            self._tell(spans, len(text) - (0 if source.ended else _arriving(text, self._openers)))
+            return False
+        at, opener = min(found)
+        if opener == THOUGHT:
+            self._tell(spans, at + len(THOUGHT))
+            self._fresh = True
+            return True
+        self._tell(spans, at)
+        return self._try([form for form in self._forms if source.text.startswith(form.opener) and not form.loose])
+
+    def _tell(self, spans: list[Span], count: int) -> None:
+        """Pass on the white space held back, and text from the source's beginning."""
+        text, space = self._source.take(count), self._space
+        self._space = ""
+        told = (space.lstrip("\n") if text else "") + text if self.calls and self._fresh else space + text
+        if space + text:
+            spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
+        self._fresh = False
+
+    def _try(self, forms: list[Form]) -> bool:
+        self._candidates = forms
+        self._reading = forms[0].read(self._source, self._offered) if forms else _no_call()
         return True
 
-    def _read_arguments(self, pieces: list[Piece]) -> bool:
-        end = self._json.find(self._rest)
-        pieces.append(CallArguments(self.calls - 1, self._rest[:end]))
-        self._rest = self._rest[end:]
-        if self._json.open:
+    def _read(self, spans: list[Span], cut: bool) -> bool:
+        """Go on with a form. Returns whether there is more to do."""
+        assert self._reading is not None
+        source, before = self._source, self._source.text
+        try:
+            event = next(self._reading)
+        except StopIteration:
+            event, self._reading, self._fresh = None, None, True
+        except NotACall:
+            return self._refuse(spans, cut)
+        taken = before[: len(before) - len(source.text)]
+        pieces = self._pieces(event)
+        if taken or pieces or self._reading is None:
+            spans.append(Span(self._space + taken, False, pieces))
+            self._space = ""
+        return event is not None or self._reading is None
+
+    def _refuse(self, spans: list[Span], cut: bool) -> bool:
+        """The form reads no call here: the next one tries. Without any, the text is plain."""
+        tried, *others = self._candidates or [None]
+        if others:
+            return self._try([form for form in others if form is not None])
+        self._reading = None
+        source = self._source
+        if cut and source.ended and tried is not None and self._begun():
+            spans.append(Span(self._space + source.take(len(source.text)), False))
+            self._space = ""
             return False
-        self._state = self._leave
+        self._tell(spans, 1)
         return True
 
-    def _leave(self, pieces: list[Piece]) -> bool:
-        _, closed, rest = self._rest.partition(CLOSE)
-        if not closed:
-            return False
-        self._state, self._rest = self._part, rest
-        return True
+    def _begun(self) -> bool:
+        """Whether the text that is left is the beginning of a call, as far as it goes."""
+        text = self._source.text
+        for form in self._forms:
+            if not text.startswith(form.opener) or (form.loose and not any(name in text for name in self._offered)):
+                continue
+            try:
+                if next(form.read(_copy(self._source), self._offered)) is None:
+                    return True
+            except NotACall:
+                pass
+        return False
 
-    def _part(self, pieces: list[Piece]) -> bool:
-        """Skip line breaks between calls: they are not part of the text."""
-        self._rest = self._rest.lstrip("\n")
-        if self._rest:
-            self._state = self._say
-        return bool(self._rest)
+    def _pieces(self, event: Name | Arguments | None) -> tuple[Piece, ...]:
+        if self._most is not None and self.calls > self._most:
+            return ()
+        match event:
+            case Name(name):
+                self.calls += 1
+                if self._most is not None and self.calls > self._most:
+                    return ()
+                self.complete = False
+                return (CallStart(self.calls - 1, new_id(), name),)
+            case Arguments(text, last):
+                self.complete = last
+                return (CallArguments(self.calls - 1, text),) if text else ()
+            case None:
+                return ()
 
 
-class _JsonEnd:
-    """Finds where a JSON object or array ends, in pieces."""
+@dataclass(frozen=True)
+class CallReading:
+    """How the answers to one request are read: makes a parser for each choice.
 
-    def __init__(self) -> None:
-        self.open = True
-        self._depth = 0
-        self._in_string = self._escaped = False
+    Attributes:
+        offered: the functions that may be called, by name.
+        forms: how the model writes calls.
+        most: calls beyond this number are left out; None for all.
+        shown: special tokens that are written in calls.
+    """
 
-    def find(self, text: str) -> int:
-        """How much of the text belongs to the value."""
-        for place, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = char == "\\", char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self.open = False
-                    return place + (self._depth == 0)
-        return len(text)
+    offered: Offered
+    forms: tuple[Form, ...] = ANY
+    most: int | None = None
+    shown: frozenset[int] = frozenset()
+
+    def __call__(self) -> ToolParser:
+        return ToolParser(self.offered, self.forms, self.most)
+
+
+def call_reading(
+    tokenizer: Tokenizer, functions: Sequence[Mapping[str, Any]], *, parallel: bool = True
+) -> CallReading:
+    """How a model's calls of these functions, as OpenAI describes them, are read; one call unless `parallel`."""
+    special = {tokenizer.token_text(id): id for id in tokenizer.special_ids}
+    forms = forms_of(tokenizer.template_for(tools=True), special)
+    marks = marks_of(forms)
+    shown = frozenset(id for text, id in special.items() if text in marks)
+    offered = {str(function["name"]): function for function in functions}
+    return CallReading(offered, forms, None if parallel else 1, shown - tokenizer.eos_ids)
+
+
+def new_id() -> str:
+    """A call's id: nine letters and digits, as Mistral's templates require."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
+
+
+def _arriving(text: str, openers: Iterable[str], whole: bool = False) -> int:
+    """The length of the longest end of the text that begins an opener; `whole`: only all of the text counts."""
+    lengths = (len(text),) if whole else range(1, len(text) + 1)
+    return max(
+        (size for opener in openers for size in lengths if size < len(opener) and opener.startswith(text[-size:])),
+        default=0,
+    )
+
+
+def _copy(source: Source) -> Source:
+    other = Source()
+    other.text = source.text
+    return other
+
+
+def _no_call() -> Reading[None]:
+    raise NotACall
+    yield

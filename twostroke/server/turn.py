@@ -1,24 +1,28 @@
 """One choice's tokens as an API shows them: pieces of text and of calls, and why the turn ended."""
 
+from twostroke.engine.request import Request
 from twostroke.engine.track import Token
-from twostroke.server.tool_parser import Piece, PlainText, ToolParser
+from twostroke.server.tool_parser import CallReading, Piece, PlainText
 
 
 class Turn:
     """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces."""
 
-    def __init__(self, tools: bool) -> None:
-        """`tools`: calls may be in the text."""
-        self._parser = ToolParser() if tools else None
+    def __init__(self, request: Request) -> None:
+        """`request`: the choice's, which says how calls in the text are read."""
+        reader = request.params.reader
+        self._parser = reader() if isinstance(reader, CallReading) else None
 
     def read(self, token: Token) -> list[Piece]:
         """The pieces that are certain after this token."""
         if self._parser is None:
             return [PlainText(token.text)] if token.text else []
         pieces = self._parser.push(token.text)
-        return pieces + self._parser.flush() if token.finish_reason is not None else pieces
+        if token.finish_reason is not None:
+            pieces += self._parser.flush(cut=token.finish_reason == "length")
+        return pieces
 
     def reason(self, token: Token) -> str | None:
-        """Why the turn ended with this token: "stop", "length" or "tool_calls"; None if it goes on."""
-        called = self._parser is not None and self._parser.calls > 0
+        """Why the turn ended with this token, once it is read: "stop", "length" or "tool_calls"; None if it goes on."""
+        called = self._parser is not None and self._parser.calls > 0 and self._parser.complete
         return "tool_calls" if token.finish_reason == "stop" and called else token.finish_reason

@@ -9,7 +9,6 @@ from twostroke.server.answer import Answer
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
-from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.turn import Turn
 
@@ -21,9 +20,9 @@ class MessageAnswer(Answer):
 
     done_marker = False
 
-    def __init__(self, model: str, exchange: Exchange, body: ChatBody) -> None:
+    def __init__(self, model: str, exchange: Exchange) -> None:
         super().__init__("msg_", model, exchange, 1)
-        self._turn = Turn(tools=bool(body.callable_functions))
+        self._turn = Turn(exchange.requests[0])
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -80,11 +79,11 @@ class MessageAnswer(Answer):
 
     def _read(self, token: Token) -> list[Piece]:
         self.output_tokens += 1
-        reason = self._turn.reason(token)
+        pieces, reason = self._turn.read(token), self._turn.reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None
             self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")
-        return self._turn.read(token)
+        return pieces
 
     def _add(self, piece: Piece) -> bool:
         """Add a piece to the blocks. Returns whether a block begins with it."""

@@ -11,7 +11,7 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.conversation import Conversation
-from twostroke.server.openai.told import tell
+from twostroke.server.openai.told import tell, tell_more
 from twostroke.server.transport import json_response
 
 router = APIRouter(prefix="/v1/messages")
@@ -26,7 +26,8 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     conversation = Conversation(engine, chat)
 
     def answer(exchange: Exchange) -> Answer:
-        return MessageAnswer(body.model, exchange, conversation.body)
+        tell_more(http, conversation.warnings)
+        return MessageAnswer(body.model, exchange)
 
     return await generate(http, chat.terms(), conversation.requests, answer)
 

@@ -1,5 +1,6 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -11,8 +12,20 @@ from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
 from twostroke.server.openai.schemas.common import GenerateBody
 
 
-def constraint(grammars: Grammars, body: GenerateBody) -> ConstraintFactory | None:
-    """The grammar that an answer must follow, if any. Raises ApiError, which names the field that asked for it."""
+def constraint(
+    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, marks: Iterable[int] = ()
+) -> ConstraintFactory | None:
+    """The grammar that an answer must follow, if any.
+
+    Args:
+        grammars: those of the model's tokenizer.
+        body: what the client sent.
+        warnings: takes a line for each schema that is not enforced.
+        marks: ids of special tokens that calls of tools are written with.
+
+    Raises:
+        ApiError: a grammar that cannot be followed. Names the field that asked for it.
+    """
     asked: dict[str, Any] = {}
     if body.response_format is not None and body.response_format.type != "text":
         schema = body.response_format.json_schema
@@ -26,7 +39,12 @@ def constraint(grammars: Grammars, body: GenerateBody) -> ConstraintFactory | No
     if isinstance(body, ChatBody) and body.callable_functions:
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]
-        asked["tools"] = tools.grammar(dumped, required=forced, parallel=body.parallel_tool_calls)
+        try:
+            asked["tools"] = tools.grammar(
+                dumped, required=forced, parallel=body.parallel, marks=marks, warnings=warnings
+            )
+        except InvalidRequest as error:
+            raise ApiError(400, f"tools: {error}", param="tools") from None
     if len(asked) > 1:
         first, second, *_ = asked
         raise ApiError(400, f"{second} cannot be combined with {first}", param=second)

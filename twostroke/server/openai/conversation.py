@@ -6,6 +6,7 @@ tools, formats, sampling and techniques work alike in all of them.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,16 +18,22 @@ from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, NamedFunction
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
+from twostroke.server.tool_parser import call_reading
 
 # Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
 
 
 class Conversation:
-    """A checked body and the technique it names."""
+    """A checked body and the technique it names.
+
+    Attributes:
+        warnings: what will not be done as the body asks, a line each.
+    """
 
     def __init__(self, engine: AsyncEngine, body: ChatBody) -> None:
         """Raises ApiError for what can be told before the prompt is made."""
+        self.warnings: list[str] = []
         self._engine, self.body = engine, body.with_defaults(engine.llm.generation)
         self._technique = choose_method(engine.name, body.model, body.method)
         if body.top_logprobs and not body.logprobs:
@@ -42,12 +49,14 @@ class Conversation:
 
     def requests(self) -> list[Request]:
         """The engine's requests. Takes long: call it off the event loop."""
-        body = self.body
+        body, llm = self.body, self._engine.llm
         most = body.max_completion_tokens or body.max_tokens
-        params = body.sampling(
-            most, body.top_logprobs if body.logprobs else None, constraint(self._engine.grammars, body)
-        )
-        return engine_requests(self._engine.llm, [self.tokens()], params, self._technique)
+        functions = [function.for_template() for function in body.callable_functions]
+        reader = call_reading(llm.tokenizer, functions, parallel=body.parallel) if functions else None
+        follow = constraint(self._engine.grammars, body, self.warnings, reader.shown if reader else ())
+        params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
+        params = replace(params, reader=reader)
+        return engine_requests(llm, [self.tokens()], params, self._technique)
 
 
 def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:

@@ -21,7 +21,7 @@ class ChatAnswer(Answer):
         super().__init__("chatcmpl-", model, exchange, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
-        self._turns = [Turn(tools=bool(body.callable_functions)) for _ in range(body.n)]
+        self._turns = [Turn(exchange.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
         self._reasons: list[str | None] = [None] * body.n

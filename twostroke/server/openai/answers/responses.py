@@ -39,14 +39,13 @@ class ResponsesAnswer(Answer):
         body: ResponsesBody,
         tokenizer: Tokenizer,
         *,
-        tools: bool,
         offers: Mapping[str, Offer],
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
-        """`tools`: calls may be made; `offers` are the tools by name; `keep` gets the response once it is complete."""
+        """`offers` are the tools by name; `keep` is given the whole response once it is complete."""
         super().__init__("resp_", model, exchange, 1)
         self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
-        self._turn = Turn(tools)
+        self._turn = Turn(exchange.requests[0])
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
         self._reason: str | None = None

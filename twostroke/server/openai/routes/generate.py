@@ -19,7 +19,7 @@ from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.openai.told import tell
+from twostroke.server.openai.told import tell, tell_more
 from twostroke.server.prepare import check_length, choose_method, engine_requests, truncated
 
 router = APIRouter(prefix="/v1")
@@ -63,6 +63,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     conversation = Conversation(engine, body)
 
     def answer(exchange: Exchange) -> Answer:
+        tell_more(http, conversation.warnings)
         return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
     return await generate(http, body.terms(), conversation.requests, answer)

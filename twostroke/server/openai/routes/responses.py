@@ -20,7 +20,7 @@ from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import Record, StoredResponses
-from twostroke.server.openai.told import tell
+from twostroke.server.openai.told import tell, tell_more
 from twostroke.server.transport import json_response
 
 router = APIRouter(prefix="/v1/responses")
@@ -47,12 +47,12 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             stored.put(response, before, items)
 
     def answer(exchange: Exchange) -> Answer:
+        tell_more(http, conversation.warnings)
         return ResponsesAnswer(
             body.model or engine.name,
             exchange,
             body,
             engine.llm.tokenizer,
-            tools=bool(conversation.body.callable_functions),
             offers=offers,
             keep=keep,
         )

@@ -173,6 +173,11 @@ class ChatPrompt(Lenient):
         return self
 
     @property
+    def parallel(self) -> bool:
+        """Whether an answer may have several calls: a function that must be called is called once."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)
+
+    @property
     def callable_functions(self) -> list[Function]:
         """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":

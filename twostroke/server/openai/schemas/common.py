@@ -56,7 +56,7 @@ class ResponseFormat(Lenient):
 
 
 # Each endpoint declares these by itself.
-_OWN = {"max_tokens", "logprobs", "constraint"}
+_OWN = {"max_tokens", "logprobs", "constraint", "reader"}
 _SAMPLING = {name: declared(name) for name in rules(SamplingParams) if name not in _OWN}
 _SamplingFields: Any = create_model("SamplingFields", __base__=Lenient, **_SAMPLING)  # pyright: ignore
 

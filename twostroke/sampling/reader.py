@@ -1,0 +1,37 @@
+"""What reads an answer's text while it is made, to tell where stop strings do not apply, such as in calls of tools."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Span(Protocol):
+    """A stretch of an answer's text."""
+
+    @property
+    def written(self) -> str:
+        """The text."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether a stop string in it ends the answer."""
+        ...
+
+
+class Reader(Protocol):
+    """Follows one choice's text. It must depend only on the text, not on the pieces in which it comes."""
+
+    def spans(self, text: str, ended: bool = False) -> Sequence[Span]:
+        """The stretches that are certain after this text. `ended`: no more will come, so nothing is held back."""
+        ...
+
+
+class Reading(Protocol):
+    """Makes a reader for every choice."""
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens whose text the reader, and the answer, must see."""
+        ...
+
+    def __call__(self) -> Reader: ...

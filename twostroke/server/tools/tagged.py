@@ -1,0 +1,83 @@
+"""Calls whose parameters stand between tags, as text: the schema says what each of them is."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.server.tools.source import Arguments, Incomplete, Name, NotACall, Offered, Reading, Source
+
+LONGEST_HEAD = 200  # characters of markup and name
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """`opener`, a head that names the function, parameters, and `end`.
+
+    Attributes:
+        opener: how it begins.
+        head: a pattern of all that comes before the first parameter; its group is the name.
+        parameter: a pattern whose groups are a parameter's name and its text.
+        end: what ends the call.
+        closers: what may come after the end.
+    """
+
+    opener: str
+    head: str
+    parameter: str
+    end: str
+    closers: tuple[str, ...] = ()
+    loose: bool = False
+
+    def read(self, source: Source, offered: Offered) -> Reading[None]:
+        head = re.compile(self.head, re.DOTALL)
+        parameter = re.compile(self.parameter, re.DOTALL)
+
+        def call(text: str) -> tuple[str, str, int | None]:
+            match = head.match(text)
+            if match is None:
+                if len(text) > LONGEST_HEAD:
+                    raise NotACall
+                raise Incomplete
+            name = match[1].strip()
+            if name not in offered:
+                raise NotACall
+            end = text.find(self.end, match.end())
+            if end < 0 and not source.ended:
+                raise Incomplete
+            body = text[match.end() : end] if end >= 0 else text[match.end() :]
+            types = (offered[name].get("parameters") or {}).get("properties")
+            types = types if isinstance(types, Mapping) else {}
+            values = {key.strip(): typed(value, types.get(key.strip())) for key, value in parameter.findall(body)}
+            size = None if end < 0 else end + len(self.end)
+            return name, json.dumps(values, ensure_ascii=False), size
+
+        name, arguments, size = yield from source.when_certain(call)
+        yield Name(name)
+        if size is None:  # cut off: what is there is passed on, not as complete
+            yield Arguments(arguments.removesuffix("}"))
+            source.take(len(source.text))
+            return
+        yield Arguments(arguments, last=True)
+        source.take(size)
+        while self.closers and (yield from source.skip(*self.closers)):
+            pass
+
+
+def typed(text: str, schema: Any) -> Any:
+    """A parameter's value. What the schema calls a string, or what is no JSON, stays a text."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "string" in kinds and not ("null" in kinds and text.strip() in ("null", "None")):
+        return text
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text.strip())
+            json.dumps(value, allow_nan=False)
+            return value
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return {"true": True, "false": False}.get(text.strip().lower(), text)

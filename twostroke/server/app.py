@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
@@ -37,9 +38,15 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         yield
         await engine.stop()
 
+    app = routes_app(engine, lifespan)
+    app.add_middleware(Middleware, settings=settings, preflight=engine.preflight)
+    return app
+
+
+def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
+    """The routes over an engine, and what becomes of their errors; without what is around every call."""
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
-    app.add_middleware(Middleware, settings=settings)
     for routes in (generate, models, tokens, admin):
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)

@@ -15,6 +15,7 @@ from twostroke.server.errors import ApiError, EngineFailed, Overloaded, Shutting
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars
 from twostroke.server.metrics import Metrics
+from twostroke.server.preflight import Facts, Preflight
 from twostroke.server.settings import Settings
 from twostroke.server.tracing import Tracer
 
@@ -30,6 +31,7 @@ class AsyncEngine:
     Attributes:
         name: what clients call the model.
         created: when serving began, in seconds since 1970.
+        preflight: tries out long bodies in another process.
         draining: no new work is taken.
     """
 
@@ -38,6 +40,7 @@ class AsyncEngine:
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+        self.preflight = Preflight(lambda: Facts.of(llm, settings, self.name, self.created))
         self.draining = False
         self._tracer = Tracer()
         self._exchanges: set[Exchange] = set()
@@ -65,6 +68,7 @@ class AsyncEngine:
         self._abort_all()
         await asyncio.to_thread(self._thread.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.preflight.stop)
 
     @property
     def alive(self) -> bool:
@@ -110,6 +114,12 @@ class AsyncEngine:
     async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
         """Run something in the engine's thread, between two steps."""
         return await asyncio.wrap_future(self._thread.call(action))
+
+    def needs_state(self) -> None:
+        """A route calls this before it reads what the server keeps in memory, such as stored answers.
+
+        The preflight's worker has none of it, so there the call ends here and passes.
+        """
 
     # Inside -----------------------------------------------------------------------------------------------------------
 

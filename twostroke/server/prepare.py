@@ -46,12 +46,22 @@ def check_length(llm: LLM, tokens: int) -> None:
         raise ApiError(400, message, code="context_length_exceeded")
 
 
+def check_size(llm: LLM, text: str) -> None:
+    """Raise ApiError for a text that is certainly longer than the context, which takes no tokenization to tell."""
+    most = llm.config.max_position
+    if len(text) > 8 * most and (least := llm.tokenizer.least_tokens(text)) > most:
+        message = f"the prompt has {len(text):,} characters, so at least {least:,} tokens; the context holds {most:,}"
+        raise ApiError(400, f"{message}: shorten it", code="context_length_exceeded")
+
+
 def engine_requests(
     llm: LLM, prompts: Iterable[str | Sequence[int]], params: SamplingParams, technique: Method
 ) -> list[Request]:
     """A request for each prompt. Raises ApiError or InvalidRequest."""
     made: list[Request] = []
     for prompt in prompts:
+        if isinstance(prompt, str):
+            check_size(llm, prompt)
         tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         check_length(llm, len(tokens))
         made.append(llm.request(tokens, params, technique))
@@ -83,6 +93,7 @@ def chat_tokens(
     offered = [{"type": "function", "function": dict(function)} for function in functions]
     if not tools.knows_tools(llm.tokenizer.chat_template):
         messages, offered = tools.described(messages, offered), []
-    return llm.tokenizer.encode_chat(
-        messages, tools=offered or None, add_generation_prompt=add_generation_prompt, **(variables or {})
-    )
+    given = {"tools": offered or None, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+    if sum(len(str(message.get("content"))) for message in messages) > 8 * llm.config.max_position:
+        check_size(llm, llm.tokenizer.chat(messages, **given))
+    return llm.tokenizer.encode_chat(messages, **given)

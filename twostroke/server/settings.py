@@ -18,3 +18,8 @@ class Settings(Checked):
     max_choices: int = integer(128, least=1, help="Most choices that one call may ask for, all its prompts together.")
     timeout_s: float | None = number(None, above=0, help="Seconds that a request may take if it names no timeout.")
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
+    header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")
+    body_timeout_s: float = number(
+        20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
+    )
+    keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")

@@ -1,6 +1,7 @@
 """The engine as the event loop sees it: admission, start and end of exchanges, and updates on their way to them."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from typing import Any, TypeVar
 
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
+from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.engine_thread import EngineThread, Update
 from twostroke.server.errors import ApiError, EngineFailed, Overloaded, ShuttingDown
 from twostroke.server.exchange import Exchange
-from twostroke.server.grammar import Grammars
+from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.metrics import Metrics
 from twostroke.server.preflight import Facts, Preflight
 from twostroke.server.settings import Settings
@@ -56,6 +58,15 @@ class AsyncEngine:
         """Called on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+
+    def warm(self) -> None:
+        """Prepare what the first calls would wait for: the tokenizer's form for grammars, and the preflight's worker.
+
+        Both take the interpreter's lock for a part of a second, in which streams would stand still.
+        """
+        self.preflight.start()
+        with contextlib.suppress(InvalidRequest):  # a model without an end token has no grammars
+            self.grammars.compile(json_schema({"type": "object"}))
 
     def drain(self, grace_s: float) -> None:
         """Take no new work, and cancel what still runs after `grace_s` seconds."""

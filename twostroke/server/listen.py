@@ -71,6 +71,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._grace_s = app, grace_s
 
+    def warm(self) -> None:
+        """Prepare what the first calls would wait for."""
+        self._app.state.engine.warm()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""
         self._app.state.engine.drain(self._grace_s)

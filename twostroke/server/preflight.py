@@ -34,7 +34,7 @@ from twostroke.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LONG_BODY = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
-MOST_SECONDS = 30  # that one body may take
+MOST_SECONDS = 10  # that one body may take
 MOST_CONTAINERS, MOST_ITEMS = 100_000, 1_500_000  # lists and objects, and commas: JSON of more takes long to read
 START = "import sys; sys.path[:] = {path!r}; from twostroke.server.preflight_worker import main; main({file})"
 

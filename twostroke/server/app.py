@@ -50,13 +50,19 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         yield
         await engine.stop()
 
+    app = routes_app(engine, lifespan)
+    app.add_middleware(Head)
+    app.add_middleware(Middleware, settings=settings, preflight=engine.preflight)
+    if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
+    return app
+
+
+def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
+    """The routes over an engine, and what becomes of their errors; without what is around every call."""
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
-    app.add_middleware(Head)
-    app.add_middleware(Middleware, settings=settings)
-    if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
-        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
     app.state.paths = Paths(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -34,3 +34,8 @@ class Settings(Checked):
     max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")
     cors: tuple[str, ...] = declare((), _ORIGINS)
     vllm_metrics: bool = flag(False, help="Give metrics under vLLM's names too, for dashboards made for it.")
+    header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")
+    body_timeout_s: float = number(
+        20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
+    )
+    keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")

@@ -32,7 +32,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     stored: StoredResponses = http.app.state.stored_responses
     body = body.with_defaults(engine.llm.generation)
-    before, items = _taken_up(body, stored)
+    before, items = _taken_up(engine, body, stored)
     warnings: list[str] = []
     offers = offered(body.tools, warnings)
     chat = translated(body, items, [] if before is None else before.history, offers, warnings)
@@ -64,7 +64,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
 async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
     """How many tokens the same body has as a prompt."""
     engine: AsyncEngine = http.app.state.engine
-    before, items = _taken_up(body, http.app.state.stored_responses)
+    before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = translated(body, items, history, offered(body.tools, []), [])
     tokens = await engine.aside(Conversation(engine, chat).tokens)
@@ -109,9 +109,13 @@ async def input_items(
     return json_response({"object": "list", "data": page, "has_more": len(items) > limit, **ends})
 
 
-def _taken_up(body: ResponsesBody, stored: StoredResponses) -> tuple[Record | None, list[dict[str, Any]]]:
+def _taken_up(
+    engine: AsyncEngine, body: ResponsesBody, stored: StoredResponses
+) -> tuple[Record | None, list[dict[str, Any]]]:
     """The response that a body goes on from, and the body's own items, each with an id."""
     refuse(("n", body.n != 1), ("prompt_logprobs", body.prompt_logprobs is not None))
+    if body.previous_response_id is not None or any(item["type"] == "item_reference" for item in body.input):
+        engine.needs_state()
     before = None if body.previous_response_id is None else stored.previous(body.previous_response_id)
     return before, [_identified(item, stored) for item in body.input]
 

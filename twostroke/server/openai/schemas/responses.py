@@ -63,7 +63,6 @@ class ResponsesBody(GenerateBody):
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
-        "prompt": (),
     }
     input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None

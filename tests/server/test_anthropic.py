@@ -83,6 +83,15 @@ def test_streams(claude: anthropic.Anthropic, reference: LLM) -> None:
     assert lines[:2] == ["event: message_start", "event: ping"]
 
 
+def test_the_answer_goes_on_from_an_assistants_turn(claude: anthropic.Anthropic, reference: LLM) -> None:
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "the quick"}]
+    made = claude.messages.create(messages=begun, **SAMPLED)
+    prompt = reference.tokenizer.encode_chat(begun, continue_final_message=True)
+    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == len(prompt)
+    expected = reference.generate([prompt], max_tokens=20, temperature=1.0, seed=5)[0]
+    assert made.content[0].text == expected.text  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_stop_sequences(claude: anthropic.Anthropic, reference: LLM) -> None:
     whole = reference.chat(PLAIN, max_tokens=20, temperature=1.0, seed=5).text
     stop = whole[len(whole) // 2 :][:2]

@@ -23,14 +23,14 @@ from twostroke.server.metrics import Metrics
 from twostroke.server.middleware import Middleware
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
-from twostroke.server.openai.routes import generate, models, responses, tokens
+from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
 from twostroke.server.openai.stored import StoredResponses
 from twostroke.server.paths import Head, Paths
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-ROUTES = (generate, responses, models, tokens, anthropic, ollama, ollama_models, admin)
+ROUTES = (generate, responses, models, tokens, embeddings, anthropic, ollama, ollama_models, admin)
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],

@@ -3,14 +3,16 @@
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.models.config import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.embeddings import no_embeddings
 from twostroke.server.errors import ApiError
 from twostroke.server.ollama.translate import served_name
 from twostroke.server.openai.schemas.lenient import Lenient
@@ -27,8 +29,7 @@ router = APIRouter(prefix="/api")
 class NamedBody(Lenient):
     """A body that names a model; `name` is what it was called first."""
 
-    ALIASES = {"name": "model"}  # noqa: RUF012
-    HARMLESS = frozenset({"verbose", "insecure", "stream", "keep_alive", "options", "truncate", "dimensions"})
+    ALIASES: ClassVar[Mapping[str, str]] = {"name": "model"}
     model: str = ""
 
 
@@ -101,7 +102,7 @@ async def pull(body: NamedBody, http: HttpRequest) -> Response:
 async def change() -> Response:
     """Models are chosen when the server starts."""
     message = "models cannot be changed through this server: start `twostroke serve --model NAME` with another one"
-    raise ApiError(501, message)
+    raise ApiError(400, message)
 
 
 @router.post("/embed")
@@ -111,12 +112,6 @@ async def embed(body: NamedBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
     raise no_embeddings(engine)
-
-
-def no_embeddings(engine: AsyncEngine) -> ApiError:
-    """The error for a model that was not made for embeddings, as no model is that this engine can run."""
-    message = f"{engine.name} generates text and gives no embeddings: ask a server with an embedding model"
-    return ApiError(501, message, code="no_embeddings")
 
 
 def _check(engine: AsyncEngine, body: NamedBody) -> None:

@@ -8,8 +8,10 @@ import anthropic
 import httpx
 import pytest
 
+from tests.server import scripted
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
+from twostroke.server.anthropic.answer import MessageAnswer
 
 SYSTEM, QUESTION = "be quick", "the fox?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
@@ -128,6 +130,32 @@ def test_tools(claude: anthropic.Anthropic) -> None:
     after = claude.messages.create(**fields | {"messages": turns, "max_tokens": 5})
     before = claude.messages.count_tokens(model="tiny", messages=MESSAGES, tools=TOOLS)
     assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > before.input_tokens + 10
+
+
+def test_a_text_and_calls(reference: LLM) -> None:
+    """Blocks in the order in which they were written; each is closed before the next begins."""
+    call = '<tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n'
+    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    stream, tokens = MessageAnswer("tiny", exchange), scripted.tokens("hi " + call * 2)
+    events = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
+    marks = [(event["type"], event.get("index")) for event in events if event["type"] != "content_block_delta"]
+    assert marks == [
+        *((f"content_block_{end}", index) for index in range(3) for end in ("start", "stop")),
+        ("message_delta", None),
+        ("message_stop", None),
+    ]
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    whole = MessageAnswer("tiny", exchange)
+    for token in tokens:
+        whole.keep(0, token)
+    content = whole.whole()["content"]
+    assert [block["type"] for block in content] == ["text", "tool_use", "tool_use"]
+    assert content[0]["text"].strip() == "hi"
+    for index, block in enumerate(content[1:], 1):
+        assert block["input"] == {"name": "a", "age": 1}
+        parts = [event["delta"]["partial_json"] for event in events if event.get("index") == index and "delta" in event]
+        assert json.loads("".join(parts)) == block["input"]
+    assert content[1]["id"] != content[2]["id"]
 
 
 def test_a_call_that_is_cut_off(claude: anthropic.Anthropic) -> None:

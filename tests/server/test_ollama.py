@@ -6,11 +6,10 @@ from typing import Any
 import ollama
 import pytest
 
+from tests.server import scripted
 from tests.server.conftest import Serving
-from twostroke.engine.track import Token
 from twostroke.llm import LLM
 from twostroke.server.ollama.answers import OllamaAnswer
-from twostroke.server.tool_parser import call_reading
 
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
 OPTIONS: Any = {"num_predict": 20, "temperature": 1.0, "top_k": 30, "top_p": 0.95, "seed": 5, "num_ctx": 4096}
@@ -167,29 +166,15 @@ def test_refusals(local: ollama.Client, server: Serving) -> None:
         assert list(http.get("/api/nothing").json()) == ["error"]
 
 
-class Scripted:
-    """A request whose answer is known: what is tested is how it is written."""
-
-    def __init__(self, reader: Any) -> None:
-        self.params = type("Params", (), {"reader": reader})
-        self.timings = type("Times", (), {"tokens": [], "arrival": 0.0, "scheduled": None})
-        self.prompt_tokens = 3
-
-
 def test_calls_are_sent_as_a_whole(reference: LLM) -> None:
     """In a stream each call comes once it is complete, with arguments as an object."""
-    function = {"name": "remember", "parameters": SCHEMA}
-    reader = call_reading(reference.tokenizer, [function], parallel=True)
     text = 'hi <tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n' * 2
-    exchange: Any = type("Exchange", (), {"requests": [Scripted(reader)]})
-    pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
-    tokens = [Token(0, piece, None, None, i, 0, None) for i, piece in enumerate(pieces)]
-    tokens.append(Token(0, "", None, None, len(tokens), 0, "stop"))
+    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
 
     def answer() -> OllamaAnswer:
         return OllamaAnswer("tiny", exchange, reference.tokenizer, chat=True, logprobs=False)
 
-    stream = answer()
+    stream, tokens = answer(), scripted.tokens(text)
     lines = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
     calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
     expected = [{"index": i, "name": "remember", "arguments": {"name": "a", "age": 1}} for i in range(2)]

@@ -7,9 +7,13 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server import scripted
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
 from twostroke.server.errors import ApiError
+from twostroke.server.openai.answers.responses import ResponsesAnswer
+from twostroke.server.openai.items import offered
+from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import StoredResponses
 
 SCHEMA = {
@@ -86,6 +90,32 @@ def test_events_of_a_text(client: openai.OpenAI) -> None:
     assert events[3].part.text == ""
     with client.responses.stream(input="the fox?", max_output_tokens=8, **COMMON) as stream:
         assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == text
+
+
+def test_events_of_a_text_and_calls(reference: LLM) -> None:
+    """Items in the order in which they were written; each is done before the next is added."""
+    call = '<tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n'
+    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    kept: list[dict[str, Any]] = []
+    body = ResponsesBody.model_validate({"input": "x", "tools": [TOOL]})
+    stream = ResponsesAnswer("tiny", exchange, body, reference.tokenizer, offers=offered([TOOL], []), keep=kept.append)
+    events = list(stream.opening())
+    for token in scripted.tokens("hi " + call * 2):
+        events += stream.events(0, token)
+    events += stream.closing()
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    ends = [
+        (event["type"].removeprefix("response.output_item."), event["output_index"], event["item"]["type"])
+        for event in events
+        if event["type"].startswith("response.output_item.")
+    ]
+    kinds = ("message", "function_call", "function_call")
+    assert ends == [(end, index, kind) for index, kind in enumerate(kinds) for end in ("added", "done")]
+    last = events[-1]["response"]
+    assert kept == [last]
+    assert [item["status"] for item in last["output"]] == ["completed"] * 3
+    assert [json.loads(item["arguments"]) for item in last["output"][1:]] == [{"name": "a", "age": 1}] * 2
+    assert last["output"] == [event["item"] for event in events if event["type"] == "response.output_item.done"]
 
 
 def test_what_is_stored(client: openai.OpenAI) -> None:

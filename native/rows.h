@@ -119,8 +119,8 @@ inline void quantize_groups(Kinds kinds, const F* a, const F* b, Rows rows, Plac
   const size_t at = place.group(g);
   F highest[PANEL];
 #pragma GCC unroll 16
-  for (int i = 0; i < PANEL; i++) highest[i] = max(abs(a[i]), abs(b[i]));
-  const F step = step_of(tops(highest));
+  for (int i = 0; i < PANEL; i++) highest[i] = larger(abs(a[i]), abs(b[i]));
+  const F step = step_of(top_sizes(highest));
   float inverse[PANEL];
   store(inverse, inverse_of(step));
   int8_t* q = rows.q + at * GROUP;

@@ -3,6 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -73,17 +74,19 @@ constexpr int STEP_BITS = 4;
 #else
 constexpr int STEP_BITS = 23;
 #endif
+// A NaN among the numbers makes it NaN, so that their products are: quants alone would hide it.
 inline F step_of(F highest) {
   const F least = set1(0x1p-100f);
-  const uint32_t none = equal_lanes(max(least, highest), least);
-  return select(none, zero(), cut_up<23 - STEP_BITS>(div(highest, set1(127.0f))));
+  const uint32_t none = equal_lanes(max(highest, least), least);
+  const F step = select(none, zero(), cut_up<23 - STEP_BITS>(div(highest, set1(127.0f))));
+  return fma(highest, zero(), step);
 }
 // The factor that turns numbers into quants: 0 if the step is 0.
 inline F inverse_of(F step) { return select(equal_lanes(step, zero()), zero(), div(set1(1.0f), step)); }
 
 // 32 numbers as int8. Returns their scale.
 inline float to_int8(F a, F b, I& qa, I& qb) {
-  const F step = step_of(set1(top(max(abs(a), abs(b))))), inverse = inverse_of(step);
+  const F step = step_of(set1(top_size(larger(abs(a), abs(b))))), inverse = inverse_of(step);
   qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
   return first_lane(step);
 }

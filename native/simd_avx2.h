@@ -39,11 +39,11 @@ inline F abs(F v) {
   return {_mm256_andnot_ps(sign, v.a), _mm256_andnot_ps(sign, v.b)};
 }
 inline F round(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
-inline __m256 times_power(__m256 a, __m256 n) {  // a is a normal number; 0 if the result would be subnormal
+inline __m256 times_power(__m256 a, __m256 n) {  // a is normal; 0 if the result would be subnormal, NaN if n is
   const __m256 low = _mm256_set1_ps(-126.0f);
   const __m256i by = _mm256_slli_epi32(_mm256_cvtps_epi32(_mm256_max_ps(n, low)), 23);
   const __m256 power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), by));
-  return _mm256_and_ps(_mm256_cmp_ps(n, low, _CMP_GT_OQ), power);
+  return _mm256_or_ps(_mm256_and_ps(_mm256_cmp_ps(n, low, _CMP_GT_OQ), power), _mm256_cmp_ps(n, n, _CMP_UNORD_Q));
 }
 inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
 inline __m256 select(uint32_t lanes, __m256 a, __m256 otherwise) {
@@ -80,6 +80,18 @@ inline float top(F v) {
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+// The larger of two numbers that are not negative, by their bits: a NaN counts as larger than any number.
+inline F larger(F x, F y) {
+  auto of = [](__m256 a, __m256 b) { return (__m256)_mm256_max_epi32((__m256i)a, (__m256i)b); };
+  return {of(x.a, y.a), of(x.b, y.b)};
+}
+inline float top_size(F v) {
+  const __m256i a = _mm256_max_epi32((__m256i)v.a, (__m256i)v.b);
+  __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return std::bit_cast<float>(_mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1))));
+}
+
 inline I load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
@@ -104,6 +116,11 @@ inline F sums(F* v) {
 inline F tops(F* v) {
   alignas(64) float each[16];
   for (int i = 0; i < 16; i++) each[i] = top(v[i]);
+  return load(each);
+}
+inline F top_sizes(F* v) {
+  alignas(64) float each[16];
+  for (int i = 0; i < 16; i++) each[i] = top_size(v[i]);
   return load(each);
 }
 inline I sums(I* v) {

@@ -49,6 +49,9 @@ inline F cut_up(F v) {
 }
 inline float first_lane(F v) { return _mm512_cvtss_f32(v); }
 inline float top(F v) { return _mm512_reduce_max_ps(v); }  // exact in any order
+// The larger of two numbers that are not negative, by their bits: a NaN counts as larger than any number.
+inline F larger(F a, F b) { return (F)_mm512_max_epi32((I)a, (I)b); }
+inline float top_size(F v) { return std::bit_cast<float>(_mm512_reduce_max_epi32((I)v)); }
 
 // The same for each of 16 vectors, with the same bits.
 template <class Both>
@@ -66,6 +69,7 @@ inline F across(F* v, const Both& both) {
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), v[0]);
 }
 inline F sums(F* v) { return across(v, [](F a, F b) { return add(a, b); }); }
+inline F top_sizes(F* v) { return across(v, [](F a, F b) { return larger(a, b); }); }
 inline F tops(F* v) { return across(v, [](F a, F b) { return max(a, b); }); }
 
 inline I int_zero() { return _mm512_setzero_si512(); }

@@ -99,8 +99,8 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, B
     // Quantizes columns to int8, with groups at a stride of `count`. Returns the sum of the quants.
     auto quantize = [&](const float* from, int columns, int8_t* q, float& scale) {
       F highest = zero();
-      for (int c = 0; c < columns; c += 16) highest = max(highest, abs(load(from + c)));
-      const F step = step_of(set1(top(highest))), inverse = inverse_of(step);
+      for (int c = 0; c < columns; c += 16) highest = larger(highest, abs(load(from + c)));
+      const F step = step_of(set1(top_size(highest))), inverse = inverse_of(step);
       I total = int_zero();
       for (int c = 0; c < columns; c += 16) {
         const F v = load(from + c);

@@ -41,7 +41,8 @@ def prefilled(llm: LLM, *strokes: Any) -> list[Any]:
     def program() -> Program:
         made: list[Any] = []
         for stroke in strokes:
-            made.append((yield stroke(made[-1]) if callable(stroke) else stroke))
+            asked: Any = stroke(made[-1]) if callable(stroke) else stroke
+            made.append((yield asked))
         return made
 
     request = Request(program, SamplingParams(), llm.tokenizer)
@@ -186,6 +187,8 @@ def test_what_score_refuses(llm: LLM) -> None:
         llm.score(["a", "b"], "c")
     with pytest.raises(InvalidRequest, match="token ids must be"):
         llm.score([5], [10**6])
+    with pytest.raises(InvalidRequest, match="a text or a list of token ids"):
+        llm.score([5, 6], [[7], [8.5]])  # pyright: ignore[reportArgumentType]
     assert llm.score("the", []) == []
 
 
@@ -214,6 +217,7 @@ def test_generate_with_prompt_logprobs(llm: LLM) -> None:
     assert none.prompt_scores == made.prompt_scores
     assert (none.text, none.tokens, none.finish_reason) == ("", [], "length")
     assert llm.generate([TOKENS], max_tokens=0)[0].finish_reason == "length"
-    for fields in ({"prompt_logprobs": 1}, {"max_tokens": 0}):
+    refused: list[dict[str, Any]] = [{"prompt_logprobs": 1}, {"max_tokens": 0}]
+    for fields in refused:
         with pytest.raises(InvalidRequest, match="cannot be combined with method repeat"):
             llm.generate([TOKENS], method=method("repeat"), **fields)

@@ -1,6 +1,6 @@
 """Twostroke: an LLM inference engine of two strokes whose KV cache is a value you hold.
 
-from twostroke import LLM, SamplingParams                    a model, and how its tokens are chosen
+from twostroke import LLM, AsyncLLM, SamplingParams          a model, and how its tokens are chosen
 from twostroke import KVCache, Conversation                  values of KV, and a chat that extends one
 from twostroke import Prefill, Decode, Emit, Method, method  techniques: programs over strokes
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
+    from twostroke.async_llm import AsyncDecoding, AsyncLLM
     from twostroke.conversation.conversation import Conversation
     from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program
     from twostroke.errors import TwostrokeError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncDecoding",
+    "AsyncLLM",
     "Completion",
     "Conversation",
     "Decode",
@@ -43,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "twostroke.async_llm": ("AsyncDecoding", "AsyncLLM"),
     "twostroke.conversation.conversation": ("Conversation",),
     "twostroke.engine.strokes": ("Decode", "Decoded", "Emit", "Prefill", "Prefilled", "Program"),
     "twostroke.errors": ("TwostrokeError",),

@@ -17,6 +17,10 @@ class UnsupportedArchitecture(CheckpointError):
     """The checkpoint's architecture, or a variant that it uses, is not implemented."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A check of the weights has found values that no model has, or bytes that are not those of the digest."""
+
+
 class FetchError(CheckpointError):
     """A download failed or its digest is wrong."""
 
@@ -37,5 +41,27 @@ class CorruptFile(KVError):
     """A saved KV cache is truncated, altered or of another format version."""
 
 
+class EngineStopped(TwostrokeError):
+    """The engine takes no more requests, because its model was closed."""
+
+
+class EngineFailed(EngineStopped):
+    """The engine takes no more requests, because a step has failed."""
+
+
 class InvalidRequest(TwostrokeError):
     """A request's parameters are out of range or do not fit the model."""
+
+
+class ContextLengthExceeded(InvalidRequest, OutOfPages):
+    """A prompt does not fit into the model's context or into the KV pool, or it leaves no room for an answer.
+
+    It is raised before anything is computed. An answer that outgrows either ends with "length" instead.
+    """
+
+
+class NotFinite(TwostrokeError):
+    """A model computes NaN or infinity where it should compute logits: its weights are damaged."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} computes NaN: its file may be damaged; check it with --check")

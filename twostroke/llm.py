@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
+from twostroke.checkpoints.verify import verify
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request
@@ -21,7 +23,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
-from twostroke.errors import InvalidRequest
+from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
@@ -33,11 +35,14 @@ from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
 
 MAIN = "main"  # the model's role in its engine
+OPENED = ("engine", "model", "pool", "backend")  # attributes that an LLM has until it is closed
 TextOrTokens = str | Sequence[int]  # a prompt
 
 
 class LLM:
     """A model, its engine and its KV pool.
+
+    Any number of threads may use it, and their requests are batched. As a context manager it is closed at the end.
 
     Attributes:
         tokenizer: converts text to ids and back.
@@ -48,6 +53,7 @@ class LLM:
         pool: holds its KV values.
         engine: runs its requests.
         backend: computes its steps.
+        verified: the result of the check of its weights; None without `check`.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class LLM:
         max_running: int = 256,
         itl_ms: float | None = None,
         progress: Progress | None = None,
+        check: bool = False,
     ) -> None:
         """Open a model; fetch it first if necessary.
 
@@ -94,9 +101,12 @@ class LLM:
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
                 the model then takes about a second longer, to measure its steps.
             progress: called during downloads with (stage, bytes done, total bytes).
+            check: check the weights first: their values, and their files' digests where they are known
+                (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
 
         Raises:
-            CheckpointError: the model cannot be found, fetched or read. InvalidRequest: an argument is out of range.
+            CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
+            names the tensor or the file. InvalidRequest: an argument is out of range.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         if prefix_index not in INDEXES:
@@ -105,6 +115,9 @@ class LLM:
         threads = count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+        self.verified = verify(opened, progress) if check else None
+        if self.verified is not None:
+            self.verified.require()
         checkpoint = quantize(opened, weights, threads)
         chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
 
@@ -119,8 +132,13 @@ class LLM:
         models = {MAIN: self.model}
         for role, wanted in (("student", student), ("draft", draft)):
             if wanted is not None:
-                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads)
+                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads, check)
         self.engine = Engine(models, MAIN, scheduler)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer: the model's context, or less if the pool is smaller."""
+        return self.model.max_model_len
 
     # The two strokes ------------------------------------------------------------------------------------------
 
@@ -134,14 +152,7 @@ class LLM:
             InvalidRequest: nothing to enter, ids outside the vocabulary, or more tokens than the context holds.
             GeometryMismatch: `after` has another geometry. OutOfPages: no room.
         """
-        tokens = self.encode(prompt, add_bos=None if after is None else False)
-        if after is not None:
-            require_value(after)
-
-        def program() -> Program:
-            return (yield Prefill(tokens, after, model))
-
-        request = Request(program, SamplingParams(), self.tokenizer, len(tokens))
+        request = self.prefill_request(prompt, after, model)
         self.engine.finish([self.engine.submit(request)])
         return request.result
 
@@ -159,18 +170,10 @@ class LLM:
             An iterator of `Token`. At the end its `kv` is the continued value, with the last token pending.
 
         Raises:
-            InvalidRequest: a parameter is out of range, or n is not 1.
+            InvalidRequest: a parameter is out of range, or n is not 1. While it is iterated: ContextLengthExceeded if
+                the value leaves no room for a token.
         """
-
-        def program() -> Program:
-            return (yield Decode(kv, model=model))
-
-        require_value(kv)
-        params = sampling_params(params, sampling)
-        params.check_vocabulary(self.config.vocab_size)
-        request = Request(program, params, self.tokenizer)
-        if request.params.n != 1:
-            raise InvalidRequest("decode continues one value: fork it by decoding it several times")
+        request = self.decode_request(kv, sampling_params(params, sampling), model)
         return Decoding(self.engine, self.engine.submit(request))
 
     # Whole requests -------------------------------------------------------------------------------------------
@@ -191,16 +194,15 @@ class LLM:
             method: the technique; None is plain generation.
 
         Raises:
-            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing. OutOfPages: no room.
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing.
+            ContextLengthExceeded: a prompt leaves no room for an answer within `max_model_len`. OutOfPages: other
+            values hold the room that a prompt needs. An answer that outgrows the room ends with "length".
         """
-        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
-            raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
-        params = sampling_params(params, sampling)
-        requests = [self.request(prompt, params, method) for prompt in prompts]
+        requests = self.requests(prompts, sampling_params(params, sampling), method)
         for request in requests:
             self.engine.submit(request)
         self.engine.finish(requests)
-        return [Completion.of(request) for request in requests]
+        return [Completion.of(request, request.events) for request in requests]
 
     def stream(
         self,
@@ -216,15 +218,78 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: str | Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         *,
         method: Method | None = None,
         **sampling: Any,
     ) -> Completion:
-        """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template."""
-        prompt = self.tokenizer.encode_chat(messages)
-        return self.generate([prompt], params, method=method, **sampling)[0]
+        """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
+
+        A text is one message of the user.
+        """
+        return self.generate([self.chat_prompt(messages)], params, method=method, **sampling)[0]
+
+    def chat_prompt(self, messages: str | Sequence[Mapping[str, Any]]) -> ChatTokens:
+        """The prompt that `chat` answers. Raises InvalidRequest if there is no chat template, or it refuses."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.encode_chat(messages)
+
+    def close(self) -> None:
+        """End all requests, and let go of the weights and the pool.
+
+        Requests of other threads end with EngineStopped. Values that are still held stay readable; what they hold is
+        freed with them. A second call does nothing.
+        """
+        if "engine" in self.__dict__:
+            self.engine.close()
+            for name in OPENED:
+                del self.__dict__[name]
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OPENED and "tokenizer" in self.__dict__:
+            raise EngineStopped(f"{self.name} is closed: open it again")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # Requests that are not submitted yet ----------------------------------------------------------------------
+
+    def prefill_request(self, prompt: TextOrTokens, after: KVCache | None = None, model: str | None = None) -> Request:
+        """The request of `prefill`, whose result is the value. Raises InvalidRequest."""
+        tokens = self.encode(prompt, add_bos=None if after is None else False)
+        if after is not None:
+            require_value(after)
+
+        def program() -> Program:
+            return (yield Prefill(tokens, after, model))
+
+        return Request(program, SamplingParams(), self.tokenizer, len(tokens))
+
+    def decode_request(self, kv: KVCache, params: SamplingParams, model: str | None = None) -> Request:
+        """The request of `decode`. Raises InvalidRequest."""
+        require_value(kv)
+        params.check_vocabulary(self.config.vocab_size)
+        if params.n != 1:
+            raise InvalidRequest("decode continues one value: fork it by decoding it several times")
+
+        def program() -> Program:
+            return (yield Decode(kv, model=model))
+
+        return Request(program, params, self.tokenizer)
+
+    def requests(
+        self, prompts: Sequence[TextOrTokens], params: SamplingParams, method: Method | None = None
+    ) -> list[Request]:
+        """The requests of `generate`, one for each prompt. Raises InvalidRequest."""
+        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+            raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
+        return [self.request(prompt, params, method) for prompt in prompts]
 
     def score(
         self, prompt: TextOrTokens | Sequence[TextOrTokens], continuation: TextOrTokens | Sequence[TextOrTokens]
@@ -243,10 +308,11 @@ class LLM:
         return score(self.engine, self.tokenizer, prompt, continuation)
 
     def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
-        """Make a request without submitting it. Raises InvalidRequest as `generate`."""
+        """The request of `stream`. Raises InvalidRequest as `generate`."""
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
+        self.model.require_room(len(tokens))
         self.require_companions(chosen)
         params.check_vocabulary(self.config.vocab_size)
         if params.prompt_logprobs is not None or params.max_tokens == 0:
@@ -279,11 +345,11 @@ class LLM:
         return tokens
 
     def __repr__(self) -> str:
-        return f"LLM({self.name!r}, {self.backend.label})"
+        return f"LLM({self.name!r}, {self.backend.label if 'backend' in self.__dict__ else 'closed'})"
 
 
 class Decoding(Iterator[Token]):
-    """Tokens as they are made.
+    """Tokens as they are made. Several threads may take them; each token goes to one.
 
     Attributes:
         request: the request, with its timings.
@@ -294,15 +360,17 @@ class Decoding(Iterator[Token]):
         self.request = request
         self.tokens: list[Token] = []
         self._engine, self._iterator = engine, engine.tokens(request)
+        self._taking = threading.Lock()
 
     def __next__(self) -> Token:
-        token = next(self._iterator)
-        self.tokens.append(token)
-        return token
+        with self._taking:
+            token = next(self._iterator)
+            self.tokens.append(token)
+            return token
 
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
-            self.close()
+            self._engine.drop(self.request)
 
     def close(self) -> None:
         """Stop early and free the pages."""
@@ -348,9 +416,10 @@ class Completion:
     prompt_scores: PromptScores | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Completion:
+    def of(cls, request: Request, tokens: Iterable[Token]) -> Completion:
+        """The answer that a request's tokens make."""
         by_choice: list[list[Token]] = [[] for _ in request.choices]
-        for token in request.events:
+        for token in tokens:
             by_choice[token.choice].append(token)
         outputs = [
             Output("".join(token.text for token in tokens), tokens, choice.track.finish_reason)

@@ -9,8 +9,9 @@ or EOS in a model without BOS, because a first token has no probability by itsel
 from __future__ import annotations
 
 import math
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +65,11 @@ def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation:
     A text that continues token ids is encoded by itself.
     """
     if isinstance(prompt, str) and isinstance(continuation, str):
-        text = prompt.rstrip()
-        whole = _encode(tokenizer, prompt + continuation)
-        first = _encode(tokenizer, text)
-        known, rest = (first, whole[len(first) :]) if first else ([], whole)
-    elif isinstance(continuation, str):
-        known, rest = list(prompt), tokenizer.encode(continuation, add_bos=False)
+        known = _encode(tokenizer, prompt.rstrip())
+        rest = _encode(tokenizer, prompt + continuation)[len(known) :]
     else:
-        known = _encode(tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
-        rest = list(continuation)
+        known = _encode(tokenizer, prompt) if isinstance(prompt, str) else _ids(prompt)
+        rest = tokenizer.encode(continuation, add_bos=False) if isinstance(continuation, str) else _ids(continuation)
     if not known:
         known = [_context(tokenizer)]
     if not rest:
@@ -83,6 +80,13 @@ def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation:
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """With the tokens that begin a prompt, without those that would end it."""
     return tokenizer.encode(text, add_bos=tokenizer.add_bos)
+
+
+def _ids(tokens: Iterable[Any]) -> list[int]:
+    try:
+        return [operator.index(token) for token in tokens]
+    except TypeError:
+        raise InvalidRequest("a prompt or a continuation is a text or a list of token ids") from None
 
 
 def _context(tokenizer: Tokenizer) -> int:
@@ -106,7 +110,7 @@ def continuations(pairs: Sequence[Pair]) -> Program:
         for pair in pairs
     ]
     made: list[Prefilled] = yield list(strokes)
-    return [_score(pair, checked(prefilled.scores)) for pair, prefilled in zip(pairs, made, strict=True)]
+    return [_score(pair, prefilled.scores) for pair, prefilled in zip(pairs, made, strict=True)]
 
 
 def score(
@@ -116,20 +120,21 @@ def score(
     continuation: TextOrTokens | Sequence[TextOrTokens],
 ) -> Any:
     """`LLM.score`: a `Score`, or a list of them."""
-    prompts = None if _single(prompt) else list(prompt)
-    if prompts is None and _single(continuation):
-        return _finished(engine, tokenizer, [[encode_pair(tokenizer, prompt, continuation)]])[0]
-    if _single(continuation):
-        raise InvalidRequest("a list of prompts needs a list of continuations, one for each")
+    prompts: Sequence[Any] | None = None if _single(prompt) else prompt
+    others: Sequence[Any] | None = None if _single(continuation) else continuation
+
+    def pair(one: Any, other: Any) -> Pair:
+        return encode_pair(tokenizer, one, other)
+
+    if others is None:
+        if prompts is not None:
+            raise InvalidRequest("a list of prompts needs a list of continuations, one for each")
+        return _finished(engine, tokenizer, [[pair(prompt, continuation)]])[0]
     if prompts is None:
-        pairs = [encode_pair(tokenizer, prompt, one) for one in continuation]
-        return _finished(engine, tokenizer, [pairs] if pairs else [])
-    if len(prompts) != len(continuation):
-        raise InvalidRequest(
-            f"there are {len(prompts)} prompts and {len(continuation)} continuations: give one for each"
-        )
-    pairs = [encode_pair(tokenizer, one, other) for one, other in zip(prompts, continuation, strict=True)]
-    return _finished(engine, tokenizer, [[pair] for pair in pairs])
+        return _finished(engine, tokenizer, [[pair(prompt, other) for other in others]] if others else [])
+    if len(prompts) != len(others):
+        raise InvalidRequest(f"{len(prompts)} prompts and {len(others)} continuations: give one for each")
+    return _finished(engine, tokenizer, [[pair(*both)] for both in zip(prompts, others, strict=True)])
 
 
 def _single(value: Any) -> bool:
@@ -162,7 +167,7 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
         prefilled: Prefilled | KVCache = yield Prefill(tokens, logprobs=params.prompt_logprobs)
         if isinstance(prefilled, Prefilled):
             if (request := made()) is not None:
-                request.prompt_scores = checked(prefilled.scores)
+                request.prompt_scores = prefilled.scores
             prefilled = prefilled.kv
         yield Decode(prefilled)
 
@@ -171,19 +176,12 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
     return request
 
 
-def checked(scores: PromptScores) -> PromptScores:
-    """The scores. Raises InvalidRequest if a log-probability is not a number."""
-    if any(score is not None and math.isnan(score.logprob) for score in scores):
-        raise InvalidRequest("the model computes NaN or infinity for this prompt: its weights are damaged")
-    return scores
-
-
 def _score(pair: Pair, scores: PromptScores) -> Score:
     known = [score for score in scores if score is not None]
     return Score(pair.continuation, [score.logprob for score in known], all(score.greedy for score in known))
 
 
-def _common(lists: Sequence[Sequence[int]]) -> int:
+def _common(lists: Sequence[list[int]]) -> int:
     """The length of the longest common beginning."""
     least, most = min(lists), max(lists)  # in lexical order, these two differ first
     return next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))

@@ -137,3 +137,46 @@ def test_no_template_and_no_messages_are_refused() -> None:
 def test_a_template_with_a_syntax_error_is_the_checkpoints_fault() -> None:
     with pytest.raises(CheckpointError, match="line 2"):
         render("ok\n{% if %}")
+
+
+NONE_TESTED = (
+    "{% for m in messages %}{% if m['content'] is none %}calls{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {
+    "as it is": "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
+    "trimmed": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}",
+    "content is none": NONE_TESTED,
+}
+
+
+def by_transformers(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    return render_jinja_template(conversations=[messages], chat_template=template, **options)[0][0]
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("text", ["The answer", "The answer ", " \n two\n\n", "a", "x </s> x"])
+def test_the_last_message_is_continued_as_by_transformers(template: str, text: str) -> None:
+    messages = [USER, {"role": "assistant", "content": text}]
+    expected = by_transformers(template, messages, continue_final_message=True)
+    assert ChatTemplates({"default": template}, {}).render(messages, continue_final_message=True) == expected
+
+
+def test_smollm_continues_the_last_message(smollm: Tokenizer) -> None:
+    messages = [SYSTEM, USER, ASSISTANT]
+    text = smollm.chat(messages, continue_final_message=True)
+    assert text == by_transformers(smollm.chat_template or "", messages, continue_final_message=True)
+    assert smollm.encode_chat(messages, continue_final_message=True) == smollm.encode(text, add_bos=False)
+    with pytest.raises(InvalidRequest, match="needs a text in the last message"):
+        smollm.chat([USER, CALL], continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="changes the last message"):
+        ChatTemplates({"default": "{{ messages[0].content }}"}, {}).render(messages, continue_final_message=True)
+
+
+def test_a_content_of_none_stays(smollm: Tokenizer) -> None:
+    """As in transformers: the templates of DeepSeek-R1 and LFM2 test for it."""
+    assert ChatTemplates({"default": NONE_TESTED}, {}).render([USER, CALL]) == by_transformers(
+        NONE_TESTED, [USER, CALL]
+    )
+    assert ChatTemplates({"default": NONE_TESTED}, {}).render([CALL]) == "calls"

@@ -16,7 +16,7 @@ ODD = ["1", True, [1], {}, 1j, math.nan, math.inf, -math.inf, -(10**5000), np.bo
 NUMBERS = [None, 10**400, *ODD]
 WHOLE = [1.0, 1.5, *ODD]
 BAD: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, *WHOLE],
+    "max_tokens": [-1, *WHOLE],
     "temperature": [-0.1, -1e-300, *NUMBERS],
     "top_k": [-1, None, *WHOLE],
     "top_p": [0, 0.0, -0.1, 1.0001, 2, *NUMBERS],
@@ -39,6 +39,7 @@ BAD: dict[str, list[Any]] = {
     "min_tokens": [-1, 257, None, *WHOLE],
     "ignore_eos": [None, 0, 1, "true", "", []],
     "logprobs": [-1, 1001, *WHOLE],
+    "prompt_logprobs": [-1, 1001, *WHOLE],
     "n": [0, -1, 1025, None, *WHOLE],
     "constraint": ["1", True, 1.0, [1], {}, b"json"],
     "reader": ["1", True, 1.0, [1], {}, b"json"],
@@ -59,6 +60,7 @@ GOOD: dict[str, list[Any]] = {
     "min_tokens": [0, 256],
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 1000],
+    "prompt_logprobs": [None, 0, 1000],
     "n": [1, 1024],
     "constraint": [None, len],
     "reader": [None, len],

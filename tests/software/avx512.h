@@ -71,7 +71,7 @@ inline __m512i int_halves(const Of& of) { return filled<&Lanes::int_half>(of).in
   }
 FLOATS(add_ps) FLOATS(sub_ps) FLOATS(mul_ps) FLOATS(div_ps) FLOATS(max_ps) FLOATS(min_ps)
 SUMS(fmadd_ps) SUMS(fnmadd_ps)
-INTS(add_epi32) INTS(sub_epi32) INTS(mullo_epi32)
+INTS(add_epi32) INTS(sub_epi32) INTS(mullo_epi32) INTS(max_epi32)
 SHIFTS(slli_epi32) SHIFTS(srli_epi32) SHIFTS(slli_epi16) SHIFTS(srli_epi16)
 #undef FLOATS
 #undef SUMS
@@ -137,6 +137,11 @@ inline __m512i ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int table) { 
   for (int at = 0; at < 8; at++)
     if (table >> at & 1) made |= (at & 4 ? a : ~a) & (at & 2 ? b : ~b) & (at & 1 ? c : ~c);
   return made;
+}
+inline int reduce_max_epi32(Lanes a) {
+  int top = int(a.u[0]);
+  for (uint32_t x : a.u) top = int(x) > top ? int(x) : top;
+  return top;
 }
 inline int reduce_add_epi32(Lanes a) {
   uint32_t sum = 0;

@@ -28,7 +28,7 @@ class Head(Protocol):
         ...
 
     def search(self, hidden: Any, noises: Sequence[Noise]) -> list[int]:
-        """For each row, the id with the largest logit plus noise."""
+        """For each row, the id with the largest logit plus noise; NO_TOKEN if its logits are not finite."""
         ...
 
     def join(self, parts: Sequence[Any]) -> Any:

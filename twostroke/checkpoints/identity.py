@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -54,6 +55,32 @@ def remember(path: Path, digest: str) -> None:
     """Cache the sha256 of a file that was just written and verified, so that it is not hashed again."""
     with suppress(OSError):
         _remember(_path(path), _state(path.stat()), digest)
+
+
+def read_digest(path: Path, progress: Callable[[int], None]) -> str:
+    """The sha256 of a file's bytes as they are now, in hex. `progress` is called with the number of bytes read.
+
+    Raises CheckpointError if the file cannot be read.
+    """
+    digest, done = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                done += len(block)
+                progress(done)
+    except OSError as error:
+        raise CheckpointError(f"{path}: it cannot be read ({error.strerror or error}): check its disk") from error
+    return digest.hexdigest()
+
+
+def recorded_digest(path: Path) -> str | None:
+    """The sha256 that the file had when it was last opened here, also if it was changed since; None if unknown."""
+    match _read_note().get(_path(path)):
+        case {"sha256": str(digest)} if len(digest) == 64:
+            return digest
+        case _:
+            return None
 
 
 def _read(file: MappedFile, state: State) -> str:

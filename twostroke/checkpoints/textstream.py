@@ -29,12 +29,6 @@ class TextStream:
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
 
-    def fork(self) -> TextStream:
-        """A copy of this stream in the same state."""
-        other = TextStream(self._bytes_of, strip_leading_space=self._strip)
-        other._decoder.setstate(self._decoder.getstate())
-        return other
-
     def flush(self) -> str:
         """U+FFFD for an incomplete sequence at the end, if there is one. Nothing is held back afterwards."""
         return self._decoder.decode(b"", final=True)

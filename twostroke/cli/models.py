@@ -79,6 +79,26 @@ def show(name: Name, *, as_json: JsonFlag = False) -> None:
     print_facts(facts)
 
 
+@app.command()
+def check(name: Name, *, as_json: JsonFlag = False) -> None:
+    """Check a model's weights: their values, and the digests of its files where they are known."""
+    from twostroke.checkpoints.resolve import open_checkpoint
+    from twostroke.checkpoints.verify import verify
+
+    with Loading(f"checking {name}") as progress:
+        checkpoint = open_checkpoint(name, progress=progress)
+        found = verify(checkpoint, progress)
+    if as_json:
+        facts = {"name": checkpoint.name, "tensors": found.tensors, "problems": list(found.problems)}
+        compared = [{"file": str(path), "sha256": where} for path, where in found.compared]
+        print_json(facts | {"compared": compared, "unknown": [str(path) for path in found.unknown]})
+    else:
+        for line in found.problems or (found.text,):
+            typer.echo(line)
+    if found.problems:
+        raise typer.Exit(1)
+
+
 def origin(name: str) -> str | None:
     """Where the file of a catalog model came from, in words, if it is known."""
     from twostroke.checkpoints.catalog import CATALOG

@@ -99,6 +99,9 @@ class ModelOptions:
     prefix_index: Annotated[str, _model(help="Share known prefixes: radix, hash or off.")] = "radix"
     max_step_tokens: Annotated[int, _model(min=1, help="Token budget of a step; longer prompts go in chunks.")] = 512
     page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
+    check: Annotated[
+        bool, _model("--check", help="Check the weights first: their values, and digests where they are known.")
+    ] = False
 
     def check_companions(self, method: "Method") -> None:
         """Before anything is loaded: raise InvalidRequest if the technique lacks a companion; note unused ones."""
@@ -113,13 +116,16 @@ class ModelOptions:
 
     def open(self, **changes: Any) -> "LLM":
         """Open the model; progress of downloads and loading is shown on stderr."""
-        from twostroke.cli.report import Loading
+        from twostroke.cli.report import Loading, note
         from twostroke.llm import LLM
 
         settings = asdict(self) | changes
         name = settings.pop("model")
         with Loading(f"loading {name}") as progress:
-            return LLM(name, progress=progress, **settings)
+            llm = LLM(name, progress=progress, **settings)
+        if llm.verified is not None:
+            note(llm.verified.text)
+        return llm
 
 
 def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -> Any:

@@ -1,11 +1,12 @@
 """What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
 
-import json
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from twostroke.system import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def print_json(value: Any) -> None:
     """One line on stdout."""
-    typer.echo(json.dumps(value))
+    typer.echo(strict_json.dumps(value))
 
 
 def write(text: str) -> None:

@@ -17,7 +17,7 @@ from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.engine.track import Track
-from twostroke.errors import InvalidRequest
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.contents import Tail
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
@@ -58,14 +58,20 @@ class DecodeLane(Lane[Decode]):
                 self._rows.append(row)
         else:
             base, todo = reopened(base)
-        self._start = base.next_position + len(todo)  # where the first token sampled will go
-        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._start)
+        # Tokens for which the context and the pool have room. The last of them is never entered, and yet it counts:
+        # a prompt and its answer together take at most `max_model_len` tokens.
+        slots = model.pool.num_pages * model.pool.page_size
+        self._room = min(model.max_position - base.next_position, slots - len(base)) - len(todo)
+        if self._room < 1:
+            raise ContextLengthExceeded(
+                f"the context is full: model {model.name} has {model.max_position} positions, the pool {slots} slots"
+            )
+        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._room - 1)
+        self._num_before = len(todo)  # tokens to enter before the first guess
         known = [s.id for s in record.sampled]
         # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
         self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
-        if base.next_position + len(todo) > model.max_position:
-            raise InvalidRequest(f"the context is full: model {model.name} has {model.max_position} positions")
         super().__init__(choice, slot, model, stroke, base, todo)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
@@ -149,11 +155,40 @@ class DecodeLane(Lane[Decode]):
 
     @property
     def full(self) -> bool:
-        """Whether no position is left to enter the next sampled token."""
-        return self._start + len(self.record.sampled) >= self.model.max_position
+        """Whether the next sampled token is the last for which there is room."""
+        return len(self.record.sampled) + 1 >= self._room
+
+    def drop_guesses(self) -> bool:
+        """Continue without guesses, which take more pages. Returns False if it has none, or has entered some."""
+        if not self.guesses or self.started:
+            return False
+        self.todo[self._num_before :] = [sampled.id for sampled in self.record.sampled]
+        self.guesses, self._skipped = [], 0
+        self.queries = LastQueries(self.stroke.queries, self.model.config.windows)
+        return True
+
+    def outgrow(self) -> bool:
+        """End the stroke with "length": even alone, it finds no page for its next token.
+
+        Returns False in the middle of a replay, when entries of its tokens are missing.
+        """
+        record = self.record
+        if record.sampled and self.todo != [record.sampled[-1].id]:
+            return False
+        if self.track.finish_reason is None:
+            self.track.cut()
+        self.todo.clear()
+        record.complete, record.finish_reason = True, self.track.finish_reason
+        if record.sampled:
+            self._finish()
+        else:
+            self._forget()
+            self.result = Decoded(self.stroke.kv, (), self.track.finish_reason)
+        return True
 
     def _complete(self) -> None:
         self.record.complete, wrong = True, 0
+        self.record.finish_reason = self.track.finish_reason
         if self.guesses:
             wrong = len(self.guesses) + 1 - len(self.record.sampled)
             self.writer.truncate(len(self.writer) - wrong)
@@ -175,12 +210,14 @@ class DecodeRecord:
 
     Attributes:
         start: number of tokens that the choice had when a stroke with emit=False began; None for other strokes.
+        finish_reason: that of the track when the stroke was complete.
     """
 
     def __init__(self) -> None:
         self.sampled: list[Sampled] = []
         self.complete = False
         self.start: int | None = None
+        self.finish_reason: str | None = None
 
 
 def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> tuple[Model, LazyLogits] | None:
@@ -204,7 +241,6 @@ def _checked(mask: np.ndarray) -> np.ndarray:
     return allowed
 
 
-def _possible(guesses: Sequence[int], model: Model, start: int) -> list[int]:
-    """The leading guesses that are in the vocabulary and fit into the context from position `start`."""
-    fitting = guesses[: max(0, model.max_position - start)]
-    return list(takewhile(lambda id: 0 <= id < model.vocab_size, fitting))
+def _possible(guesses: Sequence[int], model: Model, room: int) -> list[int]:
+    """The leading guesses that are in the vocabulary, at most `room`."""
+    return list(takewhile(lambda id: 0 <= id < model.vocab_size, guesses[:room]))

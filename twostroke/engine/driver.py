@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
-from twostroke.engine.lane import PrefillLane
+from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
-from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.sampling.draw import Sampled
 
 
@@ -66,6 +66,9 @@ class Driver:
 
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
         record, track = choice.next_record(), choice.track
+        if record.complete and not record.sampled:  # the pool had no room for it
+            choice.results[slot] = Decoded(stroke.kv, (), record.finish_reason)
+            return
         if not stroke.emit:
             track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
@@ -84,6 +87,7 @@ class Driver:
         fork = Track(track.params, choice.request.tokenizer, choice.index)
         for known in (*track.sampled[: record.start], *record.sampled):
             fork.push(known)
+        fork.finish_reason = record.finish_reason  # also what its tokens do not tell: that there was no more room
         return fork
 
     def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
@@ -112,9 +116,11 @@ class Driver:
         if choice.num_emits > choice.emits_done:  # emit once, also after a preemption
             choice.emits_done += 1
             choice.request.timings.in_bulk = True
-            for sampled in stroke.sampled:
+            for i, sampled in enumerate(stroke.sampled, 1):
                 if choice.track.finish_reason is None:
-                    self.deliver(choice, choice.track, sampled)
+                    last = stroke.finish_reason == "length" and i == len(stroke.sampled)
+                    self.deliver(choice, choice.track, sampled, full=last)
+            choice.hold()
         return choice.track.finish_reason is not None
 
     def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
@@ -123,10 +129,29 @@ class Driver:
         if track is choice.track:
             if choice.index == 0:
                 choice.request.timings.tokens.append(time.perf_counter())
+            choice.let_go()
             choice.request.events.append(token)
+
+    def outgrow(self, choice: Choice, lane: Lane | None = None) -> bool:
+        """End with "length" what finds no page even alone: `lane`, or what the choice's program does.
+
+        A draft or a candidate ends as a stroke, and its program continues. Anything else ends the choice; its tokens
+        are kept. Returns False if it has none, or if the caller has already taken the last.
+        """
+        decode = lane if isinstance(lane, DecodeLane) else None
+        if decode is not None and decode.track is not choice.track and decode.outgrow():
+            return True
+        if not choice.cut():
+            return False
+        if decode is None or decode.track is not choice.track or not decode.outgrow():
+            choice.finish(None)
+        return True
 
     def _harvest(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
+            if isinstance(lane.result, Prefilled) and not lane.result.finite:
+                lane.model.pool.wipes = True
+                raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
             if lane.model.index is not None and lane.kv is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +22,14 @@ from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
-from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.engine.turn import Turn
+from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.statistics import NO_TOKEN
 
 log = logging.getLogger(__name__)
+CLOSED = "this model is closed: open it again"
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,9 @@ class StepReport:
 class Engine:
     """Runs requests over one or more models.
 
-    Single-threaded: a caller that waits for tokens calls `step`, which serves every request. Setting an ITL objective
-    calibrates the models first, which takes about a second each.
+    A caller that waits for tokens steps, and a step serves every request. Any number of threads may wait: one of them
+    steps at a time, and the others wait for what it brings. Programs run in whichever thread steps. Setting an ITL
+    objective calibrates the models first, which takes about a second each.
 
     Attributes:
         models: by role, the name that programs use; one model may have several roles.
@@ -58,6 +63,10 @@ class Engine:
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
         self.models, self.default = dict(models), default
+        self._turn = Turn()  # held for every change of the engine's state
+        self._news = threading.Condition()  # notified after each turn; guards `_stepping`
+        self._stepping = False  # whether one of the threads that wait for tokens steps
+        self._closed = False
         self._forecast: Forecast | None = None
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
@@ -73,9 +82,10 @@ class Engine:
 
     @config.setter
     def config(self, config: SchedulerConfig) -> None:
-        if config.itl_ms is not None and self._forecast is None:
-            self._forecast = Forecast.calibrated(self.models.values())
-        self._config = config
+        with self._turn:
+            if config.itl_ms is not None and self._forecast is None:
+                self._forecast = Forecast.calibrated(self.models.values())
+            self._config = config
 
     def choose_itl(self) -> None:
         """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
@@ -103,14 +113,44 @@ class Engine:
         return self._placement.preemptions
 
     def submit(self, request: Request) -> Request:
-        """Queue a request."""
-        self._requests.add(request)
-        for choice in request.choices:
-            self._queues.wait(choice)
+        """Queue a request. Raises EngineStopped after `close`."""
+        with self._turn:
+            if self._closed:
+                raise EngineStopped(CLOSED)
+            self._requests.add(request)
+            for choice in request.choices:
+                self._queues.wait(choice)
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request now and free its pages."""
+        """End a request and free its pages, once the step that another thread is in is over."""
+        if request.done:
+            return
+        if self._turn.mine:  # called by a program or by a callback of a step
+            self._cancel(request)
+            return
+        with self._turn:
+            self._cancel(request)
+        self._tell()
+
+    def drop(self, request: Request) -> None:
+        """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
+        if not request.done:
+            self._turn.defer(lambda: self._cancel(request))
+
+    def close(self) -> None:
+        """End every request with EngineStopped, take no more, and drop the prefix indexes."""
+        with self._turn:
+            self._closed = True
+            for request in list(self._requests):
+                self._fail({request}, EngineStopped(CLOSED))
+            for model in dict.fromkeys(self.models.values()):
+                if model.index is not None:
+                    model.index.clear()
+            self._placement.close()
+        self._tell()
+
+    def _cancel(self, request: Request) -> None:
         if not request.done:
             request.cancelled = True
             self._end(request)
@@ -126,30 +166,66 @@ class Engine:
                     yield request.events.popleft()
                 if request.done:
                     break
-                self.step()
+                self._wait(lambda: request.done or bool(request.events))
         finally:
-            self.cancel(request)
+            self.drop(request)
         request.raise_error()
 
     def finish(self, requests: Iterable[Request]) -> None:
         """Step until all requests are done, then raise the first error of a request, if any."""
         requests = list(requests)
+        left = list(requests)
+
+        def all_done() -> bool:
+            while left and left[-1].done:
+                left.pop()
+            return not left
+
         try:
-            while not all(request.done for request in requests):
-                self.step()
+            self._wait(all_done)
         finally:
             for request in requests:
                 self.cancel(request)
         for request in requests:
             request.raise_error()
 
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Step until `ready()`, or wait while another thread steps."""
+        while True:
+            with self._news:
+                while self._stepping and not ready():
+                    self._news.wait()
+                if ready():
+                    return
+                self._stepping = True
+            try:
+                with self._turn:
+                    if not ready():  # a server's thread may step too
+                        self._step()
+            finally:
+                with self._news:
+                    self._stepping = False
+                    self._news.notify_all()
+
+    def _tell(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
+        with self._turn:
+            worked = self._step()
+        self._tell()
+        return worked
+
+    def _step(self) -> bool:
         began, forecast = time.perf_counter(), self._forecast
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
-        for choice, error in failed:
-            self._fail({choice.request}, error)
+        for lane, error in failed:
+            if not self._driver.outgrow(lane.choice, lane):
+                self._fail({lane.choice.request}, error)
+            self._retire(lane.choice)
         predicted = None if forecast is None else forecast.placed(chunks)
         self.report = StepReport.of(chunks, predicted)
         by_model: dict[Model, list[Chunk]] = {}
@@ -198,8 +274,9 @@ class Engine:
         """Run a program to its next strokes. If it runs out of pages, others are preempted and it starts again."""
         try:
             action(choice)
-        except OutOfPages:
-            if not self._placement.make_way(choice):
+        except OutOfPages as error:
+            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice)
+            if hopeless and not self._driver.outgrow(choice):
                 raise
 
     def _ready(self) -> list[DecodeLane]:
@@ -232,9 +309,15 @@ class Engine:
             lane.drawn.append(sampled)
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
-        if not lane.choice.done:  # ended by a sibling's failure
-            self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
-            lane.sampled(sampled)
+        if lane.choice.done:  # ended by a sibling's failure
+            return
+        if sampled.id == NO_TOKEN:
+            lane.model.pool.wipes = True  # the pages of this request must not reach others
+            raise NotFinite(f"model {lane.model.name}")
+        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+        lane.sampled(sampled)
+        if lane.track is lane.choice.track and not self._placement.certain(lane):
+            lane.choice.hold()
 
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
         """Call `action` on behalf of requests; an exception ends these requests and no others."""

@@ -10,7 +10,7 @@ from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
-from twostroke.errors import InvalidRequest
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.writer import Places, Writer
@@ -112,9 +112,14 @@ class PrefillLane(Lane[Prefill]):
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = reopened(base)
         if base.next_position + len(todo) > model.max_position:
-            raise InvalidRequest(
+            raise ContextLengthExceeded(
                 f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
                 f"model {model.name}: shorten it"
+            )
+        if (entries := len(base) + len(todo)) > model.pool.num_pages * model.pool.page_size:
+            raise ContextLengthExceeded(
+                f"the prompt takes {entries} KV entries, and the pool has {model.pool.num_pages} pages of "
+                f"{model.pool.page_size}: shorten it, or give the pool more memory (kv_bytes)"
             )
         base, todo, first = _scored(model, stroke, base, todo)
         # The tokens to score, each by the row before it: the last ones of `todo`.
@@ -133,6 +138,13 @@ class PrefillLane(Lane[Prefill]):
             self._scores += [None] if row is None else row.scores(stroke.tokens[:1], stroke.logprobs or 0)
         if not todo:
             self._finish(base.tail)
+
+    @property
+    def least_pages(self) -> int:
+        """Minimum number of new pages that its tokens need."""
+        size = self.model.pool.page_size
+        in_place = size - 1 if len(self.writer) else 0  # at most, in the last page of the value that it extends
+        return -(-(len(self.todo) - in_place) // size)
 
     def waiters(self) -> list[Choice]:
         return [] if self.shared is None else [choice for choice, _ in self.shared.waiting]

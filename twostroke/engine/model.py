@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from twostroke.backends.interface import Backend, CompiledModel
 from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.errors import ContextLengthExceeded
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.models.config import ModelConfig
@@ -42,3 +43,21 @@ class Model:
     @property
     def max_position(self) -> int:
         return self.config.max_position
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer: what both the context and the pool can hold."""
+        return min(self.max_position, self.pool.num_pages * self.pool.page_size)
+
+    def require_room(self, tokens: int) -> None:
+        """Raise ContextLengthExceeded for a prompt of `tokens` tokens that leaves no room for a token of an answer."""
+        if tokens >= self.max_model_len:
+            limit = (
+                f"the context of model {self.name}"
+                if self.max_model_len == self.max_position
+                else "the KV pool (give it more memory with kv_bytes)"
+            )
+            raise ContextLengthExceeded(
+                f"the prompt has {tokens} tokens; at most {self.max_model_len - 1} leave room for an answer in "
+                f"{limit}: shorten it"
+            )

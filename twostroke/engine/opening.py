@@ -17,6 +17,7 @@ from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.checkpoints.verify import verify
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.formats.encode import ENCODING
@@ -46,7 +47,13 @@ def open_model(
 
 
 def open_companion(
-    role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, index: str, threads: int | None
+    role: str,
+    wanted: str | Checkpoint,
+    main: Model,
+    own: Checkpoint,
+    index: str,
+    threads: int | None,
+    check: bool = False,
 ) -> Model:
     """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
@@ -54,12 +61,15 @@ def open_companion(
         role: "student" or "draft".
         wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
         own: main's checkpoint as stored.
+        check: whether to check its weights, unless they are main's.
 
     Raises:
         GeometryMismatch: the tokenizers differ, or a student's KV geometry differs; names the field.
         CheckpointError, InvalidRequest: as for any model.
     """
     checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
+    if check and checkpoint.files != own.files:
+        verify(checkpoint).require()
     source, backend, shared = checkpoint.tokenizer_source, main.backend, main.pool
     tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
     if tokenizer.fingerprint != main.tokenizer.fingerprint:

@@ -3,13 +3,17 @@
 Pages are taken in this order: free pages; unused prefix pages (least recently used first); prompts kept for choices
 that have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice
 can take all others' pages, so at least one always makes progress and no request is dropped.
+
+An answer for which the pool is too small even alone ends there, with "length". A caller learns from a token whether it
+is the last, so while a page may be missing for what follows a token, the token is held back.
 """
 
 import logging
 from collections.abc import Iterable
 
 from twostroke.backends.interface import PAGE
-from twostroke.engine.lane import Lane
+from twostroke.engine.decode_lane import DecodeLane
+from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import WAITING_FOR, Choice
@@ -18,6 +22,8 @@ from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
+
+MARGIN = 64  # free pages that a program's next strokes may take besides four times what its last one held
 
 
 class Placement:
@@ -33,6 +39,11 @@ class Placement:
         for model in self._models:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
 
+    def close(self) -> None:
+        """Let go of the pools: values may outlive the engine."""
+        for model in self._models:
+            model.pool.reclaim = None
+
     def has_room(self, pool: PagePool, pages: int) -> bool:
         """Whether `pages` pages are free, after evicting unused prefix pages if necessary."""
         if pages > pool.num_free:
@@ -43,10 +54,19 @@ class Placement:
         """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
         return all(self.has_room(pool, pages) for pool, pages in choice.needs.items())
 
-    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Choice, OutOfPages]]]:
-        """Enter the planned tokens. Returns the chunks to compute, and the choices that ran out of pages alone."""
+    def certain(self, lane: DecodeLane) -> bool:
+        """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
+        pool = lane.model.pool
+        if lane.result is None:
+            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self.has_room(pool, 1)
+        # A program decides what follows: strokes that continue the same value, or others of the same length.
+        cached = sum(model.index.num_pages for model in self._models if model.index is not None and model.pool is pool)
+        return pool.num_free + cached >= 4 * len(lane.writer.table) + MARGIN
+
+    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Lane, OutOfPages]]]:
+        """Enter the planned tokens. Returns the chunks to compute, and the lanes that ran out of pages alone."""
         entries: list[Chunk] = []
-        failed: list[tuple[Choice, OutOfPages]] = []
+        failed: list[tuple[Lane, OutOfPages]] = []
         blocked = False
         for lane, count in planned:
             if not lane.started and not lane.decoding:
@@ -55,18 +75,19 @@ class Placement:
                 blocked = blocked or not self._may_start(lane)
                 if blocked:
                     continue
-            while lane in lane.choice.lanes:  # until the lane is preempted, here or by an earlier lane
+            while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted, here or by an earlier lane
+                count = min(count, len(lane.todo))
                 rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
                 try:
+                    self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
-                    if self._unshare():
+                    if self._unshare() or self._preempt_youngest():
                         continue
-                    if len(self._queues.running) == 1:
-                        failed.append((lane.choice, error))
-                        break
-                    self._preempt(self._queues.running[-1])
-                    continue
+                    if isinstance(lane, DecodeLane) and lane.drop_guesses():
+                        continue
+                    failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
+                    break
                 entries.append(Chunk(lane, tokens, places, *rows))
                 break
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
@@ -83,6 +104,24 @@ class Placement:
         for one in {self._queues.running[-1], choice}:
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
+        return True
+
+    def _refuse_if_hopeless(self, lane: Lane) -> None:
+        """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
+        if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.running) > 1:
+            return
+        pool = lane.model.pool
+        if not self.has_room(pool, lane.least_pages):
+            raise OutOfPages(
+                f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
+                f"drop values that are no longer used, or give the pool more memory (kv_bytes)"
+            )
+
+    def _preempt_youngest(self) -> bool:
+        """Preempt the youngest choice, which may be the one that needs pages. Returns False if one runs alone."""
+        if len(self._queues.running) == 1:
+            return False
+        self._preempt(self._queues.running[-1])
         return True
 
     def _may_start(self, lane: Lane) -> bool:

@@ -8,7 +8,7 @@ import secrets
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ class Choice:
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
+        self.held: Token | None = None  # the last token, while it is not certain that another can follow it
         self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
         self.result: Any = None
         self.done = False
@@ -95,8 +96,36 @@ class Choice:
         if program is not None:
             program.close()
 
+    def hold(self) -> None:
+        """Keep the last token back if the caller has not taken it, until it is known whether another follows.
+
+        The caller learns from a token whether it is the last.
+        """
+        events = self.request.events
+        if events and events[-1].choice == self.index and self.track.finish_reason is None:
+            self.held = events.pop()
+
+    def let_go(self) -> None:
+        """Hand over the token that was kept back."""
+        if self.held is not None:
+            self.request.events.append(self.held)
+            self.held = None
+
+    def cut(self) -> bool:
+        """End with "length" at the last token. Returns False if there is none, or if the caller has taken it."""
+        if self.track.finish_reason is not None:
+            return True
+        self.let_go()
+        events = self.request.events
+        for i in range(len(events) - 1, -1, -1):
+            if events[i].choice == self.index:
+                events[i] = replace(events[i], text=events[i].text + self.track.cut(), finish_reason="length")
+                return True
+        return False
+
     def finish(self, result: Any) -> None:
         """Mark as done with the program's return value, and release everything."""
+        self.let_go()
         self.result, self.done = result, True
         self.release()
 

@@ -6,6 +6,7 @@ the list of their results, computed side by side. Its return value is the reques
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -84,9 +85,15 @@ class Decode:
 
 @dataclass(frozen=True)
 class Emit:
-    """Hand tokens decoded with emit=False to the caller. The result is True once the request has ended."""
+    """Hand tokens decoded with emit=False to the caller. The result is True once the request has ended.
+
+    Attributes:
+        sampled: the tokens.
+        finish_reason: that of the `Decoded` which they come from; "length" also ends the request.
+    """
 
     sampled: Sequence[Sampled]
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,12 @@ class Prefilled:
     logits: np.ndarray
     queries: Queries = NO_QUERIES
     scores: tuple[TokenScore | None, ...] = ()
+
+    @property
+    def finite(self) -> bool:
+        """Whether all logits and log-probabilities are numbers, as those of a sound model are."""
+        scored = all(score is None or not math.isnan(score.logprob) for score in self.scores)
+        return scored and bool(np.isfinite(self.logits.max(-1, initial=0)).all())
 
 
 @dataclass(frozen=True)

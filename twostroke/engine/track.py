@@ -76,6 +76,10 @@ class Track:
             text += self._end("length", armed)
         return self._token(sampled, text)
 
+    def cut(self) -> str:
+        """End after the last token, since there is no room for another. Returns the text that was held back."""
+        return self._end("length", len(self.ids) > self.params.min_tokens)
+
     def _end(self, reason: str, armed: bool = True) -> str:
         """Finish, and return the text that was held back."""
         self.finish_reason = reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from twostroke.evals.measures import MEASURES
 from twostroke.evals.plots import curves, intervals
 from twostroke.evals.statistics import Estimate
 from twostroke.evals.summary import MetricSummary, Summary
+from twostroke.system import strict_json
 
 MANY = 8  # methods up to which every pair is shown
 # Of the plots, one for each form of a measure's metrics.
@@ -210,7 +210,7 @@ def _percent(metric: Metric) -> str:
 
 def write(directory: Path, facts: dict[str, Any], blocks: Sequence[Block]) -> None:
     """summary.json, report.md and report.html."""
-    (directory / "summary.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (directory / "summary.json").write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (directory / "report.md").write_text(markdown(blocks), encoding="utf-8")
     (directory / "report.html").write_text(page(blocks), encoding="utf-8")
 

@@ -62,7 +62,7 @@ class KVCache:
 
     def __del__(self) -> None:
         if hasattr(self, "_next"):  # not set if __init__ failed before it took its references
-            self.pool.release(self._table[:, PAGE], self.tier)
+            self.pool.drop(self._table[:, PAGE], self.tier)
 
     def __copy__(self) -> KVCache:
         return self  # immutable, so no copy is needed; a copy field by field would not count its references
@@ -287,13 +287,14 @@ class KVCache:
         pages = spans.distinct_pages(self._table)
         fresh = np.array(pool.allocate(len(pages)), np.int64)
         try:
-            for page, copy, stop in zip(pages, fresh, spans.filled(self._table, pages), strict=True):
-                if pool.memory.layout == self.pool.memory.layout:
-                    pool.put(copy, self.pool.page(page), stop)
-                else:
-                    slots = np.arange(stop)
-                    pool.write(np.full_like(slots, copy), slots, self.pool.read(np.full_like(slots, page), slots))
-                    pool.claim(copy, 0, stop)
+            with self.pool.pinned(self._table):
+                for page, copy, stop in zip(pages, fresh, spans.filled(self._table, pages), strict=True):
+                    if pool.memory.layout == self.pool.memory.layout:
+                        pool.put(copy, self.pool.page(page), stop)
+                    else:
+                        slots = np.arange(stop)
+                        pool.write(np.full_like(slots, copy), slots, self.pool.read(np.full_like(slots, page), slots))
+                        pool.claim(copy, 0, stop)
             table = spans.with_pages(self._table, pages, fresh)
             return KVCache(pool, table, self._tokens, self.stretches, self._next, self.tail)
         finally:
@@ -324,7 +325,8 @@ class KVCache:
     def write_to(self, out: BinaryIO) -> None:
         """Write the value as a stream."""
         contents = Contents(self._table, self._tokens, self.stretches, self._next, self.tail)
-        stream.write(out, self.pool, contents)
+        with self.pool.pinned(self._table):
+            stream.write(out, self.pool, contents)
 
     @classmethod
     def read_from(cls, source: stream.Source, pool: PagePool) -> KVCache:

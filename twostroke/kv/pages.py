@@ -14,15 +14,19 @@ These rules decide where a page is:
   then finds a frame for each of its pages.
 
 The contents of a claimed slot never change, so a copy stays valid for the slots that it was made for.
+
+Any thread may make, cut and drop values. `lock` guards the counts, the places of pages, and the prefix indexes.
 """
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
-from weakref import WeakSet
 
 import numpy as np
 
@@ -37,10 +41,17 @@ MOST_COPIES = 1 << 20  # maximum number of pages in the host tier
 
 
 class Holder(Protocol):
-    """An open writer."""
+    """An open writer, or something else that needs its pages where they are."""
 
     @property
     def table(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pin:
+    """Keeps pages in place while they are read."""
+
+    table: np.ndarray
 
 
 @dataclass
@@ -57,13 +68,14 @@ class Pages(ABC):
     Attributes:
         memory: the frames; num_pages: the number of frames.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
-        writers: open writers; their pages are not spilled.
+        lock: held for every change of a count or a place, and for longer by whoever needs several to agree.
     """
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
         self.memory, self.num_pages = memory, num_pages
         self.reclaim: Callable[[int], None] | None = None
-        self.writers: WeakSet[Holder] = WeakSet()
+        self._pins: dict[int, weakref.ref[Holder]] = {}  # those that need their pages in place, by id
+        self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
         most = num_pages + MOST_COPIES  # untouched parts of these arrays take no memory
         self._references = {POOL: np.zeros(most, np.int64), HOST: np.zeros(most, np.int64)}
         self._filled = np.zeros(most, np.int64)  # claimed slots of each page, or FREE
@@ -72,32 +84,36 @@ class Pages(ABC):
         self._free = list(range(num_pages - 1, -1, -1))  # free frames
         self._free_ids: list[int] = []
         self._num_ids = 0  # ids used so far
-        # Any thread may drop a value, also in garbage collection while it holds the lock: hence a reentrant lock.
-        self._lock = threading.RLock()
+        # Garbage collection may drop values in a thread that holds the lock: hence a reentrant lock.
+        self.lock = threading.RLock()
 
     # Facts -----------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
         """Number of frames that hold no page."""
+        self._settled()
         return len(self._free)
 
     @property
     def num_used(self) -> int:
         """Number of frames that hold a page."""
-        return self.num_pages - len(self._free)
+        return self.num_pages - self.num_free
 
     @property
     def num_copies(self) -> int:
         """Number of pages in the host tier, each of `page_bytes` bytes."""
+        self._settled()
         return len(self._copies)
 
     @property
     def num_held(self) -> int:
         """Number of pages with a reference, in any tier."""
+        self._settled()
         return self._num_ids - len(self._free_ids)
 
     def references(self, page: int, tier: str = POOL) -> int:
+        self._settled()
         return int(self._references[tier][page])
 
     def frees(self, page: int) -> bool:
@@ -110,9 +126,9 @@ class Pages(ABC):
         """Allocate `count` empty pages with one reference each. On OutOfPages none is taken."""
         if not count:
             return []
-        copies = [self._blank_copy() for _ in range(count if tier == HOST else 0)]
-        frames = self._take_frames(count if tier == POOL else 0)
-        with self._lock:
+        with self.lock:
+            copies = [self._blank_copy() for _ in range(count if tier == HOST else 0)]
+            frames = self._take_frames(count if tier == POOL else 0)
             pages = [self._new_id() for _ in range(count)]
             self._filled[pages] = 0
             self._frames[pages] = frames or NOWHERE
@@ -127,15 +143,15 @@ class Pages(ABC):
         return self._num_ids - 1
 
     def _take_frames(self, count: int) -> list[int]:
+        self._settled()
         if count > len(self._free) and self.reclaim is not None:
             self.reclaim(count - len(self._free))
-        with self._lock:
-            if count > len(self._free):
-                raise OutOfPages(
-                    f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
-                    f"values that are no longer used, or give the pool more memory (kv_bytes)"
-                )
-            return [self._free.pop() for _ in range(count)]
+        if count > len(self._free):
+            raise OutOfPages(
+                f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
+                f"values that are no longer used, or give the pool more memory (kv_bytes)"
+            )
+        return [self._free.pop() for _ in range(count)]
 
     def _blank_copy(self) -> HostCopy:
         if len(self._copies) >= MOST_COPIES:
@@ -151,7 +167,7 @@ class Pages(ABC):
 
     def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
         """Add one reference for every occurrence of a page, without moving it (see `bring` and `fetch`)."""
-        with self._lock:
+        with self.lock:
             np.add.at(self._references[tier], pages, 1)
 
     def release(self, pages: np.ndarray, tier: str = POOL) -> int:
@@ -161,7 +177,7 @@ class Pages(ABC):
         step checks again which pages are still to be freed.
         """
         in_pool, in_host = self._references[POOL], self._references[HOST]
-        with self._lock:
+        with self.lock:
             np.subtract.at(self._references[tier], pages, 1)
             if self._copies:
                 self._drop_copies(pages)
@@ -174,6 +190,25 @@ class Pages(ABC):
             self._filled[gone] = FREE
             self._free_ids.extend(gone[::-1].tolist())
             return len(idle)
+
+    def drop(self, pages: np.ndarray, tier: str) -> None:
+        """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""
+        self._dropped.append((pages, tier))
+        if self.lock.acquire(blocking=False):
+            try:
+                self._settled()
+            finally:
+                self.lock.release()
+
+    def _settled(self) -> None:
+        """Remove all references that were dropped so far."""
+        while self._dropped:
+            with self.lock:
+                try:
+                    dropped = self._dropped.popleft()
+                except IndexError:  # another thread took it
+                    return
+                self.release(*dropped)
 
     def _drop_copies(self, pages: np.ndarray) -> None:
         """Drop copies that no reference needs. If a copy is the only one left, its `stop` becomes the fill level."""
@@ -189,7 +224,7 @@ class Pages(ABC):
 
     def claim(self, page: int, start: int, stop: int) -> bool:
         """Take slots [start, stop) of a page for writing. Returns False if slot `start` is already claimed."""
-        with self._lock:
+        with self.lock:
             if self._filled[page] != start:
                 return False
             self._filled[page] = stop
@@ -197,7 +232,7 @@ class Pages(ABC):
 
     def unclaim(self, page: int, start: int) -> None:
         """Give back the slots from `start` on. They must be the last claimed, and in no value."""
-        with self._lock:
+        with self.lock:
             self._filled[page] = start
 
     # Where pages are -------------------------------------------------------------------------------------------
@@ -230,7 +265,7 @@ class Pages(ABC):
             if tier == POOL:
                 self.fetch(pages)
             else:
-                with self._lock:
+                with self.lock:
                     for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
                         self._copy_out(page, stop)
         except BaseException:
@@ -239,11 +274,11 @@ class Pages(ABC):
 
     def fetch(self, pages: np.ndarray) -> None:
         """Bring spilled pages back into frames. On OutOfPages nothing has changed."""
-        absent = np.unique(pages[self._frames[pages] == NOWHERE])
-        if not len(absent):
+        if (self._frames[pages] != NOWHERE).all():
             return
-        frames = self._take_frames(len(absent))  # may evict prefixes, but only pages that nothing else holds
-        with self._lock:
+        with self.lock:
+            absent = np.unique(pages[self._frames[pages] == NOWHERE])
+            frames = self._take_frames(len(absent))  # may evict prefixes, but only pages that nothing else holds
             for page, frame in zip(absent.tolist(), frames, strict=True):
                 self.memory.write_page(frame, self.page(page))
                 self._frames[page] = frame
@@ -255,9 +290,10 @@ class Pages(ABC):
         Holders need not know: `read` finds pages in either tier, and a writer brings them back. Raises OutOfPages if
         the host has no more memory; pages moved before that stay moved.
         """
-        kept = {page for writer in list(self.writers) for page in writer.table[:, PAGE].tolist()}
         count = 0
-        with self._lock:
+        with self.lock:
+            holders = [pin() for pin in list(self._pins.values())]
+            kept = {page for one in holders if one is not None for page in one.table[:, PAGE].tolist()}
             for page in np.unique(pages).tolist():
                 if page not in kept and self._references[POOL][page] and self._frames[page] != NOWHERE:
                     self._copy_out(page, int(self._filled[page]))
@@ -274,10 +310,29 @@ class Pages(ABC):
 
     def _place(self, page: int) -> tuple[Memory, int]:
         """The memory that holds a page, and the frame in it."""
-        frame = self.frame(page)
-        return (self.memory, frame) if frame != NOWHERE else (self._copies[page].memory, 0)
+        with self.lock:
+            frame = self.frame(page)
+            return (self.memory, frame) if frame != NOWHERE else (self._copies[page].memory, 0)
+
+    def pin(self, holder: Holder) -> None:
+        """Keep the holder's pages where they are, until `unpin`. Its table may grow meanwhile."""
+        with self.lock:
+            self._pins[id(holder)] = weakref.ref(holder)
+
+    def unpin(self, holder: Holder) -> None:
+        self._pins.pop(id(holder), None)  # atomic: finalizers call this, and must not wait
+
+    @contextmanager
+    def pinned(self, table: np.ndarray) -> Generator[None]:
+        """Keep the pages of a span table where they are, while their bytes are read."""
+        pin = Pin(table)
+        self.pin(pin)
+        try:
+            yield
+        finally:
+            self.unpin(pin)
 
     def page(self, page: int) -> memoryview:
-        """The bytes of a page in either tier. Read-only; unclaimed slots may hold anything."""
+        """The bytes of a page in either tier. Read-only; unclaimed slots may hold anything. See `pinned`."""
         memory, frame = self._place(page)
         return memory.read_pages([frame])[0]

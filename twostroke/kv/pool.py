@@ -14,7 +14,11 @@ class PagePool(Pages):
 
     Attributes:
         entry_bytes, page_bytes: bytes of an entry, and of a page of `page_size` entries.
+        wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply the slots of a page that
+            a sequence does not use by 0, and 0 times NaN is NaN.
     """
+
+    wipes = False
 
     def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
@@ -77,6 +81,10 @@ class PagePool(Pages):
 
     def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
         """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
+        with self.lock:  # no page may move meanwhile
+            return self._merge(pages, slots, read, axis)
+
+    def _merge(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
         frames = self._frames[pages]
         here = frames != NOWHERE
         if here.all():

@@ -21,6 +21,8 @@ from twostroke.kv.provenance import NOTHING, Stretch
 class PrefixIndex(ABC):
     """Finds the longest known prefix of a prompt, page by page.
 
+    Any thread may call it: the pool's lock guards it.
+
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
     """
@@ -33,24 +35,24 @@ class PrefixIndex(ABC):
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value."""
-        self._clock += 1
-        array, size = np.array(tokens, np.int32), self.pool.page_size
-        pages = self._find(self._keys(array))
-        self.queried_tokens += len(array)
-        self.hit_tokens += len(pages) * size
-        table = np.zeros((len(pages), 4), np.int32)
-        if pages:
-            first = np.arange(len(pages)) * size
-            table[:] = np.stack([np.array(pages), np.zeros_like(first), np.full_like(first, size), first], axis=1)
-        count = len(pages) * size
-        stretches = (Stretch(count, self.model, NOTHING),) if count else ()
-        return KVCache(self.pool, table, array[:count], stretches, count)
+        with self.pool.lock:
+            self._clock += 1
+            array, size = np.array(tokens, np.int32), self.pool.page_size
+            pages = self._find(self._keys(array))
+            self.queried_tokens += len(array)
+            self.hit_tokens += len(pages) * size
+            table = np.zeros((len(pages), 4), np.int32)
+            if pages:
+                first = np.arange(len(pages)) * size
+                table[:] = np.stack([np.array(pages), np.zeros_like(first), np.full_like(first, size), first], axis=1)
+            count = len(pages) * size
+            stretches = (Stretch(count, self.model, NOTHING),) if count else ()
+            return KVCache(self.pool, table, array[:count], stretches, count)
 
     def insert(self, kv: KVCache) -> None:
         """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
         if kv.pool is not self.pool:
             raise KVError("a prefix index takes only values in its pool: use copy_to")
-        self._clock += 1
         size = self.pool.page_size
         count = kv.canonical_length(self.model) // size
         # A value joined from pieces may be canonical but have partly filled pages: stop at the first of them.
@@ -58,7 +60,10 @@ class PrefixIndex(ABC):
         whole = table[:, STOP] - table[:, START] == size
         count = int(np.argmin(whole)) if not whole.all() else len(table)
         if count:
-            self._add(self._keys(kv.token_array[: count * size]), table[:count, PAGE].tolist())
+            keys = self._keys(kv.token_array[: count * size])
+            with self.pool.lock:
+                self._clock += 1
+                self._add(keys, table[:count, PAGE].tolist())
 
     def evict(self, count: int) -> int:
         """Free up to `count` pages that only the index holds, least recently used and deepest first.
@@ -66,13 +71,15 @@ class PrefixIndex(ABC):
         Returns the number of frames freed. If pages in use block an unused prefix (a slice may hold only the end of a
         prompt), pages in use leave the index too, but no more than necessary.
         """
-        freed = self._evict(count, in_use=False)
-        unused = sum(self.pool.frees(page) for page in self._indexed) if freed < count else 0
-        return freed + self._evict(min(count - freed, unused), in_use=True)
+        with self.pool.lock:
+            freed = self._evict(count, in_use=False)
+            unused = sum(self.pool.frees(page) for page in self._indexed) if freed < count else 0
+            return freed + self._evict(min(count - freed, unused), in_use=True)
 
     def clear(self) -> None:
         """Drop all pages from the index."""
-        self._evict(self.num_pages + 1, in_use=True)
+        with self.pool.lock:
+            self._evict(self.num_pages + 1, in_use=True)
 
     @property
     def num_pages(self) -> int:

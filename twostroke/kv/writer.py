@@ -1,5 +1,6 @@
 """A writer extends a value: a stroke enters tokens, then freezes the result into a new value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,19 +57,33 @@ class Writer:
         self._tokens: list[int] = []
         self._closed = False
         self._own: list[int] = []  # pages allocated here, one reference each, released by close
-        base.pool.fetch(base.table[:, PAGE])
-        base.pool.writers.add(self)
+        with base.pool.lock:  # nothing may spill them in between
+            base.pool.fetch(base.table[:, PAGE])
+            base.pool.pin(self)
 
     def __len__(self) -> int:
         return len(self.base) + len(self._tokens)
 
     def __del__(self) -> None:
-        self.close()
+        self._close(lambda pages: self.base.pool.drop(pages, POOL))
 
     @property
     def table(self) -> np.ndarray:
         """[P, 4] int32 spans of all entries so far."""
         return self._table[: self._num_spans]
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether the next entry needs no new page."""
+        if not self._num_spans:
+            return False
+        pool = self.base.pool
+        page, start, stop, position = self._table[self._num_spans - 1].tolist()
+        in_place = position + stop - start == self.next_position and stop < pool.page_size
+        if not in_place or not pool.claim(page, stop, stop + 1):
+            return False
+        pool.unclaim(page, stop)
+        return True
 
     def append(self, tokens: list[int]) -> Places:
         """Allocate slots for `tokens` at the next positions.
@@ -92,6 +107,9 @@ class Writer:
                 pool.unclaim(page, stop)
             raise
         self._own += pages
+        if pool.wipes:
+            for id in pages:
+                pool.put(id, bytes(pool.page_bytes), 0)
         if copy:
             copied, page = page, pages.pop(0)
             pool.copy_page(copied, page, stop)
@@ -154,12 +172,15 @@ class Writer:
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
+        self._close(self.base.pool.release)
+
+    def _close(self, release: Callable[[np.ndarray], object]) -> None:
         self._closed = True
         if hasattr(self, "base"):  # not set if __init__ failed
-            self.base.pool.writers.discard(self)
-        if getattr(self, "_own", None):
-            self.base.pool.release(np.array(self._own))
+            self.base.pool.unpin(self)
+        if own := getattr(self, "_own", None):
             self._own = []
+            release(np.array(own))
 
     def _require_open(self) -> None:
         if self._closed:  # its pages may have been reused

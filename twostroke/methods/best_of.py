@@ -23,4 +23,5 @@ class BestOf(Method, name="best-of"):
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)
         runs = yield [Decode(kv, emit=False, stream=i, stats=True) for i in range(self.candidates)]
-        yield Emit(max(runs, key=lambda run: run.mean_logprob).sampled)
+        best = max(runs, key=lambda run: run.mean_logprob)
+        yield Emit(best.sampled, best.finish_reason)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.errors import NotFinite
 from twostroke.fields import integer, number, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
@@ -127,10 +128,17 @@ def divergence(teacher: KVCache, student: KVCache) -> float:
     """KL(teacher || student) in nats of the token after both values."""
     logits = [logits for value in (teacher, student) if value.tail and (logits := value.tail.logits) is not None]
     p, q = (log_softmax(row.astype(np.float64)) for row in logits)
-    return float(information(p, q))
+    return _finite(float(information(p, q)))
 
 
 def variance(passes: Sequence[KVCache]) -> float:
     """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
     logits = [logits for value in passes if value.tail and (logits := value.tail.logits) is not None]
-    return float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean())
+    return _finite(float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean()))
+
+
+def _finite(measured: float) -> float:
+    """Raises NotFinite for NaN and infinity."""
+    if not math.isfinite(measured):
+        raise NotFinite("the teacher or the student")
+    return measured

@@ -95,12 +95,12 @@ def measure(
     """Run every shape `warmup` + `repeats` times, in turn. `progress` is called after each run.
 
     Raises:
-        InvalidRequest: a shape does not fit the model's context.
+        InvalidRequest: a shape does not fit the model's context or the KV pool.
     """
     for shape in shapes:
-        end = shape.prompt_tokens + shape.output_tokens - 1
-        if end > llm.config.max_position:
-            raise InvalidRequest(f"{shape} needs {end} positions; model {llm.name} has {llm.config.max_position}")
+        tokens = shape.prompt_tokens + shape.output_tokens
+        if tokens > llm.max_model_len:
+            raise InvalidRequest(f"{shape} needs {tokens} tokens; model {llm.name} has room for {llm.max_model_len}")
     measured: list[list[Measurement]] = [[] for _ in shapes]
     for round_number in range(warmup + repeats):
         for shape, mine in zip(shapes, measured, strict=True):

@@ -50,6 +50,7 @@ class Sampled:
     """A sampled token. Log-probabilities are the model's, in nats, before temperature and penalties.
 
     Attributes:
+        id: the token's id; NO_TOKEN (`sampling.statistics`) if the model computed NaN or infinity.
         logprob: log-probability of the token; None unless `logprobs` or `stats` was requested.
         entropy: entropy of the model's distribution, in bits; None without `stats`.
         top_probability: probability of its most likely token; None without `stats`.

@@ -9,7 +9,7 @@ from twostroke.sampling import statistics as summary
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, NO_NOISE, gumbel
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.statistics import LEAST, RowStatistics, Statistics, likeliest, picked
+from twostroke.sampling.statistics import LEAST, NO_TOKEN, RowStatistics, Statistics, likeliest, picked, sound
 from twostroke.system.reuse import Reused
 
 # Numbers of candidates that top_p tries before it sorts the whole vocabulary, which is slow.
@@ -24,6 +24,8 @@ def sample(
     made: RowStatistics | None = None,
 ) -> list[Sampled]:
     """Sample a token from each row of `logits`, [R, vocab] float32, which are not changed.
+
+    The id is NO_TOKEN where the model's logits are NaN or infinite; other rows are not affected.
 
     Args:
         statistics: the backend's implementation of statistics.
@@ -44,8 +46,28 @@ def sample(
     ids = list(found.best) if greedy and found is not None and found.finite else statistics.draw(shaped, noises)
     if any(draw.params.filters for draw in draws):
         _draw_filtered(shaped, draws, ids, statistics)
+    ids = sound(logits, ids)
+    if found is not None and any(draw.reports for draw in draws):
+        found = _with_infinities(logits, found)
+        ids = [
+            NO_TOKEN if draw.reports and math.isnan(total) else id
+            for id, draw, total in zip(ids, draws, found.logsumexp, strict=True)
+        ]
     alternatives = _alternatives(logits, draws, found, statistics)
     return [_report(draw, ids[i], logits[i], found, i, alternatives[i]) for i, draw in enumerate(draws)]
+
+
+def _with_infinities(logits: np.ndarray, found: RowStatistics) -> RowStatistics:
+    """The statistics, also of rows with logits of -inf, for which a backend may give nan."""
+    odd = [i for i, total in enumerate(found.logsumexp) if math.isnan(total)]
+    if not odd:
+        return found
+    own = summary.summarize(logits[odd])
+    columns = [list(found.best), list(found.top), list(found.logsumexp), list(found.entropy)]
+    for column, values in zip(columns, (own.best, own.top, own.logsumexp, own.entropy), strict=True):
+        for i, value in zip(odd, values, strict=True):
+            column[i] = value
+    return RowStatistics(*columns)
 
 
 def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], statistics: Statistics) -> None:
@@ -183,7 +205,7 @@ def _report(
     draw: Draw, token: int, logits: np.ndarray, summary: RowStatistics | None, place: int, alternatives: np.ndarray
 ) -> Sampled:
     own = entropy = top_probability = top = None
-    if summary is not None and draw.reports:
+    if summary is not None and draw.reports and token != NO_TOKEN:
         likeliest, best = summary.best[place], summary.top[place]
 
         def logprob(logit: float) -> float:

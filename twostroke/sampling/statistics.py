@@ -11,6 +11,7 @@ from twostroke.sampling.noise import Noise, gumbel
 
 LEAST = float(np.finfo(np.float32).min)
 MOST_GROUPED = 64
+NO_TOKEN = -1  # instead of the id drawn from a row whose logits are NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def picked(rows: np.ndarray, ids: Sequence[int]) -> np.ndarray:
     """The value at one id of each of R rows: [R]."""
     return rows[np.arange(len(rows)), list(ids)]
+
+
+def sound(rows: np.ndarray, ids: Sequence[int]) -> list[int]:
+    """The ids drawn from R rows, with NO_TOKEN for each row that has no finite largest logit.
+
+    A draw finds NaN and infinity as the largest, so only the logit at the id is looked at. A draw may also end at a
+    logit of -inf: if nothing else is allowed, or if the row has nothing else, which is not sound.
+    """
+    logits = picked(rows, ids).tolist()
+    return [
+        id if -math.inf < logit < math.inf or (logit == -math.inf < row.max() < math.inf) else NO_TOKEN
+        for id, logit, row in zip(ids, logits, rows, strict=True)
+    ]
 
 
 def information(logprobs: np.ndarray, other: np.ndarray | float = 0.0) -> np.ndarray:

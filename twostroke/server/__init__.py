@@ -6,7 +6,7 @@ The way of a call that generates text, and the words for it:
     terms       how it is to be served: choices, stream, priority, deadline         exchange.py
     request     what the engine runs, one for each prompt of the body               prepare.py, openai/constraints.py
     exchange    the call in flight: its places in the queue and its requests        exchange.py
-    update      what one step did for one request, from the engine's thread         engine_thread.py
+    update      what one step did for one request, from the engine's thread         engine/thread.py
     answer      takes the tokens of all updates and writes them as the API does     answer.py, openai/answers
 
 A route (openai/routes) reads a body and calls `generate` (generate.py), which leads it along this way:

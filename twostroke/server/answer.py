@@ -56,7 +56,7 @@ class Answer(ABC):
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """An event as a server-sent event."""
-        return b"data: " + to_json(event) + b"\n\n"
+        return b"data: " + to_json(event, inf_nan_mode="null") + b"\n\n"
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         """The event for an error in a stream that has begun."""

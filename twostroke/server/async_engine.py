@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
-from twostroke.errors import InvalidRequest
+from twostroke.engine.thread import EngineThread, Update
+from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.llm import LLM
-from twostroke.server.engine_thread import EngineThread, Update
-from twostroke.server.errors import ApiError, EngineFailed, Overloaded, ShuttingDown
+from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.metrics import Metrics
@@ -86,8 +86,8 @@ class AsyncEngine:
         return self._thread.alive
 
     @property
-    def failure(self) -> EngineFailed | None:
-        return self._thread.failure
+    def failure(self) -> ApiError | None:
+        return None if self._thread.failure is None else from_engine(self._thread.failure)
 
     @property
     def in_flight(self) -> int:
@@ -124,7 +124,10 @@ class AsyncEngine:
 
     async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
         """Run something in the engine's thread, between two steps."""
-        return await asyncio.wrap_future(self._thread.call(action))
+        try:
+            return await asyncio.wrap_future(self._thread.call(action))
+        except EngineStopped as error:
+            raise from_engine(error) from None
 
     def needs_state(self) -> None:
         """A route calls this before it reads what the server keeps in memory, such as stored answers.

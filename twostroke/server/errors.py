@@ -4,7 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twostroke.errors import InvalidRequest, OutOfPages
+from twostroke.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineStopped,
+    InvalidRequest,
+    NotFinite,
+    OutOfPages,
+)
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -72,19 +79,20 @@ class DeadlineExceeded(ApiError):
         )
 
 
-class EngineFailed(ApiError):
-    """The engine has stopped for good."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(503, f"the engine has failed ({reason}) and must be restarted", code="engine_failed")
-
-
 def from_engine(error: Exception) -> ApiError:
     """The error to send for an error that ended a request. Only errors raised on purpose show their message."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ContextLengthExceeded):
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InvalidRequest):
         return invalid(error)
+    if isinstance(error, EngineFailed):
+        return ApiError(503, str(error), code="engine_failed")
+    if isinstance(error, EngineStopped):
+        return ShuttingDown()
+    if isinstance(error, NotFinite):
+        return ApiError(500, str(error), code="model_computes_nan")
     if isinstance(error, OutOfPages):
         return ApiError(400, f"the request does not fit into the KV cache: {error}", code="context_length_exceeded")
     return ApiError(500, "this request failed inside the server; other requests continue", code="internal_error")

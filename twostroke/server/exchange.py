@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from twostroke.engine.request import Request
-from twostroke.server.engine_thread import EngineThread, Update
+from twostroke.engine.thread import EngineThread, Update
 from twostroke.server.errors import ApiError, DeadlineExceeded, from_engine
 
 

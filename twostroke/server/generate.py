@@ -7,9 +7,9 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from twostroke.engine.request import Request
+from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.engine_thread import Update
 from twostroke.server.exchange import Exchange, Terms
 from twostroke.server.transport import CLIENT_GONE, ClientGone, EventStream, json_response, told, unless_gone
 

@@ -1,9 +1,11 @@
 """Grammars by llguidance: JSON schemas, regular expressions, choices and tool calls as constraints on tokens."""
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
@@ -13,26 +15,57 @@ from llguidance.gbnf_to_lark import any_to_lark
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
+from twostroke.server.json_schema import Guaranteed, guaranteed
+from twostroke.server.unique_keys import KeyTokens, UniqueKeys
 
 REMEMBERED = 64  # compiled grammars
-# The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else.
-JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MOST_CHARACTERS = 2_000_000  # of a grammar
+MOST_OPTIONS = 10_000  # of a choice
+MOST_PATTERN = 20_000  # characters of a regular expression
+ANY_OBJECT = {"type": "object"}
+# The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text
+# has one spelling (without \u escapes), so equal keys are equal bytes.
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+# A mask is made between two steps of the engine: what takes longer than some tens of milliseconds ends in an error.
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=300_000, step_lexer_fuel=100_000)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar that is not yet compiled for a tokenizer.
+
+    Args:
+        text: in llguidance's form.
+        json_after: what each JSON value in the text follows, empty if the text is one JSON value. The keys of every
+            object in these values differ. None: the text has no JSON, or no objects with free keys.
+    """
+
+    text: str
+    json_after: str | None = None
 
 
 class GrammarConstraint(Constraint):
     """A matcher that follows one choice."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: llguidance.LLMatcher, keys: UniqueKeys | None) -> None:
+        self._matcher, self._keys = matcher, keys
 
     def mask(self) -> np.ndarray:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        return np.unpackbits(bits, bitorder="little").view(bool)
+        mask = np.unpackbits(bits, bitorder="little").view(bool)
+        return mask if self._keys is None else self._keys.forbid(mask)
 
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)
         self._check()
+        if self._keys is not None:
+            self._keys.advance(token)
 
     @property
     def finished(self) -> bool:
@@ -40,7 +73,7 @@ class GrammarConstraint(Constraint):
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidRequest(f"the grammar cannot go on: {_first_line(self._matcher.get_error())}")
+            raise InvalidRequest(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
 
 
 class Grammars:
@@ -50,30 +83,45 @@ class Grammars:
         """`vocab_size` is the model's, which may be padded past the tokenizer's."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._lock = threading.Lock()
-        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._vocabulary: tuple[llguidance.LLTokenizer, _Vocabulary] | None = None
+        self._key_tokens: KeyTokens | None = None
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
 
-    def compile(self, grammar: str) -> ConstraintFactory:
+    def compile(self, grammar: Grammar | str) -> ConstraintFactory:
         """Raises InvalidRequest for a grammar that is wrong or too large."""
+        grammar = grammar if isinstance(grammar, Grammar) else Grammar(grammar)
+        if len(grammar.text) > MOST_CHARACTERS:
+            raise InvalidRequest(f"a grammar of more than {MOST_CHARACTERS:,} characters is too large")
         with self._lock:
-            matcher = self._compiled.get(grammar)
+            library, vocabulary = self._read_vocabulary()
+            matcher = self._compiled.get(grammar.text)
             if matcher is None:
-                matcher = llguidance.LLMatcher(self._read_vocabulary(), grammar, log_level=0)
-                if matcher.is_error():
-                    raise InvalidRequest(f"not a grammar that can be followed: {_first_line(matcher.get_error())}")
-                self._compiled[grammar] = matcher
+                matcher = llguidance.LLMatcher(library, grammar.text, log_level=0, limits=_LIMITS)
+                first = matcher.deep_copy()
+                if not first.is_error():
+                    first.compute_bitmask()  # a grammar without texts, or with too many states, fails here
+                if first.is_error():
+                    raise InvalidRequest(f"not a grammar that can be followed: {_one_line(first.get_error())}")
+                self._compiled[grammar.text] = matcher
                 if len(self._compiled) > REMEMBERED:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-        return lambda: GrammarConstraint(matcher.deep_copy())
+            self._compiled.move_to_end(grammar.text)
+            if grammar.json_after is None:
+                return lambda: GrammarConstraint(matcher.deep_copy(), None)
+            if self._key_tokens is None:
+                self._key_tokens = KeyTokens(vocabulary.texts())
+            tokens, after = self._key_tokens, grammar.json_after.encode()
+        return lambda: GrammarConstraint(matcher.deep_copy(), UniqueKeys(tokens, after))
 
-    def _read_vocabulary(self) -> llguidance.LLTokenizer:
+    def _read_vocabulary(self) -> "tuple[llguidance.LLTokenizer, _Vocabulary]":
         if self._vocabulary is None:
             eos = sorted(self._tokenizer.eos_ids)
             if not eos:
                 raise InvalidRequest("the model has no end token, so no grammar can end its answers")
-            wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, eos[0]))
-            self._vocabulary = llguidance.LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=eos)
+            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, eos[0])
+            wrapper = llguidance.TokenizerWrapper(vocabulary)
+            library = llguidance.LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=eos)
+            self._vocabulary = library, vocabulary
         return self._vocabulary
 
 
@@ -89,34 +137,86 @@ class _Vocabulary:
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenizer.encode(text.decode(errors="replace"), add_bos=False, parse_special=False)
 
+    def texts(self) -> list[bytes]:
+        """The bytes of each token; special tokens have none."""
+        special = set(self.special_token_ids)
+        return [b"" if id in special else token for id, token in enumerate(self.tokens)]
 
-def json_schema(schema: Mapping[str, Any], strict: bool = True) -> str:
-    """The grammar of a schema's instances. Keywords that llguidance does not know are refused if `strict`."""
-    return llguidance.LLMatcher.grammar_from_json_schema(with_options(schema, strict))
+
+def json_schema(schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None) -> Grammar:
+    """The grammar of texts that satisfy a schema.
+
+    Args:
+        schema: in any draft from 4 on.
+        strict: whether all of the schema must be enforced. Otherwise keywords that cannot be are skipped.
+        warnings: takes a line for each keyword that is skipped.
+
+    Raises:
+        InvalidRequest: the schema is strict and cannot be guaranteed. Names the keyword and its JSON pointer.
+    """
+    read = read_schema(schema, strict)
+    if warnings is not None:
+        warnings += read.warnings
+    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**read.schema, "x-guidance": JSON_OPTIONS}))
+    return Grammar(text, "" if read.open_objects else None)
 
 
-def with_options(schema: Mapping[str, Any], strict: bool = True) -> dict[str, Any]:
-    """A schema with the layout of its JSON fixed."""
-    return {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": not strict}}
+def with_options(schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None) -> dict[str, Any]:
+    """A schema for `%json` within a grammar, which enforces what `json_schema` does, except for keys that differ."""
+    read = read_schema(schema, strict)
+    if warnings is not None:
+        warnings += read.warnings
+    return {**read.schema, "x-guidance": JSON_OPTIONS}
+
+
+def read_schema(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
+    """A schema that the grammar library compiles, see `json_schema`."""
+    read = guaranteed(schema, strict)
+    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**read.schema, "x-guidance": JSON_OPTIONS}))
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
+    if not failed:
+        return read
+    why = _one_line(messages[0])
+    if strict:
+        raise InvalidRequest(f"the schema cannot be guaranteed: {why}")
+    warning = f"the schema is not enforced, only that the answer is an object: {why}"
+    return Guaranteed(ANY_OBJECT, (*read.warnings, warning), open_objects=True)
 
 
 def regex(pattern: str) -> str:
-    """The grammar of a regular expression, in the syntax of Rust's regex crate, matching the whole answer."""
+    """The grammar of a regular expression, in the syntax of Rust's regex crate, matching the whole answer.
+
+    Raises InvalidRequest for one that is too long.
+    """
+    if len(pattern) > MOST_PATTERN:
+        raise InvalidRequest(f"a regular expression of more than {MOST_PATTERN:,} characters is too large")
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Sequence[str]) -> str:
-    """The grammar of a few fixed texts."""
-    return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, options)))
+    """The grammar of a few fixed texts. Raises InvalidRequest for too many, or for one that is no Unicode."""
+    if len(options) > MOST_OPTIONS:
+        raise InvalidRequest(f"a choice of more than {MOST_OPTIONS:,} texts is too large")
+    for place, option in enumerate(options):
+        if any("\ud800" <= sign < "\ue000" for sign in option):
+            raise InvalidRequest(f"text {place} has half of a surrogate pair, which is no character")
+    escaped = ("".join(map(_escaped, option)) for option in dict.fromkeys(options))
+    return llguidance.LLMatcher.grammar_from_regex("|".join(escaped))
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign.isascii() and sign.isalnum() else f"\\x{{{ord(sign):x}}}"
 
 
 def lark(text: str) -> str:
-    """A grammar in Lark's syntax as llguidance has it, or in GBNF (llama.cpp). Raises InvalidRequest."""
+    """The grammar that a client wrote in llguidance's Lark, or in llama.cpp's GBNF. Raises InvalidRequest."""
     try:
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
-    except Exception as error:
-        raise InvalidRequest(f"grammar must be in Lark or GBNF: {_first_line(str(error))}") from None
+    except Exception as error:  # the converter raises what it meets
+        raise InvalidRequest(f"not a grammar: {_one_line(str(error))}") from None
 
 
-def _first_line(text: str) -> str:
+def _one_line(text: str) -> str:
+    """What an error says, without the source and the state that follow."""
+    text = re.split(r"<state>|<non-verbose/>|\n\s*\d+ \| ", text)[0]
     return " ".join(text.split())[:300]

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from twostroke.engine.request import Request
-from twostroke.errors import InvalidRequest
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
-from twostroke.server.errors import ApiError, invalid
+from twostroke.server.errors import ApiError, from_engine, invalid
 
 TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
 
@@ -40,10 +40,10 @@ def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] |
 
 def check_length(llm: LLM, tokens: int) -> None:
     """Raise ApiError for a prompt that leaves no room for a token of the answer."""
-    most = min(llm.config.max_position - 1, (llm.pool.num_pages - 1) * llm.pool.page_size)
-    if tokens > most:
-        message = f"the prompt has {tokens} tokens; at most {most} leave room for an answer: shorten it"
-        raise ApiError(400, message, code="context_length_exceeded")
+    try:
+        llm.model.require_room(tokens)
+    except ContextLengthExceeded as error:
+        raise from_engine(error) from None
 
 
 def check_size(llm: LLM, text: str) -> None:
@@ -102,6 +102,6 @@ def chat_tokens(
 
 def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:
     """The last `most` tokens of a prompt: all for None, and what the context holds besides a token for -1."""
-    if most is None or (most := llm.config.max_position - 1 if most < 0 else most) >= len(tokens):
+    if most is None or (most := llm.max_model_len - 1 if most < 0 else most) >= len(tokens):
         return tokens
     return tokens[len(tokens) - most :]

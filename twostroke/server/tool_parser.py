@@ -37,10 +37,12 @@ class ToolParser:
         complete: whether all of them have ended.
     """
 
-    def __init__(self, offered: Offered, forms: Sequence[Form] = ANY, most: int | None = None) -> None:
-        """`most`: further calls are left out."""
+    def __init__(
+        self, offered: Offered, forms: Sequence[Form] = ANY, most: int | None = None, only_calls: bool = False
+    ) -> None:
+        """`most`: further calls are left out; `only_calls`: so is all other text."""
         self.calls, self.complete = 0, True
-        self._offered, self._forms, self._most = offered, forms, most
+        self._offered, self._forms, self._most, self._only_calls = offered, forms, most, only_calls
         self._source, self._space = Source(), ""
         self._fresh = True  # nothing but white space since the beginning, or since a call
         self._candidates: list[Form] = []
@@ -96,6 +98,11 @@ class ToolParser:
         text, space = self._source.take(count), self._space
         self._space = ""
         told = (space.lstrip("\n") if text else "") + text if self.calls and self._fresh else space + text
+        if self._only_calls:
+            told = ""
+        if spans and spans[-1].plain and not space:
+            before = spans.pop()
+            text, told = before.written + text, "".join(piece.text for piece in before.pieces) + told
         if space + text:
             spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False
@@ -174,28 +181,33 @@ class CallReading:
         offered: the functions that may be called, by name.
         forms: how the model writes calls.
         most: calls beyond this number are left out; None for all.
+        only_calls: the answer must call, so other text in it is left out.
         shown: special tokens that are written in calls.
     """
 
     offered: Offered
     forms: tuple[Form, ...] = ANY
     most: int | None = None
+    only_calls: bool = False
     shown: frozenset[int] = frozenset()
 
     def __call__(self) -> ToolParser:
-        return ToolParser(self.offered, self.forms, self.most)
+        return ToolParser(self.offered, self.forms, self.most, self.only_calls)
 
 
 def call_reading(
-    tokenizer: Tokenizer, functions: Sequence[Mapping[str, Any]], *, parallel: bool = True
+    tokenizer: Tokenizer, functions: Sequence[Mapping[str, Any]], *, parallel: bool = True, required: bool = False
 ) -> CallReading:
-    """How a model's calls of these functions, as OpenAI describes them, are read; one call unless `parallel`."""
+    """How a model's calls of these functions, as OpenAI describes them, are read.
+
+    `parallel`: there may be several; `required`: there is nothing else.
+    """
     special = {tokenizer.token_text(id): id for id in tokenizer.special_ids}
     forms = forms_of(tokenizer.template_for(tools=True), special)
     marks = marks_of(forms)
     shown = frozenset(id for text, id in special.items() if text in marks)
     offered = {str(function["name"]): function for function in functions}
-    return CallReading(offered, forms, None if parallel else 1, shown - tokenizer.eos_ids)
+    return CallReading(offered, forms, None if parallel else 1, required, shown - tokenizer.eos_ids)
 
 
 def new_id() -> str:

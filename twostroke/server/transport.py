@@ -9,8 +9,8 @@ from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
+from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
-from twostroke.server.engine_thread import Update
 from twostroke.server.errors import ApiError, from_engine
 from twostroke.server.exchange import Exchange
 
@@ -22,7 +22,7 @@ CLIENT_GONE = 499  # no client reads it; it is for the log
 def warn(scope: Scope, warnings: list[str]) -> None:
     """Tell the caller something beside the answer: a field of it, a header, and the call's line in the log."""
     if warnings:
-        scope["facts"]["warnings"] = warnings
+        scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
 
 
 def told(scope: Scope) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class ClientGone(Exception):
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Compact JSON."""
-    return Response(to_json(content), status, headers, "application/json")
+    return Response(to_json(content, inf_nan_mode="null"), status, headers, "application/json")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

@@ -19,7 +19,7 @@ from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope, frequencies
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
-from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
+from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.reuse import Reused, address
 
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
@@ -177,7 +177,10 @@ class NativeModel:
     def search(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         """Uses the head's sketch if that is faster, and all logits if some are not finite."""
         ids = self._search(hidden, noises, None)
-        return ids if min(ids) >= 0 else self.statistics.draw(self.logits(hidden)[0], noises)
+        if min(ids) >= 0:
+            return ids
+        logits = self.logits(hidden)[0]
+        return sound(logits, self.statistics.draw(logits, noises))
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

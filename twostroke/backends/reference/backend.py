@@ -79,7 +79,8 @@ class ReferenceModel:
             return as_array(self.decoder.logits(hidden)), None
 
     def search(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
-        return statistics.draw(self.logits(hidden)[0], noises)
+        logits = self.logits(hidden)[0]
+        return statistics.sound(logits, statistics.draw(logits, noises))
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))

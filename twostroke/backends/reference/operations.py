@@ -196,6 +196,8 @@ class Operations:
             if tile.mask is not None:
                 mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
                 scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)
+                # Slots outside of the sequence may hold another request's NaN, and 0 times NaN is NaN.
+                v = v.masked_fill(~tile.mask.any(1)[:, None, :, None], 0)
             new_top = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
             # A row that has seen no key yet keeps -inf; its weights must be 0, not nan.
             base = new_top.clamp_min(torch.finfo(torch.float32).min)

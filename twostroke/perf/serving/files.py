@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from twostroke.errors import InvalidRequest
 from twostroke.perf.serving.client import Outcome
 from twostroke.perf.serving.figures import Objectives, describe
+from twostroke.system import strict_json
 
 REQUESTS, SUMMARY, PLOT = "requests.jsonl", "summary.json", "latency.svg"
 
@@ -29,9 +29,9 @@ def check(directory: Path) -> None:
 
 def save(directory: Path, facts: dict[str, Any], outcomes: Sequence[Outcome], objectives: Objectives) -> None:
     """Write all three. A request's line has the times of its tokens, in seconds from the start of the run."""
-    lines = [json.dumps(describe(one) | {"tokens_s": [round(at, 6) for at in one.tokens]}) for one in outcomes]
+    lines = [strict_json.dumps(describe(one) | {"tokens_s": [round(at, 6) for at in one.tokens]}) for one in outcomes]
     (directory / REQUESTS).write_text("".join(f"{line}\n" for line in lines))
-    (directory / SUMMARY).write_text(json.dumps(facts, indent=1) + "\n")
+    (directory / SUMMARY).write_text(strict_json.dumps(facts, indent=1) + "\n")
     draw(directory / PLOT, facts["model"], [one for one in outcomes if one.error is None], objectives)
 
 

@@ -11,8 +11,8 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.conversation import Conversation
-from twostroke.server.openai.told import tell, tell_more
-from twostroke.server.transport import json_response
+from twostroke.server.openai.told import tell
+from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -22,11 +22,12 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = translated(body, engine.name)
-    tell(http, body, *warnings)
+    tell(http, body)
+    warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 
     def answer(exchange: Exchange) -> Answer:
-        tell_more(http, conversation.warnings)
+        warn(http.scope, conversation.warnings)
         return MessageAnswer(body.model, exchange)
 
     return await generate(http, chat.terms(), conversation.requests, answer)

@@ -16,9 +16,9 @@ from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody
 from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.routes.generate import refuse
-from twostroke.server.openai.told import tell, tell_more
+from twostroke.server.openai.told import tell
 from twostroke.server.prepare import choose_method
-from twostroke.server.transport import json_response
+from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/api")
 
@@ -53,7 +53,7 @@ async def _answer(http: HttpRequest, body: GenerateBase, conversation: Conversat
         return conversation.requests(raw)
 
     def answer(exchange: Exchange) -> Answer:
-        tell_more(http, conversation.warnings)
+        warn(http.scope, conversation.warnings)
         chat, logprobs = isinstance(body, ChatBody), body.logprobs
         return OllamaAnswer(body.model, exchange, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
 

@@ -51,7 +51,7 @@ async def running(http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     model = _model(engine)
     expires = (datetime.now(UTC) + timedelta(days=365)).isoformat()
-    facts = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.config.max_position}
+    facts = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
     return json_response({"models": [model | facts]})
 
 
@@ -67,7 +67,7 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
         "general.architecture": kind,
         "general.basename": engine.name,
         "general.parameter_count": _parameters(engine),
-        f"{kind}.context_length": config.max_position,
+        f"{kind}.context_length": engine.llm.max_model_len,
         f"{kind}.embedding_length": config.hidden_size,
         f"{kind}.block_count": len(config.layers),
         f"{kind}.attention.head_count": attention.num_heads,

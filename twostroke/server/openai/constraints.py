@@ -1,13 +1,14 @@
 """The grammar that a body asks for: a response format, a regular expression, a choice, or calls of tools."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server import grammar, tools
 from twostroke.server.errors import ApiError
-from twostroke.server.grammar import Grammars
+from twostroke.server.grammar import Grammar, Grammars
 from twostroke.server.openai.schemas.chat import ChatBody, NamedFunction
 from twostroke.server.openai.schemas.common import GenerateBody
 
@@ -20,7 +21,7 @@ def constraint(
     Args:
         grammars: those of the model's tokenizer.
         body: what the client sent.
-        warnings: takes a line for each schema that is not enforced.
+        warnings: takes a line for each keyword of a schema that is not enforced.
         marks: ids of special tokens that calls of tools are written with.
 
     Raises:
@@ -29,36 +30,44 @@ def constraint(
     asked: dict[str, Any] = {}
     if body.response_format is not None and body.response_format.type != "text":
         schema = body.response_format.json_schema
-        asked["response_format"] = json_grammar(schema and schema.schema_, schema is None or schema.strict)
+        with _naming("response_format"):
+            asked["response_format"] = json_grammar(schema and schema.schema_, bool(schema and schema.strict), warnings)
     if body.regex is not None:
         asked["regex"] = grammar.regex(body.regex)
     if body.choice is not None:
-        asked["choice"] = grammar.choice(body.choice)
+        with _naming("choice"):
+            asked["choice"] = grammar.choice(body.choice)
     if body.grammar is not None:
-        asked["grammar"] = grammar.lark(body.grammar)
+        with _naming("grammar"):
+            asked["grammar"] = grammar.lark(body.grammar)
     if isinstance(body, ChatBody) and body.callable_functions:
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedFunction)
         dumped = [function.for_template() for function in body.callable_functions]
-        try:
+        with _naming("tools"):
             asked["tools"] = tools.grammar(
                 dumped, required=forced, parallel=body.parallel, marks=marks, warnings=warnings
             )
-        except InvalidRequest as error:
-            raise ApiError(400, f"tools: {error}", param="tools") from None
     if len(asked) > 1:
         first, second, *_ = asked
         raise ApiError(400, f"{second} cannot be combined with {first}", param=second)
     return compiled(grammars, *asked.popitem()) if asked else None
 
 
-def compiled(grammars: Grammars, field: str, text: str) -> ConstraintFactory:
+def compiled(grammars: Grammars, field: str, text: Grammar | str) -> ConstraintFactory:
     """Raises ApiError naming the field."""
-    try:
+    with _naming(field):
         return grammars.compile(text)
+
+
+def json_grammar(schema: dict[str, Any] | None, strict: bool, warnings: list[str] | None = None) -> Grammar:
+    """The grammar of a schema; of any JSON object where there is none. Raises InvalidRequest, see `json_schema`."""
+    return grammar.json_schema(grammar.ANY_OBJECT if schema is None else schema, strict, warnings)
+
+
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Errors of a grammar name the field that asked for it."""
+    try:
+        yield
     except InvalidRequest as error:
         raise ApiError(400, f"{field}: {error}", param=field) from None
-
-
-def json_grammar(schema: dict[str, Any] | None, strict: bool) -> str:
-    """The grammar of a schema; of any JSON object where there is none."""
-    return grammar.json_schema({"type": "object"} if schema is None else schema, strict)

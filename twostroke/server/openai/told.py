@@ -1,7 +1,5 @@
 """Fields without effect are told back: in the answer, in a header, and in the log."""
 
-from collections.abc import Sequence
-
 from fastapi import Request as HttpRequest
 
 from twostroke.server.errors import ApiError
@@ -20,8 +18,3 @@ def tell(http: HttpRequest, body: Lenient, *more: str) -> None:
     if strict and more:
         raise ApiError(400, more[0], param=more[0].split()[0])
     warn(http.scope, told)
-
-
-def tell_more(http: HttpRequest, told: Sequence[str]) -> None:
-    """Tell the caller what turned out while the prompt was made. Call it before the answer begins."""
-    warn(http.scope, [*http.scope["facts"].get("warnings", ()), *told])

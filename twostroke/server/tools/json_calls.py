@@ -64,9 +64,7 @@ class JsonCalls:
                 head = yield from source.when_certain(lambda text: self._next(text, offered))
             except NotACall:
                 break
-        closers = self.closers
-        while closers and (yield from source.skip(*closers)):
-            pass
+        yield from source.close(self.closers)
 
     def _first(self, text: str, offered: Offered) -> Head:
         """The beginning of the first object, after the opener and the marks. Raises Incomplete or NotACall."""

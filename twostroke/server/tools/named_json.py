@@ -40,5 +40,4 @@ class NamedJson:
         yield Name(name)
         source.take(start)
         if (yield from object_arguments(source)):
-            while self.closers and (yield from source.skip(*self.closers)):
-                pass
+            yield from source.close(self.closers)

@@ -8,6 +8,7 @@ one after the other, from the one nearest to what the client sent. A conversatio
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
@@ -52,7 +53,7 @@ def prompt_messages(
     if not functions and not calls and not results:
         return messages, None
     # A template that does not know a role, or tools, may leave them out without a word.
-    needed = {*(function["name"] for function in functions), *calls, *results}
+    needed = Counter([*(function["name"] for function in functions), *calls, *set(results)])
     tools = [{"type": "function", "function": dict(function)} for function in functions]
     refusal: InvalidRequest | None = None
     for form, offered in _forms(tokenizer.template_for(bool(tools)), messages, tools):
@@ -61,7 +62,7 @@ def prompt_messages(
         except InvalidRequest as error:
             refusal = refusal or error
         else:
-            if all(part in text for part in needed):
+            if all(text.count(part) >= times for part, times in needed.items()):
                 return form, offered or None
     raise refusal or InvalidRequest("the chat template leaves out the tools, or calls and their results")
 

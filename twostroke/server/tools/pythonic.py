@@ -44,8 +44,7 @@ class Pythonic:
             yield Name(name)
             yield Arguments(arguments, last=arguments != CUT)
         source.take(size)
-        while self.closers and (yield from source.skip(*self.closers)):
-            pass
+        yield from source.close(self.closers)
 
     def _calls(self, text: str, at: int, offered: Offered, *, ended: bool) -> tuple[list[tuple[str, str]], int]:
         """(names and arguments, where they end). Raises Incomplete or NotACall."""

@@ -6,7 +6,7 @@ call is certain. It takes the text that belongs to calls, and leaves the rest.
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,16 +69,21 @@ class Source:
                     raise NotACall from None
                 yield None
 
-    def skip(self, *literals: str) -> Reading[bool]:
-        """Take white space and one of these texts, if they come next. Waits while one of them may be arriving."""
-        while True:
+    def close(self, closers: Sequence[str]) -> Reading[None]:
+        """Take those of these texts that come next, each once, and white space before them.
+
+        Waits while one of them may be arriving.
+        """
+        left = list(closers)
+        while left:
             text = self.text.lstrip()
-            if found := next((literal for literal in literals if text.startswith(literal)), None):
+            if found := next((closer for closer in left if text.startswith(closer)), None):
                 self.take(len(self.text) - len(text) + len(found))
-                return True
-            if self.ended or (text and not any(literal.startswith(text) for literal in literals)):
-                return False
-            yield None
+                left.remove(found)
+            elif self.ended or (text and not any(closer.startswith(text) for closer in left)):
+                return
+            else:
+                yield None
 
 
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)

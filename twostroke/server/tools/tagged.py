@@ -62,8 +62,7 @@ class Tagged:
             return
         yield Arguments(arguments, last=True)
         source.take(size)
-        while self.closers and (yield from source.skip(*self.closers)):
-            pass
+        yield from source.close(self.closers)
 
 
 def typed(text: str, schema: Any) -> Any:

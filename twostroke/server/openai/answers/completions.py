@@ -43,14 +43,14 @@ class CompletionAnswer(Answer):
         # A token without text is part of a character. It is sent only where clients count tokens.
         every_token = self._logprobs is not None or self._options.continuous_usage_stats
         if token.text or token.finish_reason is not None or every_token:
-            yield self._chunk(self._choice(prompt, token.choice, [token], echo=False))
+            yield self._chunk(self._choice(prompt, token.choice, [token], reason=token.finish_reason))
 
     def closing(self) -> Iterator[dict[str, Any]]:
         if self._asked.max_tokens == 0:  # no token has come
             for prompt in range(len(self.exchange.requests)):
                 for choice in range(self.n):
                     yield from self._opened(prompt, choice)
-                    yield self._chunk(self._choice(prompt, choice, [], echo=False))
+                    yield self._chunk(self._choice(prompt, choice, [], reason="length"))
         if self._options.include_usage:
             yield {**self._object([]), "usage": self.usage()}
 
@@ -59,15 +59,19 @@ class CompletionAnswer(Answer):
         self._kept.setdefault((prompt, token.choice), []).append(token)
 
     def whole(self) -> dict[str, Any]:
-        places = [(prompt, choice) for prompt in range(len(self.exchange.requests)) for choice in range(self.n)]
-        choices = [self._choice(*place, self._kept.get(place, []), echo=bool(self._echoes)) for place in places]
+        choices: list[dict[str, Any]] = []
+        for prompt in range(len(self.exchange.requests)):
+            for choice in range(self.n):
+                tokens = self._kept.get((prompt, choice), [])
+                reason = tokens[-1].finish_reason if tokens else "length"
+                choices.append(self._choice(prompt, choice, tokens, echo=bool(self._echoes), reason=reason))
         return {**self._object(choices), "usage": self.usage()}
 
     def _opened(self, prompt: int, choice: int) -> Iterator[dict[str, Any]]:
         """The prompt, as the first chunk of a choice that is to begin with it."""
         if self._echoes and (prompt, choice) not in self._begun:
             self._begun.add((prompt, choice))
-            yield self._chunk({**self._choice(prompt, choice, [], echo=True), "finish_reason": None})
+            yield self._chunk(self._choice(prompt, choice, [], echo=True, reason=None))
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._object([choice])
@@ -84,9 +88,10 @@ class CompletionAnswer(Answer):
             "choices": choices,
         }
 
-    def _choice(self, prompt: int, index: int, tokens: Sequence[Token], *, echo: bool) -> dict[str, Any]:
-        """What has come of a choice; with its prompt before it, if `echo`."""
-        reason = tokens[-1].finish_reason if tokens else "length"
+    def _choice(
+        self, prompt: int, index: int, tokens: Sequence[Token], *, echo: bool = False, reason: str | None
+    ) -> dict[str, Any]:
+        """Tokens of a choice, with its prompt before them if `echo`; `reason` is why it ends with them, if it does."""
         request = self.exchange.requests[prompt]
         made: dict[str, Any] = {
             "index": prompt * self.n + index,

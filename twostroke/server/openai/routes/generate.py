@@ -19,8 +19,9 @@ from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.openai.told import tell, tell_more
+from twostroke.server.openai.told import tell
 from twostroke.server.prepare import check_length, choose_method, engine_requests, truncated
+from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
 
@@ -40,7 +41,9 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> list[Request]:
-        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body))
+        told: list[str] = []
+        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, told))
+        warn(http.scope, told)
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         prompts = [prompt_of(engine.llm, prompt, body) for prompt in body.prompt]
@@ -58,15 +61,19 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body, *body.unused(engine.llm.tokenizer.chat_template))
+    tell(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     conversation = Conversation(engine, body)
 
+    def prepare() -> list[Request]:
+        made = conversation.requests()
+        warn(http.scope, conversation.warnings)
+        return made
+
     def answer(exchange: Exchange) -> Answer:
-        tell_more(http, conversation.warnings)
         return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
 
-    return await generate(http, body.terms(), conversation.requests, answer)
+    return await generate(http, body.terms(), prepare, answer)
 
 
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:

@@ -36,4 +36,4 @@ async def model(name: str, http: HttpRequest) -> Response:
 def _model(engine: AsyncEngine, name: str) -> dict[str, Any]:
     facts = {"id": name, "object": "model", "created": engine.created, "owned_by": "twostroke"}
     facts |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(engine.created, UTC)}
-    return facts | {"max_model_len": engine.llm.config.max_position, "root": engine.name}
+    return facts | {"max_model_len": engine.llm.max_model_len, "root": engine.name}

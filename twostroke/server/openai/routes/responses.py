@@ -20,8 +20,8 @@ from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import Record, StoredResponses
-from twostroke.server.openai.told import tell, tell_more
-from twostroke.server.transport import json_response
+from twostroke.server.openai.told import tell
+from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -36,7 +36,8 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     warnings: list[str] = []
     offers = offered(body.tools, warnings)
     chat = translated(body, items, [] if before is None else before.history, offers, warnings)
-    tell(http, body, *warnings)
+    tell(http, body)
+    warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 
     def prepare() -> list[Request]:
@@ -47,7 +48,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             stored.put(response, before, items)
 
     def answer(exchange: Exchange) -> Answer:
-        tell_more(http, conversation.warnings)
+        warn(http.scope, conversation.warnings)
         return ResponsesAnswer(
             body.model or engine.name,
             exchange,

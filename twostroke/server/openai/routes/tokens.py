@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
     """The ids of a text, or of messages as a chat would enter them, with their texts."""
     engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
-    tell(http, body, *(body.unused(tokenizer.chat_template) if body.messages else ()))
+    tell(http, body, *(body.unused(tokenizer.template_for(bool(body.callable_functions))) if body.messages else ()))
     choose_method(engine.name, body.model, None)
 
     def encode() -> list[int]:
@@ -39,7 +39,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
         return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
 
     ids = await engine.aside(encode)
-    facts = {"count": len(ids), "max_model_len": engine.llm.config.max_position, "tokens": ids}
+    facts = {"count": len(ids), "max_model_len": engine.llm.max_model_len, "tokens": ids}
     return json_response(facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | told(http.scope))
 
 

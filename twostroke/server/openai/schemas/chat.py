@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Undeclared, whole
+from twostroke.server.openai.schemas.lenient import Neutral, Undeclared, whole
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -82,7 +82,7 @@ class Message(Content):
 
     ALIASES: ClassVar[Mapping[str, str]] = {"reasoning": "reasoning_content"}
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"annotations", "audio", "cache_control", "id", "refusal", "status"})
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": ()}
+    UNSUPPORTED: ClassVar[Neutral] = {"function_call": ()}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     name: str | None = None
@@ -93,7 +93,7 @@ class Message(Content):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self.content if self.tool_calls else self.content or ""
+        message["content"] = self.content or ""
         for key in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, key) is not None:
                 message[key] = getattr(self, key)
@@ -173,11 +173,6 @@ class ChatPrompt(Lenient):
         return self
 
     @property
-    def parallel(self) -> bool:
-        """Whether an answer may have several calls: a function that must be called is called once."""
-        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)
-
-    @property
     def callable_functions(self) -> list[Function]:
         """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":
@@ -201,7 +196,7 @@ class ChatPrompt(Lenient):
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "add_special_tokens": (False,),  # the template alone adds them
         "best_of": (1,),
         "echo": (False,),
@@ -213,3 +208,8 @@ class ChatBody(ChatPrompt, GenerateBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True
+
+    @property
+    def parallel(self) -> bool:
+        """Whether an answer may have several calls: a function that must be called is called once."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)

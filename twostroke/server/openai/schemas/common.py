@@ -11,7 +11,7 @@ from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.exchange import Terms
 from twostroke.server.openai.schemas import others
-from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, TokenId, whole
 from twostroke.server.openai.schemas.sampling import declared
 
 __all__ = ["GenerateBody", "JsonSchema", "Lenient", "ResponseFormat", "StreamOptions", "TokenId"]
@@ -26,12 +26,12 @@ class StreamOptions(Lenient):
 
 
 class JsonSchema(Lenient):
-    """A named schema. `strict` refuses keywords that the grammar library does not know."""
+    """A named schema. `strict` refuses one that cannot be guaranteed; otherwise such keywords are skipped."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
     name: str = "schema"
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
-    strict: bool = True
+    strict: bool = False
 
 
 class ResponseFormat(Lenient):
@@ -70,8 +70,8 @@ class GenerateBody(_SamplingFields):
 
     ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES
     HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED
+    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED
 
     LIMIT: ClassVar[str] = "max_tokens"  # what the endpoint calls the most tokens of an answer
 
@@ -94,9 +94,9 @@ class GenerateBody(_SamplingFields):
     @classmethod
     def why_refused(cls, name: str) -> str | None:
         if name == "extra_body":
-            return ", a parameter of OpenAI's client: put its fields beside the others"
+            return "a parameter of OpenAI's client: put its fields beside the others"
         if re.search("json|regex|grammar|schema|guided|ebnf|structured|constrain", name, re.IGNORECASE):
-            return ": a constraint is not passed over"
+            return "and a constraint is not passed over"
         return None
 
     def terms(self, prompts: int = 1) -> Terms:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody
-from twostroke.server.openai.schemas.lenient import whole
+from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
 
 MOST = 2048  # prompts in one request
@@ -42,7 +42,7 @@ class CompletionBody(GenerateBody):
     """Continue texts or token ids as they are, or score them (`echo`, and `max_tokens` of 0)."""
 
     ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {"max_completion_tokens": "max_tokens"}
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "continue_final_message": (False,),
         "functions": ([],),
         "messages": (),

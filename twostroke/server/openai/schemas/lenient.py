@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from twostroke.server.errors import ApiError
 
 MOST_TOLD = 20  # warnings of one body
-Neutral = Mapping[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
+Neutral = dict[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
 
 
 def whole(value: Any) -> Any:
@@ -96,10 +96,9 @@ class Lenient(BaseModel):
 
 
 def put(given: dict[str, Any], name: str, value: Any, alias: str) -> None:
-    """Give a field what was sent under another name. Raises ValueError if it was sent as well."""
-    if name in given:
+    """Give a field what was sent under another name. Raises ValueError if it was sent as well, and differs."""
+    if given.setdefault(name, value) != value:
         raise ValueError(f"{alias}: the same as {name}, which is also given: leave one of them out")
-    given[name] = value
 
 
 def warnings(body: Lenient, strict: bool) -> list[str]:
@@ -118,9 +117,10 @@ def warnings(body: Lenient, strict: bool) -> list[str]:
                 continue
             message, refused = f"{one.field} has no effect here", None
         else:
-            message, refused = f"{one.field} is unknown{_meant(one)}", model.why_refused(one.name)
+            refused = model.why_refused(one.name)
+            message = f"{one.field} is unknown{'' if refused is None else f', {refused}'}{_meant(one)}"
         if refused is not None or strict:
-            raise ApiError(400, message + (refused or ""), param=one.field)
+            raise ApiError(400, message, param=one.field)
         told.append(message)
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"{len(told) - MOST_TOLD} more fields are unknown"]

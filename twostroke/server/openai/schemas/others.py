@@ -112,6 +112,9 @@ def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
         if not isinstance(asked, dict):
             raise ValueError('structured_outputs: an object, such as {"regex": ...}')
         _structured(given, {key: value for key, value in asked.items() if value is not None}, "structured_outputs")  # pyright: ignore
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if given.get(name) == -1:  # LM Studio: all that the context allows
+            given[name] = None
     if "n_predict" in given:
         most = given.pop("n_predict")
         put(given, limit, None if most in (-1, -2) else most, "n_predict")

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import others
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import whole
+from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
@@ -20,7 +20,7 @@ class TextFormat(Lenient):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "schema"
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    strict: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> "TextFormat":
@@ -32,7 +32,7 @@ class TextFormat(Lenient):
 class TextOptions(Lenient):
     """OpenAI's `text` object."""
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"verbosity": ("medium",)}
     format: TextFormat = TextFormat()
 
 
@@ -59,8 +59,8 @@ class ResponsesBody(GenerateBody):
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
     }
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = others.WITHOUT_EFFECT | {"context_management": ([],)}
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = others.UNSUPPORTED | {
+    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT | {"context_management": ([],)}
+    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
     }

@@ -45,7 +45,7 @@ def declared(name: str) -> tuple[Any, Any]:
     default = changes.pop("default", getattr(SamplingParams, name, None))
     kind = _kind(name, rule)
     annotated = Annotated[kind | None if rule.optional else kind, described(name, **changes)]
-    if rule.kind is int:
+    if rule.kind.__name__ == "int":
         annotated = Annotated[annotated, BeforeValidator(whole)]
     if name == "stop":  # one text is a list of one
         annotated = Annotated[annotated, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]

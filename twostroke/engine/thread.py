@@ -13,7 +13,7 @@ from typing import Any
 from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.track import Token
-from twostroke.server.errors import EngineFailed, ShuttingDown
+from twostroke.errors import EngineFailed, EngineStopped
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class EngineThread:
     """Runs the step loop. Every method may be called from any thread; this one alone touches the engine.
 
     It sleeps while there is nothing to do. A step that raises is fatal: the engine's state cannot be trusted any
-    more, so every request ends with `EngineFailed`, now and later, and `failure` says why.
+    more, so every request ends with `EngineStopped`, now and later, and `failure` says why.
     """
 
     def __init__(
@@ -98,9 +98,13 @@ class EngineThread:
 
     def _begin(self, request: Request, owner: Any) -> None:
         if self._closed:
-            self._publish([Update(request, owner, (), True, self.failure or ShuttingDown())])
-        else:
+            self._publish([Update(request, owner, (), True, self._reason())])
+            return
+        try:
             self._engine.submit(request)
+        except EngineStopped as error:  # closed by somebody else
+            self._publish([Update(request, owner, (), True, error)])
+        else:
             self._owners[request] = owner
 
     def _end(self, request: Request) -> None:
@@ -112,7 +116,7 @@ class EngineThread:
             return
         try:
             if self._closed:
-                raise self.failure or ShuttingDown()
+                raise self._reason()
             result.set_result(action(self._engine))
         except Exception as error:
             result.set_exception(error)
@@ -126,7 +130,7 @@ class EngineThread:
                 pause = self._step() if self._owners else None
         except Exception as error:
             log.critical("the engine has failed", exc_info=True)
-            self.failure = EngineFailed(f"{type(error).__name__}: {error}")
+            self.failure = EngineFailed(f"the engine has failed ({type(error).__name__}: {error}): start it again")
         finally:
             self._close()
 
@@ -158,17 +162,20 @@ class EngineThread:
         return 0 if worked or updates else STALLED_S
 
     def _news(self, request: Request) -> Update | None:
-        done, tokens = request.done, tuple(request.events)
-        request.events.clear()
+        done = request.done  # read first: after it no token is added
+        tokens = tuple(request.events.popleft() for _ in range(len(request.events)))
         if not tokens and not done:
             return None
         return Update(request, self._owners[request], tokens, done, request.error)
+
+    def _reason(self) -> EngineStopped:
+        return self.failure or EngineStopped("the engine was stopped")
 
     def _close(self) -> None:
         """Refuse every command from now on, and end all requests."""
         with self._gate:
             self._closed = True
-        reason = self.failure or ShuttingDown()
+        reason = self._reason()
         for request in self._owners:
             try:
                 self._engine.cancel(request)

@@ -1,0 +1,91 @@
+"""Turns: the lock around an engine, given in order of arrival."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from twostroke.errors import InvalidRequest
+
+
+class Turn:
+    """A lock that is handed on in order of arrival, so a thread that steps again and again keeps nobody out.
+
+    `with turn:` waits for it. `defer` never waits: its action runs when the turn is next given up, or at once if
+    nobody has it. Finalizers use it, since they may run anywhere, also in the thread that has the turn.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._owner: int | None = None
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()
+
+    def __enter__(self) -> None:
+        """Wait for the turn. Raises InvalidRequest in the thread that has it: a program must not call its engine."""
+        me = threading.get_ident()
+        if self._owner == me:
+            raise InvalidRequest("a program cannot call the model that runs it: yield Prefill, Decode or Emit")
+        with self._mutex:
+            if self._owner is None:
+                self._owner = me
+                return
+            gate = threading.Lock()
+            gate.acquire()
+            self._waiting.append((me, gate))
+        try:
+            gate.acquire()  # opened by the thread that hands the turn on
+        except BaseException:  # Ctrl-C
+            self._give_up(me, gate)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run_deferred()
+        with self._mutex:
+            self._hand_on()
+        self._flush()
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread has the turn."""
+        return self._owner == threading.get_ident()
+
+    def defer(self, action: Callable[[], None]) -> None:
+        """Run an action in a turn, without waiting for one."""
+        self._deferred.append(action)
+        self._flush()
+
+    def _give_up(self, me: int, gate: threading.Lock) -> None:
+        with self._mutex:
+            try:
+                self._waiting.remove((me, gate))
+            except ValueError:  # it was handed over already
+                self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._waiting:
+            self._owner, gate = self._waiting.popleft()
+            gate.release()
+        else:
+            self._owner = None
+
+    def _flush(self) -> None:
+        """Run what is deferred if nobody has the turn; whoever has it does so when giving it up."""
+        while self._deferred and self._mutex.acquire(blocking=False):
+            try:
+                free = self._owner is None
+                if free:
+                    self._owner = threading.get_ident()
+            finally:
+                self._mutex.release()
+            if not free:
+                return
+            self._run_deferred()
+            with self._mutex:
+                self._hand_on()
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()()

@@ -63,7 +63,9 @@ def test_serve(tiny: str, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("options", [("--log-format", "xml"), ("--itl-ms", "0"), ("--itl-ms", "soon"), ("--port", "70000")])
+@pytest.mark.parametrize(
+    "options", [("--log-format", "xml"), ("--itl-ms", "0"), ("--itl-ms", "soon"), ("--port", "70000")]
+)
 def test_wrong_options(options: tuple[str, str], tiny: str, run: Callable[..., Any]) -> None:
     result = run("serve", "--model", tiny, *options)
     assert result.exit_code == 2
@@ -152,7 +154,7 @@ def test_a_second_signal_ends_it_at_once(sig: signal.Signals, tiny: str) -> None
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_while_it_loads(sig: signal.Signals, tiny: str, tmp_path: Path) -> None:
     """It says what it will do, answers 503, and a signal ends it at once."""
-    (tmp_path / "slow.py").write_text(SLOW.format(path=str(tmp_path / "go")))
+    (tmp_path / "slow.py").write_text(SLOW.format(path=str(tmp_path / "go")) + TECHNIQUE)
     options = ("--method-module", str(tmp_path / "slow.py"), "--itl-ms", "off")
     with serving(tiny, *options) as (process, url):
         assert url in read_line(process, "loading")

@@ -170,9 +170,7 @@ def test_a_long_body_is_answered_as_before(
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_what_is_surely_too_long_is_not_tokenized(
-    chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_surely_too_long_is_not_tokenized(chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)  # in this process, to see that nothing is encoded
     monkeypatch.setattr(server.llm.tokenizer, "encode", None)
     text = TEXT * 30_000

@@ -68,7 +68,7 @@ class Facts:
     @classmethod
     def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "Facts":
         kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, type(None))
-        known = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
+        known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
         pool = {key: getattr(llm.pool, key) for key in ("num_pages", "page_size", "entry_bytes", "page_bytes")}
         known["pool"] = SimpleNamespace(**pool)
         known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
@@ -167,7 +167,7 @@ class _Worker:
         self._pipe.send_bytes(call.body)  # not copied
         if not self._pipe.poll(MOST_SECONDS):
             raise EOFError
-        return pickle.loads(self._pipe.recv_bytes())  # noqa: S301 (our own process)
+        return pickle.loads(self._pipe.recv_bytes())
 
     def end(self) -> None:
         self._process.kill()

@@ -1,6 +1,7 @@
 """The process that tries out long bodies: the server's routes, over an engine that computes nothing."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
@@ -73,20 +74,17 @@ class DryEngine(AsyncEngine):
 def main(file: int) -> None:
     """Answer calls that come by a connection until it is closed."""
     os.nice(NICE)
-    pipe = Connection(file)
-    app = _app(pickle.loads(pipe.recv_bytes()))  # noqa: S301 (from the server)
-    status = Path("/proc/self/status")
-    used = [int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmData")]
-    resource.setrlimit(resource.RLIMIT_DATA, (used[0] + MOST_BYTES, -1))
-    gc.freeze()
-    pipe.send_bytes(b"ready")
-    with asyncio.Runner() as runner:
-        while True:
-            try:
-                call: Call = replace(pickle.loads(pipe.recv_bytes()), body=pipe.recv_bytes())  # noqa: S301
-            except EOFError:
-                return
-            pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
+    with contextlib.suppress(EOFError, OSError), Connection(file) as pipe:  # the server has ended
+        app = _app(pickle.loads(pipe.recv_bytes()))
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MOST_BYTES, -1))
+        gc.freeze()
+        pipe.send_bytes(b"ready")
+        with asyncio.Runner() as runner:
+            while True:
+                call: Call = replace(pickle.loads(pipe.recv_bytes()), body=pipe.recv_bytes())
+                pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
 
 
 def _app(facts: Facts) -> FastAPI:

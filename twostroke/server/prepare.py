@@ -93,7 +93,11 @@ def chat_tokens(
     offered = [{"type": "function", "function": dict(function)} for function in functions]
     if not tools.knows_tools(llm.tokenizer.chat_template):
         messages, offered = tools.described(messages, offered), []
-    given = {"tools": offered or None, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+    given: dict[str, Any] = {
+        "tools": offered or None,
+        "add_generation_prompt": add_generation_prompt,
+        **(variables or {}),
+    }
     if sum(len(str(message.get("content"))) for message in messages) > 8 * llm.config.max_position:
         check_size(llm, llm.tokenizer.chat(messages, **given))
     return llm.tokenizer.encode_chat(messages, **given)

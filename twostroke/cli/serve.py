@@ -51,7 +51,7 @@ def serve(
         _server(
             parser=parse_itl,
             metavar="MS|auto|off",
-            help="Most milliseconds between tokens while prompts are read; auto measures a step, off is for throughput.",
+            help="Milliseconds between tokens that prompts must leave; auto measures a step, off is for throughput.",
         ),
     ] = "auto",
     max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,

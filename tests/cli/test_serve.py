@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_settings_out_of_range(options: tuple[str, str], message: str, tiny: str
 
 
 @contextlib.contextmanager
-def serving(tiny: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(tiny: str, *options: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """`serve` as a process, from its beginning, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -26,11 +27,7 @@ HURRIED = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
 
 
 def parsers() -> list[str]:
-    try:
-        import httptools  # noqa: F401
-    except ImportError:
-        return ["h11"]
-    return ["h11", "httptools"]
+    return ["h11", "httptools"] if find_spec("httptools") else ["h11"]
 
 
 @pytest.fixture(scope="module", params=parsers())

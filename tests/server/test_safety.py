@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -26,11 +27,7 @@ HURRIED = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
 
 
 def parsers() -> list[str]:
-    try:
-        import httptools  # noqa: F401
-    except ImportError:
-        return ["h11"]
-    return ["h11", "httptools"]
+    return ["h11", "httptools"] if find_spec("httptools") else ["h11"]
 
 
 @pytest.fixture(scope="module", params=parsers())
@@ -115,7 +112,7 @@ def test_a_slow_body_that_moves_is_read(hurried: Serving) -> None:
 def test_a_long_answer_is_not_hurried(hurried: Serving) -> None:
     """The limits are for calls, not for answers."""
     with hurried.http() as http:
-        body = {"prompt": "the", "stream": True, **LONG, "max_tokens": 1500}
+        body = {"prompt": "the", "stream": True, **LONG, "max_tokens": 600}
         began = time.monotonic()
         assert http.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
         assert time.monotonic() - began > HURRIED["body_timeout_s"]
@@ -131,16 +128,16 @@ LONG_CALLS: list[tuple[str, dict[str, Any], int]] = [
     ("/v1/completions", {"prompt": [5] * 1_600_000}, 413),
     ("/v1/completions", {"prompt": "a", "x": [[]] * 150_000}, 413),
     ("/v1/completions", {"prompt": "a", "logit_bias": {f"x{i}": 1 for i in range(5000)}}, 400),
-    ("/v1/completions", {"prompt": "a", "choice": [f"v{i}" for i in range(20_000)]}, 400),
+    ("/v1/completions", {"prompt": "a", "choice": list(range(20_000))}, 400),
     ("/v1/completions", {"prompt": "a", "model": "x" * 20_000}, 404),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT * 300_000}]}, 400),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * 5000}, 400),
     ("/v1/chat/completions", {"messages": [{}] * 20_000}, 400),
     ("/nowhere", {"prompt": TEXT * 3000}, 404),
     # These pass, and are answered as if they were short.
-    ("/v1/completions", {"prompt": "the", "max_tokens": 4, "user": "x" * 20_000}, 200),
+    ("/v1/completions", {"prompt": "the", "max_tokens": 4, "temperature": 0, "user": "x" * 20_000}, 200),
     ("/v1/completions", {"prompt": " " * 20_000 + "the", "max_tokens": 4, "stop": ["x" * 900] * 30}, 400),
-    ("/v1/completions", {"prompt": [[5] * 9] * 100 + [list(range(5, 1500))] * 20, "max_tokens": 1}, 200),
+    ("/v1/completions", {"prompt": [[5] * 9] * 99 + [[5] * 1000] * 9, "max_tokens": 1, "temperature": 0}, 200),
     ("/tokenize", {"prompt": TEXT * 3000}, 200),
     ("/detokenize", {"tokens": [5] * 20_000}, 200),
 ]
@@ -161,7 +158,8 @@ def test_a_long_body_is_answered_as_before(
         direct = http.post(path, json=body)
     assert direct.status_code == status
     if path.startswith("/v1") and status == 200:
-        assert tried.json()["choices"] == direct.json()["choices"]
+        tried_choices, direct_choices = ([one["text"] for one in made.json()["choices"]] for made in (tried, direct))
+        assert tried_choices == direct_choices
     else:
         assert tried.json() == direct.json()
         assert tried.headers["content-type"] == direct.headers["content-type"]
@@ -169,9 +167,7 @@ def test_a_long_body_is_answered_as_before(
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_what_is_surely_too_long_is_not_tokenized(
-    chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_surely_too_long_is_not_tokenized(chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)  # in this process, to see that nothing is encoded
     monkeypatch.setattr(server.llm.tokenizer, "encode", None)
     text = TEXT * 30_000
@@ -188,7 +184,7 @@ def test_refusals_reach_no_route_here(server: Serving, monkeypatch: pytest.Monke
     with server.http() as http:
         for path, body, status in LONG_CALLS:
             if status >= 400:
-                assert http.post(path, json=body).status_code == status
+                assert http.post(path, json=body).status_code == status, (path, str(body)[:60])
 
 
 def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +216,7 @@ def test_a_technique_that_the_worker_lacks(server: Serving) -> None:
     """It was registered here alone, so the call passes."""
     from twostroke.methods import METHODS, Plain
 
-    METHODS["here"] = type("Here", (Plain,), {})
+    METHODS["here"] = Plain
     try:
         with serving(server.llm) as running, running.http() as http:
             body = {"prompt": "the", "max_tokens": 2, "method": "here", "user": "x" * 20_000}

@@ -51,7 +51,7 @@ def serve(
         _server(
             parser=parse_itl,
             metavar="MS|auto|off",
-            help="Most milliseconds between tokens while prompts are read; auto measures a step, off is for throughput.",
+            help="Milliseconds between tokens that prompts must leave; auto measures a step, off is for throughput.",
         ),
     ] = "auto",
     max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,
@@ -97,11 +97,11 @@ def serve(
         keep_alive_s=keep_alive,
     )
     end_at_signals()
-    load_method_modules(method_module)
     sockets = listen(host, port)
     url = f"http://{address_text(host, sockets[0].getsockname()[1])}/v1"
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
     with LoadingPage(sockets):
+        load_method_modules(method_module)
         llm = model_options.open(max_running=max_running, itl_ms=itl_ms if isinstance(itl_ms, float) else None)
         if itl_ms == "auto":
             llm.engine.choose_itl()

@@ -17,6 +17,7 @@ from twostroke.server.protocol import protocol_class
 from twostroke.server.settings import Settings
 
 FAREWELL_S = 5  # to send errors to open connections, once the grace time is over
+SWITCH_S = 0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
 BACKLOG = 2048  # connections that wait to be accepted
 
 
@@ -72,7 +73,8 @@ class Server(uvicorn.Server):
         self._app, self._grace_s = app, grace_s
 
     def warm(self) -> None:
-        """Prepare what the first calls would wait for."""
+        """Prepare what the first calls would wait for, and the process for being a server."""
+        sys.setswitchinterval(SWITCH_S)
         self._app.state.engine.warm()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -98,15 +98,16 @@ class Middleware:
         body = bytearray()
         async with AsyncExitStack() as memory:
             await self._read(receive, body, memory)
-            if self._preflight is not None and len(body) > LONG_BODY:
+            whole = bytes(body)
+            del body
+            if self._preflight is not None and len(whole) > LONG_BODY:
                 sent = {key: scope[key] for key in _SENT if key in scope}
-                call = Call(sent, bytes(body))
+                call = Call(sent, whole)
                 reply = await unless_gone(receive, self._preflight.check(call))
                 if reply is not None:
                     await Response(reply.body, reply.status, dict(_texts(reply.headers)))(scope, receive, send)
                     return
-        messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-        del body
+        messages: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
 
         async def replayed() -> Message:
             return messages.pop() if messages else await receive()

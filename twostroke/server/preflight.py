@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import PriorityQueue
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 
 LONG_BODY = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
 MOST_SECONDS = 10  # that one body may take
-MOST_CONTAINERS, MOST_ITEMS = 100_000, 1_500_000  # lists and objects, and commas: JSON of more takes long to read
 START = "import sys; sys.path[:] = {path!r}; from twostroke.server.preflight_worker import main; main({file})"
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call over HTTP: ASGI's scope without the server's state, and the body."""
+    """A call over HTTP: ASGI's scope without the server's state, the body, and the techniques that there are."""
 
     scope: dict[str, Any]
     body: bytes
+    methods: frozenset[str] = field(default_factory=lambda: frozenset(METHODS))
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class Facts:
 
     llm: dict[str, Any]
     settings: Settings
-    methods: set[str]
     name: str
     created: int
 
     @classmethod
     def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "Facts":
         kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, type(None))
-        known = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
+        known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
         pool = {key: getattr(llm.pool, key) for key in ("num_pages", "page_size", "entry_bytes", "page_bytes")}
         known["pool"] = SimpleNamespace(**pool)
+        known["model"] = SimpleNamespace(max_model_len=llm.max_model_len)
         known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
-        return cls(known, settings, set(METHODS), name, created)
+        return cls(known, settings, name, created)
 
 
 class Preflight:
@@ -85,6 +85,7 @@ class Preflight:
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
         self._facts = facts
+        self._pickled = b""  # the facts: made once, since that takes the lock
         self._order = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, Call | None, Future[Reply | None]]] = PriorityQueue()
         self._worker: _Worker | None = None
@@ -96,10 +97,6 @@ class Preflight:
 
     async def check(self, call: Call) -> Reply | None:
         """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
-        items = call.body.count(b",")
-        if items > MOST_ITEMS or call.body.count(b"[") + call.body.count(b"{") > MOST_CONTAINERS:
-            message = f"the body has more than {MOST_CONTAINERS:,} lists and objects, or {MOST_ITEMS:,} items"
-            raise ApiError(413, f"{message}: shorten it", code="body_too_large")
         return await asyncio.wrap_future(self._send(len(call.body), call))
 
     def stop(self) -> None:
@@ -132,7 +129,8 @@ class Preflight:
 
     def _ask(self, call: Call | None) -> Reply | None:
         if self._worker is None:
-            self._worker = _Worker(self._facts())
+            self._pickled = self._pickled or pickle.dumps(self._facts())
+            self._worker = _Worker(self._pickled)
         if call is None:
             return None
         try:
@@ -149,7 +147,7 @@ class Preflight:
 class _Worker:
     """One process, which answers one call after another."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: Ctrl-C in a terminal is for the server alone.
@@ -161,12 +159,13 @@ class _Worker:
                 start_new_session=True,
             )
         self._pipe = Connection(ours.detach())
-        self._pipe.send_bytes(pickle.dumps(facts))
+        self._pipe.send_bytes(facts)
         self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
 
     def ask(self, call: Call) -> Reply | None:
         """Raises EOFError or OSError if the process has died or takes too long."""
-        self._pipe.send_bytes(pickle.dumps(call))
+        self._pipe.send_bytes(pickle.dumps(replace(call, body=b"")))
+        self._pipe.send_bytes(call.body)  # not copied
         if not self._pipe.poll(MOST_SECONDS):
             raise EOFError
         return pickle.loads(self._pipe.recv_bytes())

@@ -1,11 +1,13 @@
 """The process that tries out long bodies: the server's routes, over an engine that computes nothing."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +21,18 @@ from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, load_installed
 from twostroke.server.app import routes_app
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars
 from twostroke.server.metrics import Metrics
 from twostroke.server.preflight import Call, Facts, Reply
+from twostroke.server.transport import json_response
 
 T = TypeVar("T")
 NICE = 10  # running streams come first
 MOST_BYTES = 1 << 30  # of memory for one body
+# Lists and objects, and commas: JSON of more takes the server's process too long to read, should it pass.
+MOST_CONTAINERS, MOST_ITEMS = 100_000, 1_500_000
 
 
 class Passed(Exception):
@@ -68,26 +74,21 @@ class DryEngine(AsyncEngine):
 def main(file: int) -> None:
     """Answer calls that come by a connection until it is closed."""
     os.nice(NICE)
-    pipe = Connection(file)
-    app = _app(pickle.loads(pipe.recv_bytes()))
-    status = Path("/proc/self/status")
-    used = [int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmData")]
-    resource.setrlimit(resource.RLIMIT_DATA, (used[0] + MOST_BYTES, -1))
-    gc.freeze()
-    pipe.send_bytes(b"ready")
-    with asyncio.Runner() as runner:
-        while True:
-            try:
-                call: Call = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                return
-            pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
+    with contextlib.suppress(EOFError, OSError), Connection(file) as pipe:  # the server has ended
+        app = _app(pickle.loads(pipe.recv_bytes()))
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MOST_BYTES, -1))
+        gc.freeze()
+        pipe.send_bytes(b"ready")
+        with asyncio.Runner() as runner:
+            while True:
+                call: Call = replace(pickle.loads(pipe.recv_bytes()), body=pipe.recv_bytes())
+                pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
 
 
 def _app(facts: Facts) -> FastAPI:
     load_installed()
-    for name in facts.methods - METHODS.keys():
-        METHODS[name] = _elsewhere  # pyright: ignore[reportArgumentType]
     app = routes_app(DryEngine(facts))
     app.add_exception_handler(Passed, _passed)
     return app
@@ -105,6 +106,12 @@ async def _passed(http: HttpRequest, _: Exception) -> Response:
 
 async def answer(app: FastAPI, call: Call) -> Reply | None:
     """The response of the application; None if the call is one for the engine, or if the server must say why not."""
+    if call.body.count(b",") > MOST_ITEMS or call.body.count(b"[") + call.body.count(b"{") > MOST_CONTAINERS:
+        message = f"the body has more than {MOST_CONTAINERS:,} lists and objects, or {MOST_ITEMS:,} items: shorten it"
+        refused = json_response(ApiError(413, message, code="body_too_large").body(), 413)
+        return Reply(refused.status_code, refused.raw_headers, bytes(refused.body))
+    for name in call.methods - METHODS.keys():
+        METHODS[name] = _elsewhere  # pyright: ignore[reportArgumentType]
     messages = [{"type": "http.request", "body": call.body, "more_body": False}]
     passed, headers, body, status = [False], [], bytearray(), 500
 

@@ -5,6 +5,7 @@ first request, and for the rest of headers that have begun. Bodies are the middl
 """
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -30,7 +31,8 @@ class _InTime(Base):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
             self._forget()
         elif not self.transport.is_closing():
             self._expect(begun=True)
@@ -55,7 +57,8 @@ class _InTime(Base):
         if self.transport.is_closing():
             return
         # The rest of a body whose response has been sent is no request that could be answered.
-        if self._begun and (self.cycle is None or not self.cycle.more_body):
+        cycle: Any = self.cycle
+        if self._begun and (cycle is None or not cycle.more_body):
             message = f"the headers did not come within {self.header_timeout_s:g} s"
             self.transport.write(_response(ApiError(408, message, code="header_timeout")))
         self.transport.close()
@@ -70,8 +73,6 @@ def _response(error: ApiError) -> bytes:
 def protocol_class(header_timeout_s: float) -> type[asyncio.Protocol]:
     """uvicorn's protocol, the quicker one if its parser is installed, with the time limit."""
     kind: Any = H11Protocol
-    try:
+    with contextlib.suppress(ImportError):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
-    except ImportError:
-        pass
     return type("InTime", (_InTime, kind), {"header_timeout_s": header_timeout_s})

@@ -71,7 +71,6 @@ class Facts:
         known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
         pool = {key: getattr(llm.pool, key) for key in ("num_pages", "page_size", "entry_bytes", "page_bytes")}
         known["pool"] = SimpleNamespace(**pool)
-        known["model"] = SimpleNamespace(max_model_len=llm.max_model_len)
         known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
         return cls(known, settings, name, created)
 

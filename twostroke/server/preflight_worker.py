@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.engine.engine import Engine
+from twostroke.engine.model import Model
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, load_installed
@@ -45,6 +47,9 @@ class DryEngine(AsyncEngine):
     def __init__(self, facts: Facts) -> None:  # the base class would start an engine
         self.llm = LLM.__new__(LLM)
         vars(self.llm).update(facts.llm)
+        self.llm.model = Model.__new__(Model)
+        compiled = SimpleNamespace(config=facts.llm["config"])
+        vars(self.llm.model).update(name=facts.llm["name"], pool=facts.llm["pool"], compiled=compiled)
         self.settings, self.name, self.created = facts.settings, facts.name, facts.created
         self.metrics = Metrics(self.llm)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)

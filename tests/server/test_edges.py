@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import Serving, asgi, serving
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
+from twostroke.server.preflight import LONG_BODY
 from twostroke.server.settings import Settings
 
 PAGE = "https://chat.example"
@@ -142,3 +143,20 @@ def test_vllms_metrics(open_tiny: Callable[..., LLM]) -> None:
     assert "twostroke_requests" in seen
     with serving(open_tiny()) as plain:
         assert "vllm:" not in httpx.get(f"{plain.url}/metrics").text
+
+
+def test_a_refusal_of_the_preflight_is_written_as_the_api_does(server: Serving) -> None:
+    """A long body is tried out in another process, which answers in the same form."""
+    long = "the fox " * (LONG_BODY // 8 + 100)
+    said = [{"role": "user", "content": long}]
+    with server.http() as http:
+        claude = http.post("/v1/messages", json={"model": "tiny", "max_tokens": 3, "messages": said})
+        assert (claude.status_code, claude.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert claude.json()["type"] == "error"
+        local = http.post("/api/chat", json={"model": "tiny", "messages": said})
+        assert (local.status_code, list(local.json())) == (400, ["error"])
+        response = http.post("/v1/responses", json={"model": "tiny", "input": long})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        kept = http.post("/v1/responses", json={"model": "tiny", "input": "hi", "max_output_tokens": 2}).json()["id"]
+        more = {"model": "tiny", "input": "so?", "max_output_tokens": 2, "metadata": {"long": long}}
+        assert http.post("/v1/responses", json={**more, "previous_response_id": kept}).status_code == 200

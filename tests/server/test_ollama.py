@@ -63,7 +63,7 @@ def test_options(local: ollama.Client, reference: LLM) -> None:
     stop = whole[len(whole) // 2 :][:2]
     assert local.chat("tiny", MESSAGES, options={**OPTIONS, "stop": stop}).message.content == whole[: whole.index(stop)]
     least = {"min_p": 0.1, "repeat_penalty": 1.2, "presence_penalty": 0.5}
-    ours = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5}
+    ours: Any = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5}
     expected = reference.chat(MESSAGES, **SAMPLED, **ours).text
     assert local.chat("tiny", MESSAGES, options={**OPTIONS, **least}).message.content == expected
     own = reference.chat(MESSAGES, max_tokens=20, seed=5, temperature=0.8, top_k=40, top_p=0.9).text

@@ -1,11 +1,11 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.lenient import Lenient, Undeclared
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, Undeclared
 
 
 def _blocks(value: Any) -> Any:
@@ -77,7 +77,7 @@ class PromptBody(Lenient):
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {"cache_control", "betas", "context_management", "metadata", "service_tier", "inference_geo", "diagnostics"}
     )
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    WITHOUT_EFFECT: ClassVar[Neutral] = {
         "container": (),
         "mcp_servers": ([],),
         "speed": ("standard",),

@@ -1,11 +1,10 @@
 """The bodies of /api/chat and /api/generate."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.lenient import Lenient, whole
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, whole
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -34,7 +33,7 @@ class Options(Lenient):
             "embedding_only",
         }
     )
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    WITHOUT_EFFECT: ClassVar[Neutral] = {
         "mirostat": (0,),
         "mirostat_eta": (),
         "mirostat_tau": (),
@@ -107,7 +106,7 @@ class ChatBody(GenerateBase):
 class GenerateBody(GenerateBase):
     """Answer a prompt, which goes through the chat template unless it is `raw`."""
 
-    WITHOUT_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"template": ("",), "context": ([],)}
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"template": ("",), "context": ([],)}
     prompt: str = ""
     system: str = ""
     suffix: str = ""

@@ -51,7 +51,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("chat/completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
     (
         "chat/completions",
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}, "strict": True}}},
         400,
         "response_format",
     ),

@@ -8,8 +8,10 @@ import anthropic
 import httpx
 import pytest
 
+from tests.server import scripted
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
+from twostroke.server.anthropic.answer import MessageAnswer
 
 SYSTEM, QUESTION = "be quick", "the fox?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
@@ -83,6 +85,15 @@ def test_streams(claude: anthropic.Anthropic, reference: LLM) -> None:
     assert lines[:2] == ["event: message_start", "event: ping"]
 
 
+def test_the_answer_goes_on_from_an_assistants_turn(claude: anthropic.Anthropic, reference: LLM) -> None:
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "the quick"}]
+    made = claude.messages.create(messages=begun, **SAMPLED)
+    prompt = reference.tokenizer.encode_chat(begun, continue_final_message=True)
+    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == len(prompt)
+    expected = reference.generate([prompt], max_tokens=20, temperature=1.0, seed=5)[0]
+    assert made.content[0].text == expected.text  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_stop_sequences(claude: anthropic.Anthropic, reference: LLM) -> None:
     whole = reference.chat(PLAIN, max_tokens=20, temperature=1.0, seed=5).text
     stop = whole[len(whole) // 2 :][:2]
@@ -121,6 +132,32 @@ def test_tools(claude: anthropic.Anthropic) -> None:
     assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > before.input_tokens + 10
 
 
+def test_a_text_and_calls(reference: LLM) -> None:
+    """Blocks in the order in which they were written; each is closed before the next begins."""
+    call = '<tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n'
+    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    stream, tokens = MessageAnswer("tiny", exchange), scripted.tokens("hi " + call * 2)
+    events = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
+    marks = [(event["type"], event.get("index")) for event in events if event["type"] != "content_block_delta"]
+    assert marks == [
+        *((f"content_block_{end}", index) for index in range(3) for end in ("start", "stop")),
+        ("message_delta", None),
+        ("message_stop", None),
+    ]
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    whole = MessageAnswer("tiny", exchange)
+    for token in tokens:
+        whole.keep(0, token)
+    content = whole.whole()["content"]
+    assert [block["type"] for block in content] == ["text", "tool_use", "tool_use"]
+    assert content[0]["text"].strip() == "hi"
+    for index, block in enumerate(content[1:], 1):
+        assert block["input"] == {"name": "a", "age": 1}
+        parts = [event["delta"]["partial_json"] for event in events if event.get("index") == index and "delta" in event]
+        assert json.loads("".join(parts)) == block["input"]
+    assert content[1]["id"] != content[2]["id"]
+
+
 def test_a_call_that_is_cut_off(claude: anthropic.Anthropic) -> None:
     """It has no input to give, so a whole message leaves it out."""
     fields: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": ONE, "extra_body": {"seed": 4}}
@@ -143,8 +180,8 @@ def test_the_prompt_of_every_kind_of_block(server: Serving, reference: LLM) -> N
         ({"messages": MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 1024}}, PLAIN[1:]),
         ({"messages": MESSAGES, "thinking": {"type": "adaptive"}}, PLAIN[1:]),
         (
-            {"messages": [*MESSAGES, {"role": "assistant", "content": [*thought, {"type": "text", "text": "ja"}]}]
-             + [{"role": "user", "content": "and?"}]},
+            {"messages": [*MESSAGES, {"role": "assistant", "content": [*thought, {"type": "text", "text": "ja"}]},
+                          {"role": "user", "content": "and?"}]},
             [*PLAIN[1:], {"role": "assistant", "content": "ja"}, {"role": "user", "content": "and?"}],
         ),
         (
@@ -300,7 +337,10 @@ def test_models(claude: anthropic.Anthropic) -> None:
             "must be text",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "input"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 5}]}]}, "text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 5}]}]},
+            "must be a text or a list of blocks",
+        ),
     ],
 )  # fmt: skip
 def test_refusals(change: dict[str, Any], message: str, claude: anthropic.Anthropic) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -135,7 +136,9 @@ class Tokenizer:
         try:
             with self._lock:  # `encode_special_tokens` is state of the shared backend
                 self._backend.encode_special_tokens = not parse_special
-                ids = self._backend.encode(text, add_special_tokens=False).ids
+                # Of the library's calls, those for batches let other threads run meanwhile.
+                [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+                ids = encoded.ids
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequest("the prompt is not text that UTF-8 can encode (a lone surrogate?)") from None
         if add_bos is None:
@@ -145,6 +148,37 @@ class Tokenizer:
         if self.bos_id is None:
             raise InvalidRequest("the model has no BOS token: leave add_bos out")
         return [self.bos_id, *ids]
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the number of tokens of a text, found without encoding it; 0 where there is none.
+
+        A token stands for at most as many bytes as the longest one of the vocabulary has.
+        """
+        kinds, longest = self._bounds
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if "NFC" in kinds and not unicodedata.is_normalized("NFC", text):
+            size //= 3  # composed, a text has at least a third of its bytes
+        return size // longest if longest else 0
+
+    @cached_property
+    def _bounds(self) -> tuple[set[str], int]:
+        """(kinds of normalizer, most bytes that a token stands for; 0 where it may be any number)."""
+        state = json.loads(self._backend.to_str())
+        kinds = _normalizers(state["normalizer"])
+        # Such tokens take in all spaces beside them, or all unknown characters in a row.
+        greedy = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
+        greedy |= bool(state["model"].get("fuse_unk")) and not state["model"].get("byte_fallback")
+        if greedy or not kinds <= {"NFC", "Prepend", "Replace"}:
+            return kinds, 0
+        return kinds, max(len(self.token_bytes(id, skip_special=False)) for id in range(self.vocab_size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_read", "_bytes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock, self._bytes = threading.Lock(), {}
+        self._read, self._strip = _byte_reader(self._backend, self._where)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
@@ -220,7 +254,7 @@ class Tokenizer:
             return None
         with self._lock:
             self._backend.encode_special_tokens = False
-            offsets = self._backend.encode(text, add_special_tokens=False).offsets
+            offsets = self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
         inside = [i for i, (a, b) in enumerate(offsets) if len(before) <= a < b <= len(text) - len(after)]
         return range(inside[0], inside[-1] + 1) if inside else None
 
@@ -263,6 +297,17 @@ def _make_special(backend: tokenizers.Tokenizer, ids: Iterable[int], where: Path
     if texts := [text for text in texts if text and (text in END_TOKENS or CONTROL.fullmatch(text))]:
         log.warning("%s: %s typed as text; it ends answers here, as a special token does", where, ", ".join(texts))
         backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in texts])
+
+
+def _normalizers(state: dict[str, Any] | None) -> set[str]:
+    """The kinds of a normalizer's steps. A replacement counts only where it is that of spaces."""
+    if state is None:
+        return set()
+    if state["type"] == "Sequence":
+        return {kind for step in state["normalizers"] for kind in _normalizers(step)}
+    if state["type"] == "Replace" and (state["pattern"], state["content"]) != ({"String": " "}, "▁"):
+        return {"other"}
+    return {state["type"]}
 
 
 def _byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:

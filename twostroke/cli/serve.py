@@ -1,7 +1,8 @@
 """`twostroke serve`: an OpenAI-compatible server."""
 
+import math
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +11,9 @@ from twostroke.cli.report import note
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.server.settings import Settings
+
+if TYPE_CHECKING:
+    from twostroke.llm import LLM
 
 
 def _server(*names: str, **settings: Any) -> Any:
@@ -21,6 +25,19 @@ def _setting(name: str, **settings: Any) -> Any:
     return option(rules(Settings)[name], panel="Server", **settings)
 
 
+def parse_itl(text: str) -> float | str:
+    """`auto`, `off`, or milliseconds, as a number of at least 1."""
+    if text in ("auto", "off"):
+        return text
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = 0.0
+    if not 1 <= milliseconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is not auto, off, or a number of milliseconds of at least 1")
+    return milliseconds
+
+
 @spread
 def serve(
     *,
@@ -30,13 +47,25 @@ def serve(
     api_key: Annotated[str | None, _setting("api_key", envvar="TWOSTROKE_API_KEY")] = None,
     max_running: Annotated[int, _server(min=1, help="Most choices generated at once.")] = 256,
     itl_ms: Annotated[
-        float | None, _server(min=1, help="Milliseconds between tokens: prompts wait to keep it.", show_default="none")
-    ] = None,
+        Any,
+        _server(
+            parser=parse_itl,
+            metavar="MS|auto|off",
+            help="Milliseconds between tokens that prompts must leave; auto measures a step, off is for throughput.",
+        ),
+    ] = "auto",
     max_queued: Annotated[int, _setting("max_queued")] = Settings.max_queued,
     max_body: Annotated[Any, _setting("max_body_bytes", parser=parse_size, metavar="SIZE")] = "8MiB",
+    max_stored: Annotated[int, _setting("max_stored")] = Settings.max_stored,
+    max_stored_bytes: Annotated[Any, _setting("max_stored_bytes", parser=parse_size, metavar="SIZE")] = "64MiB",
     timeout: Annotated[float | None, _setting("timeout_s", show_default="no limit")] = None,
+    cors: Annotated[list[str] | None, _setting("cors", metavar="ORIGIN")] = None,
+    vllm_metrics: Annotated[bool, _setting("vllm_metrics")] = False,
     strict_fields: Annotated[bool, _setting("strict_fields")] = False,
     grace: Annotated[float, _setting("grace_s")] = Settings.grace_s,
+    header_timeout: Annotated[float, _setting("header_timeout_s")] = Settings.header_timeout_s,
+    body_timeout: Annotated[float, _setting("body_timeout_s")] = Settings.body_timeout_s,
+    keep_alive: Annotated[float, _setting("keep_alive_s")] = Settings.keep_alive_s,
     log_format: Annotated[str, _server(help="text or json.")] = "text",
     method_module: MethodModule = None,
     model_options: ModelOptions,
@@ -45,7 +74,8 @@ def serve(
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
     try:
-        from twostroke.server.listen import make_server
+        from twostroke.server.listen import address_text, end_at_signals, listen, make_server
+        from twostroke.server.loading import LoadingPage
         from twostroke.server.logs import configure
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"serving needs {error.name}: pip install 'twostroke[serve]'") from None
@@ -55,12 +85,36 @@ def serve(
         api_key=api_key or None,
         max_queued=max_queued,
         max_body_bytes=max_body,
+        max_stored=max_stored,
+        max_stored_bytes=max_stored_bytes,
         timeout_s=timeout,
+        cors=tuple(cors or ()),
+        vllm_metrics=vllm_metrics,
         strict_fields=strict_fields,
         grace_s=grace,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        keep_alive_s=keep_alive,
     )
-    load_method_modules(method_module)
-    llm = model_options.open(max_running=max_running, itl_ms=itl_ms)
-    configure(log_format)
-    note(f"{llm!r} at http://{host}:{port}/v1 (process {os.getpid()})")
-    make_server(llm, settings, host, port).run()
+    end_at_signals()
+    sockets = listen(host, port)
+    url = f"http://{address_text(host, sockets[0].getsockname()[1])}/v1"
+    note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
+    with LoadingPage(sockets):
+        load_method_modules(method_module)
+        llm = model_options.open(max_running=max_running, itl_ms=itl_ms if isinstance(itl_ms, float) else None)
+        if itl_ms == "auto":
+            llm.engine.choose_itl()
+        configure(log_format)
+        server = make_server(llm, settings, host, port)
+        server.warm()
+    note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, itl_ms)}")
+    server.run(sockets)
+
+
+def _itl_text(llm: "LLM", asked: float | str) -> str:
+    objective = llm.engine.config.itl_ms
+    if objective is None:
+        return "no ITL objective: long prompts may hold up streams"
+    chosen = " (chosen; --itl-ms changes it)" if asked == "auto" else ""
+    return f"ITL objective {objective:g} ms{chosen}"

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twostroke.backends.interface import LazyLogits
@@ -15,6 +15,7 @@ from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
+from twostroke.engine.objective import comfortable_itl_ms
 from twostroke.engine.placement import Placement
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
@@ -85,6 +86,13 @@ class Engine:
             if config.itl_ms is not None and self._forecast is None:
                 self._forecast = Forecast.calibrated(self.models.values())
             self._config = config
+
+    def choose_itl(self) -> None:
+        """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
+        if self._forecast is None:
+            self._forecast = Forecast.calibrated(self.models.values())
+        step_s = self._forecast.decode_step(self.models[self.default])
+        self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
     @property
     def num_waiting(self) -> int:

@@ -26,6 +26,10 @@ class Forecast:
         """Calibrate each model, which takes about a second each."""
         return cls({model: calibrate(model) for model in dict.fromkeys(models)})
 
+    def decode_step(self, model: Model) -> float:
+        """Predicted seconds of a step in which one sequence makes a token."""
+        return self._predictors[model].seconds([Rows(1, 0, 1)])
+
     def planned(self, plan: Plan) -> float:
         """Predicted seconds of a planned step."""
         return self._seconds(

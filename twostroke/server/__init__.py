@@ -14,8 +14,11 @@ A route (openai/routes) reads a body and calls `generate` (generate.py), which l
     exchange = engine.reserve(...)  ->  requests = prepare()  ->  engine.begin(exchange, requests)
              ->  exchange.updates()  ->  answer  ->  JSON or an EventStream (transport.py)
 
-`AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps. A further API is
-a folder beside `openai`: its schemas, its answers, its routes. Everything else here is shared.
+`AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps.
+
+An API is a folder: `openai`, `anthropic`, `ollama`. It has its schemas, its answers and its routes. The others
+translate a conversation into OpenAI's (openai/conversation.py) and read what comes back through a `Turn` (turn.py). An
+error is written in the form of the API that was called (refusals.py). Everything else here is shared.
 
 Needs the extra `serve` (FastAPI, uvicorn, prometheus_client, llguidance). Only `twostroke serve` imports this package.
 """

@@ -1,4 +1,6 @@
-"""Health, metrics, and the prefix cache."""
+"""Health, the version, metrics, and the prefix cache."""
+
+from importlib import metadata
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
@@ -33,6 +35,12 @@ def _health(engine: AsyncEngine, fine: bool) -> Response:
         "failure": None if engine.failure is None else engine.failure.message,
     }
     return json_response(facts, 200 if fine else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The server's version."""
+    return json_response({"version": metadata.version("twostroke")})
 
 
 @router.get("/metrics")

@@ -25,6 +25,7 @@ class Answer(ABC):
     """
 
     done_marker = True  # whether a stream ends with [DONE]
+    media_type = "text/event-stream"
 
     def __init__(self, prefix: str, model: str, exchange: Exchange, n: int) -> None:
         """`prefix` begins the id; `model` is what the client called the model; `n` is choices of each prompt."""

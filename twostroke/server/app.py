@@ -4,11 +4,13 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
@@ -19,18 +21,30 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.metrics import Metrics
 from twostroke.server.middleware import Middleware
-from twostroke.server.openai.routes import generate, models, tokens
+from twostroke.server.ollama import generate as ollama
+from twostroke.server.ollama import models as ollama_models
+from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
+from twostroke.server.openai.stored import StoredResponses
+from twostroke.server.paths import Head, Paths
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
+ROUTES = (generate, responses, models, tokens, embeddings, anthropic, ollama, ollama_models, admin)
+CORS: dict[str, Any] = {
+    "allow_methods": ["*"],
+    "allow_headers": ["*"],
+    "expose_headers": ["x-request-id", "request-id", "retry-after", "x-twostroke-warnings"],
+    "allow_private_network": True,  # from a page of the internet to a server of the local network
+}
 
 
 def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     """An application that serves one model. Once it has started, only its own thread may use the model's engine."""
     settings = settings or Settings()
     load_installed()
-    engine = AsyncEngine(llm, settings, Metrics(llm))
+    metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
+    engine = AsyncEngine(llm, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -38,10 +52,21 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         yield
         await engine.stop()
 
+    app = routes_app(engine, lifespan)
+    app.add_middleware(Head)
+    app.add_middleware(Middleware, settings=settings, preflight=engine.preflight)
+    if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
+    return app
+
+
+def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
+    """The routes over an engine, and what becomes of their errors; without what is around every call."""
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
-    app.add_middleware(Middleware, settings=settings)
-    for routes in (generate, models, tokens, anthropic, admin):
+    app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
+    app.state.paths = Paths(routes.router for routes in ROUTES)
+    for routes in ROUTES:
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(InvalidRequest, _error_response)
@@ -53,10 +78,10 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
 async def _error_response(http: HttpRequest, error: Exception) -> Response:
     """Every error, in the form of the API that was called."""
-    return refused(http.url.path, _refusal(error))
+    return refused(http.url.path, _refusal(http, error))
 
 
-def _refusal(error: Exception) -> ApiError:
+def _refusal(http: HttpRequest, error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
@@ -64,6 +89,8 @@ def _refusal(error: Exception) -> ApiError:
             return invalid(error)
         case RequestValidationError():
             return from_validation(error.errors())
+        case HTTPException(status_code=404 | 405):
+            return http.app.state.paths.missing(http.scope)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:

@@ -1,6 +1,7 @@
 """The engine as the event loop sees it: admission, start and end of exchanges, and updates on their way to them."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from typing import Any, TypeVar
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
-from twostroke.errors import EngineStopped
+from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
-from twostroke.server.grammar import Grammars
+from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.metrics import Metrics
+from twostroke.server.preflight import Facts, Preflight
 from twostroke.server.settings import Settings
 from twostroke.server.tracing import Tracer
 
@@ -31,6 +33,7 @@ class AsyncEngine:
     Attributes:
         name: what clients call the model.
         created: when serving began, in seconds since 1970.
+        preflight: tries out long bodies in another process.
         draining: no new work is taken.
     """
 
@@ -39,6 +42,7 @@ class AsyncEngine:
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+        self.preflight = Preflight(lambda: Facts.of(llm, settings, self.name, self.created))
         self.draining = False
         self._tracer = Tracer()
         self._exchanges: set[Exchange] = set()
@@ -55,6 +59,15 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
+    def warm(self) -> None:
+        """Prepare what the first calls would wait for: the tokenizer's form for grammars, and the preflight's worker.
+
+        Both take the interpreter's lock for a part of a second, in which streams would stand still.
+        """
+        self.preflight.start()
+        with contextlib.suppress(InvalidRequest):  # a model without an end token has no grammars
+            self.grammars.compile(json_schema({"type": "object"}))
+
     def drain(self, grace_s: float) -> None:
         """Take no new work, and cancel what still runs after `grace_s` seconds."""
         self.draining = True
@@ -66,6 +79,7 @@ class AsyncEngine:
         self._abort_all()
         await asyncio.to_thread(self._thread.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.preflight.stop)
 
     @property
     def alive(self) -> bool:
@@ -114,6 +128,12 @@ class AsyncEngine:
             return await asyncio.wrap_future(self._thread.call(action))
         except EngineStopped as error:
             raise from_engine(error) from None
+
+    def needs_state(self) -> None:
+        """A route calls this before it reads what the server keeps in memory, such as stored answers.
+
+        The preflight's worker has none of it, so there the call ends here and passes.
+        """
 
     # Inside -----------------------------------------------------------------------------------------------------------
 

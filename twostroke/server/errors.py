@@ -62,6 +62,14 @@ class ShuttingDown(ApiError):
         super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
 
 
+class Loading(ApiError):
+    """The model is not there yet."""
+
+    def __init__(self) -> None:
+        message = "the model is being loaded: try again in 2 s"
+        super().__init__(503, message, code="loading", headers={"retry-after": "2"})
+
+
 class DeadlineExceeded(ApiError):
     """The request did not end before its deadline."""
 

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
+from twostroke.server.vllm_metrics import VllmMetrics
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -52,7 +53,8 @@ def _counter(name: str, text: str, value: float) -> Metric:
 class Metrics:
     """Every metric of one server, in its own registry."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, vllm_name: str | None = None) -> None:
+        """With `vllm_name`, what clients call the model, there are vLLM's names beside ours."""
         self.registry = registry = CollectorRegistry()
         registry.register(EngineCollector(llm))
 
@@ -79,6 +81,7 @@ class Metrics:
         self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
         self._rejected = counter("rejected_requests", "Requests refused because the queue is full", "reason")
         self._errors = counter("errors", "Prompts that failed", "error")
+        self._vllm = None if vllm_name is None else VllmMetrics(llm, vllm_name, registry)
         self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=registry)
 
     def step(self, seconds: float, report: StepReport) -> None:
@@ -87,12 +90,16 @@ class Metrics:
         self._step.labels(kind).observe(seconds)
         if report.predicted_s is not None:
             self._predicted.labels(kind).observe(report.predicted_s)
+        if self._vllm is not None:
+            self._vllm.step(report)
         for name, tokens in (("prefill", report.prefill), ("decode", report.decode)):
             if tokens:
                 self._batch.labels(name).observe(tokens)
 
     def output_tokens(self, count: int) -> None:
         self._tokens.labels("output").inc(count)
+        if self._vllm is not None:
+            self._vllm.output_tokens(count)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
@@ -100,6 +107,8 @@ class Metrics:
     def finished(self, request: Request, error: Exception | None) -> None:
         """Count a prompt that is done, cancelled or failed."""
         timings = request.timings
+        if self._vllm is not None:
+            self._vllm.finished(request, error)
         self._tokens.labels("prompt").inc(request.prompt_tokens)
         self._tokens.labels("computed").inc(max(0, request.prefilled_tokens - request.cached_tokens))
         outcome = "error" if error is not None else "aborted" if request.cancelled else "done"

@@ -1,31 +1,40 @@
-"""Around every call: its id, the API key, the size of its body, and a line in the log."""
+"""Around every call: its id, the API key, the reading of its body, and a line in the log."""
 
+import asyncio
 import hmac
 import logging
 import re
 import secrets
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.errors import ApiError
 from twostroke.server.logs import request_id
+from twostroke.server.preflight import LONG_BODY, Call, Preflight
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
-from twostroke.server.transport import warning_header
+from twostroke.server.transport import ClientGone, unless_gone, warning_header
 
 log = logging.getLogger(__name__)
-OPEN = {"/health", "/health/ready", "/health/live", "/metrics"}  # for probes and scrapers, without a key
+OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
+LEAST_RATE = 16 << 10  # bytes per second of a body, once its time is over
+HUGE_BODY, HUGE_AT_ONCE = 1 << 20, 8  # bytes; so many are in memory at once
+_SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "root_path")
 
 
 class Middleware:
     """Puts `facts` into the ASGI scope: handlers add to them, and they are logged."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, preflight: Preflight | None = None) -> None:
+        """Without `preflight`, long bodies are not tried out first."""
+        self._app, self._settings, self._preflight = app, settings, preflight
+        self._huge = asyncio.Semaphore(HUGE_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -53,7 +62,11 @@ class Middleware:
             if refusal is not None:
                 await refused(scope["path"], refusal)(scope, receive, answered)
             else:
-                await self._app(scope, self._limited(receive), answered)
+                await self._call(scope, receive, answered)
+        except ApiError as error:
+            await refused(scope["path"], error)(scope, receive, answered)
+        except ClientGone:
+            facts["client"] = "gone"
         finally:
             facts["ms"] = round((time.perf_counter() - started) * 1e3, 1)
             log.info("request", extra={"facts": facts})
@@ -64,34 +77,70 @@ class Middleware:
         key = self._settings.api_key
         if key is not None and path not in OPEN:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
-            given = (
-                bearer if scheme.lower() == "bearer" else "",
-                headers.get("x-api-key", ""),
-            )  # the latter: Anthropic
+            given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))  # Anthropic's way
             # A comparison in constant time: otherwise the key could be guessed one character at a time.
             if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
                 message = "the API key is missing or wrong: send it as a bearer token or as x-api-key"
                 return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._settings.max_body_bytes:
-            # The body is not read, so the connection cannot be used again.
-            return ApiError(413, self._too_long, code="body_too_large", headers={"connection": "close"})
+            return self._too_long
         return None
 
     @property
-    def _too_long(self) -> str:
-        return f"the body is longer than {self._settings.max_body_bytes} bytes"
+    def _too_long(self) -> ApiError:
+        # The rest of the body is not read, so the connection cannot be used again.
+        message = f"the body is longer than {self._settings.max_body_bytes} bytes"
+        return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
 
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive` with a limit, for bodies without a content-length."""
-        seen = 0
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body, have a long one tried out, and call the application."""
+        body = bytearray()
+        async with AsyncExitStack() as memory:
+            await self._read(receive, body, memory)
+            whole = bytes(body)
+            del body
+            if self._preflight is not None and len(whole) > LONG_BODY:
+                sent = {key: scope[key] for key in _SENT if key in scope}
+                call = Call(sent, whole)
+                reply = await unless_gone(receive, self._preflight.check(call))
+                if reply is not None:
+                    await Response(reply.body, reply.status, dict(_texts(reply.headers)))(scope, receive, send)
+                    return
+        messages: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
 
-        async def receive_some() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._settings.max_body_bytes:
-                raise HTTPException(413, self._too_long)
-            return message
+        async def replayed() -> Message:
+            return messages.pop() if messages else await receive()
 
-        return receive_some
+        await self._app(scope, replayed, send)
+
+    async def _read(self, receive: Receive, body: bytearray, memory: AsyncExitStack) -> None:
+        """Read a body. Raises ApiError if it is too long or comes too slowly, ClientGone if it does not come at all.
+
+        A huge body waits, unread, until others have gone: at most `HUGE_AT_ONCE` are in memory.
+        """
+        held, began, loop = False, 0.0, asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            patience = self._settings.body_timeout_s + len(body) / LEAST_RATE
+            try:
+                async with asyncio.timeout_at(began + patience):
+                    message = await receive()
+            except TimeoutError:
+                message = f"the body did not come in time: {len(body)} bytes in {patience:.0f} s"
+                raise ApiError(408, message, code="body_timeout", headers={"connection": "close"}) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > self._settings.max_body_bytes:
+                raise self._too_long
+            if not message.get("more_body", False):
+                return
+            if len(body) > HUGE_BODY and not held:
+                waited = loop.time()
+                await memory.enter_async_context(self._huge)
+                held, began = True, began + loop.time() - waited
+
+
+def _texts(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+    return ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)

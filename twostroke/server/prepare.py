@@ -46,12 +46,22 @@ def check_length(llm: LLM, tokens: int) -> None:
         raise from_engine(error) from None
 
 
+def check_size(llm: LLM, text: str) -> None:
+    """Raise ApiError for a text that is certainly longer than the context, which takes no tokenization to tell."""
+    most = llm.config.max_position
+    if len(text) > 8 * most and (least := llm.tokenizer.least_tokens(text)) > most:
+        message = f"the prompt has {len(text):,} characters, so at least {least:,} tokens; the context holds {most:,}"
+        raise ApiError(400, f"{message}: shorten it", code="context_length_exceeded")
+
+
 def engine_requests(
     llm: LLM, prompts: Iterable[str | Sequence[int]], params: SamplingParams, technique: Method
 ) -> list[Request]:
     """A request for each prompt. Raises ApiError or InvalidRequest."""
     made: list[Request] = []
     for prompt in prompts:
+        if isinstance(prompt, str):
+            check_size(llm, prompt)
         tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         check_length(llm, len(tokens))
         made.append(llm.request(tokens, params, technique))
@@ -82,9 +92,11 @@ def chat_tokens(
     """
     if taken := TEMPLATE_VARIABLES & set(variables or {}):
         raise ApiError(400, f"{min(taken)} is set by the server: leave it out", param="chat_template_kwargs")
-    values = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
-    values["continue_final_message"] = continue_final_message
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    values = {**(variables or {}), **ends}
     messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
+    if sum(len(str(message.get("content"))) for message in messages) > 8 * llm.config.max_position:
+        check_size(llm, llm.tokenizer.chat(messages, tools=offered, **values))
     return llm.tokenizer.encode_chat(messages, tools=offered, **values)
 
 

@@ -1,8 +1,17 @@
 """How the server behaves, apart from the model. The options of `twostroke serve` are made from this file."""
 
+import re
 from dataclasses import dataclass
 
-from twostroke.fields import Checked, flag, integer, number, text
+from twostroke.fields import Checked, Rule, declare, flag, integer, number, text
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
+_ORIGINS = Rule(
+    tuple,
+    "Origin whose pages may call from a browser, such as https://chat.example; * for all. May be repeated.",
+    each=Rule(str, test=lambda text: bool(_ORIGIN.fullmatch(text))),
+    words="origins such as https://chat.example, without a path, or *",
+)
 
 
 @dataclass(frozen=True)
@@ -21,3 +30,12 @@ class Settings(Checked):
         False, help="Refuse requests with fields that have no effect, instead of a warning in the answer."
     )
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
+    max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
+    max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")
+    cors: tuple[str, ...] = declare((), _ORIGINS)
+    vllm_metrics: bool = flag(False, help="Give metrics under vLLM's names too, for dashboards made for it.")
+    header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")
+    body_timeout_s: float = number(
+        20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
+    )
+    keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")

@@ -66,9 +66,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """An answer as server-sent events, until it is complete, something fails, or the client goes."""
-
-    media_type = "text/event-stream"
+    """An answer as a stream of events, until it is complete, something fails, or the client goes."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class EventStream(Response):
         rest: AsyncIterator[tuple[int, Update]],
         exchange: Exchange,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=answer.media_type)
         # The base class has set the length of its empty body; a stream's length is not known.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange

@@ -1,7 +1,7 @@
 """Anthropic's message, as a whole and as events of its blocks."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from twostroke.engine.track import Token
@@ -9,7 +9,6 @@ from twostroke.server.answer import Answer
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
-from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.turn import Turn
 
@@ -21,10 +20,9 @@ class MessageAnswer(Answer):
 
     done_marker = False
 
-    def __init__(self, model: str, exchange: Exchange, body: ChatBody, warnings: Sequence[str]) -> None:
+    def __init__(self, model: str, exchange: Exchange) -> None:
         super().__init__("msg_", model, exchange, 1)
         self._turn = Turn(exchange.requests[0])
-        self._warnings = warnings
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -81,8 +79,7 @@ class MessageAnswer(Answer):
 
     def _read(self, token: Token) -> list[Piece]:
         self.output_tokens += 1
-        pieces = self._turn.read(token)
-        reason = self._turn.reason(token)
+        pieces, reason = self._turn.read(token), self._turn.reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None
             self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")
@@ -112,7 +109,7 @@ class MessageAnswer(Answer):
         return {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
 
     def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
-        message = {
+        return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -122,7 +119,6 @@ class MessageAnswer(Answer):
             "stop_sequence": self._stop if reason is not None else None,
             "usage": self.usage(),
         }
-        return message | ({"warnings": list(self._warnings)} if self._warnings else {})
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

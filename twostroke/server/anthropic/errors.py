@@ -19,8 +19,5 @@ _TYPES = {
 def error_body(error: ApiError) -> dict[str, Any]:
     """Anthropic's error object: the body of a response, or the last event of a stream."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-        "request_id": request_id.get(),
-    }
+    body = {"type": "error", "error": {"type": kind, "message": error.message}}
+    return body | ({"request_id": name} if (name := request_id.get()) is not None else {})

@@ -11,7 +11,8 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.conversation import Conversation
-from twostroke.server.transport import json_response
+from twostroke.server.openai.told import tell
+from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -21,10 +22,13 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = translated(body, engine.name)
+    tell(http, body)
+    warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 
     def answer(exchange: Exchange) -> Answer:
-        return MessageAnswer(body.model, exchange, conversation.body, warnings)
+        warn(http.scope, conversation.warnings)
+        return MessageAnswer(body.model, exchange)
 
     return await generate(http, chat.terms(), conversation.requests, answer)
 
@@ -34,5 +38,6 @@ async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
     """How many tokens the same body has as a prompt."""
     engine: AsyncEngine = http.app.state.engine
     chat, _ = translated(body, engine.name)
+    tell(http, body)
     tokens = await engine.aside(Conversation(engine, chat).tokens)
     return json_response({"input_tokens": len(tokens)})

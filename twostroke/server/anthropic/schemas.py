@@ -1,10 +1,11 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.common import Lenient
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, Undeclared
 
 
 def _blocks(value: Any) -> Any:
@@ -12,10 +13,13 @@ def _blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Block(Lenient, extra="allow"):
-    """A block of content. `translate.py` says which types are read."""
+class Block(Lenient):
+    """A block of content. `translate.py` says which types, and which of their fields, are read."""
 
     type: str
+
+    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+        yield from ()
 
 
 Content = Annotated[list[Block], BeforeValidator(_blocks)]
@@ -31,11 +35,18 @@ class Message(Lenient):
 class Tool(Lenient):
     """A tool of the client's, with a schema; or one of Anthropic's own, which has a type and no schema."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
+    )
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     type: str = "custom"
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool = False
+
+    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+        if self.input_schema is not None:  # one of Anthropic's own is left out as a whole
+            yield from super().undeclared(path)
 
 
 class ToolChoice(Lenient):
@@ -54,14 +65,23 @@ class OutputFormat(Lenient):
 
 
 class OutputConfig(Lenient):
-    """The format of the answer. An effort is accepted and has no effect."""
+    """The format of the answer."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"effort"})
     format: OutputFormat | None = None
-    effort: str | None = None
 
 
 class PromptBody(Lenient):
     """What a prompt is made of. Cache marks have no effect: every prompt is cached."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"cache_control", "betas", "context_management", "metadata", "service_tier", "inference_geo", "diagnostics"}
+    )
+    WITHOUT_EFFECT: ClassVar[Neutral] = {
+        "container": (),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+    }
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -71,9 +91,6 @@ class PromptBody(Lenient):
     thinking: dict[str, Any] = Field(default_factory=dict, description="Accepted: the model does not think apart.")
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None
-    cache_control: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
 
 
 class MessagesBody(PromptBody):
@@ -90,8 +107,3 @@ class MessagesBody(PromptBody):
     method: str | dict[str, Any] | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    service_tier: str | None = None
-    container: Any = None
-    inference_geo: str | None = None
-    speed: str | None = None

@@ -36,9 +36,7 @@ def translated(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:
         schema = {"name": "output", "schema": wanted.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if body.messages[-1].role == "assistant":  # the answer goes on from it
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    if body.mcp_servers:
-        warnings.append("mcp_servers are left out: this server calls no others")
+        fields["continue_final_message"] = True
     if isinstance(body, MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
         fields["stop"] = [stop for stop in body.stop_sequences if stop]

@@ -46,8 +46,8 @@ class Conversation:
         """The prompt. Takes long: call it off the event loop."""
         return truncated(self._engine.llm, prompt_tokens(self._engine.llm, self.body), self.body.truncate_prompt_tokens)
 
-    def requests(self) -> list[Request]:
-        """The engine's requests. Takes long: call it off the event loop."""
+    def requests(self, raw: str | None = None) -> list[Request]:
+        """The engine's requests; `raw` is a prompt in place of the messages. Takes long: call it off the event loop."""
         body, llm = self.body, self._engine.llm
         most = body.max_completion_tokens or body.max_tokens
         functions = [function.for_template() for function in body.callable_functions]
@@ -59,7 +59,7 @@ class Conversation:
         follow = constraint(self._engine.grammars, body, self.warnings, reader)
         params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
         params = replace(params, reader=reader)
-        return engine_requests(llm, [self.tokens()], params, self._technique)
+        return engine_requests(llm, [self.tokens() if raw is None else raw], params, self._technique)
 
 
 def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:

@@ -5,8 +5,9 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answer import Answer, logprob, timings
+from twostroke.server.answer import Answer, timings
 from twostroke.server.exchange import Exchange
+from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
@@ -32,7 +33,7 @@ class ChatAnswer(Answer):
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
         deltas = [_delta(piece) for piece in self._turns[token.choice].read(token)]
-        logprobs = {"content": [self._entry(token)]} if self._logprobs else None
+        logprobs = {"content": [entry(self._tokenizer, token)]} if self._logprobs else None
         if not deltas and (logprobs or token.finish_reason):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
@@ -50,7 +51,7 @@ class ChatAnswer(Answer):
         for piece in self._turns[token.choice].read(token):
             _add(message, piece)
         if self._logprobs:
-            self._entries[token.choice].append(self._entry(token))
+            self._entries[token.choice].append(entry(self._tokenizer, token))
         self._reasons[token.choice] = self._turns[token.choice].reason(token)
 
     def whole(self) -> dict[str, Any]:
@@ -80,14 +81,6 @@ class ChatAnswer(Answer):
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-
-    def _entry(self, token: Token) -> dict[str, Any]:
-        top = [self._probability(id, value) for id, value in token.top_logprobs or ()]
-        return {**self._probability(token.id, token.logprob), "top_logprobs": top}
-
-    def _probability(self, id: int, value: float | None) -> dict[str, Any]:
-        data = list(self._tokenizer.token_bytes(id, skip_special=False))
-        return {"token": self._tokenizer.token_text(id), "logprob": logprob(value), "bytes": data}
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

@@ -1,115 +1,217 @@
-"""OpenAI's responses: one message of text, as a whole or as typed events."""
+"""OpenAI's responses: messages and calls, as a whole or as typed events."""
 
+import json
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
 from twostroke.server.answer import Answer, timings
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
+from twostroke.server.openai.answers.logprobs import entry
+from twostroke.server.openai.items import Offer
 from twostroke.server.openai.schemas.responses import ResponsesBody
+from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.turn import Turn
+
+Event = dict[str, Any]
+_PLAIN = Offer({})
+# Fields of the body that the response repeats.
+_ECHOED = (
+    *("instructions", "previous_response_id", "store", "max_output_tokens", "max_tool_calls", "metadata", "tools"),
+    *("tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_logprobs", "truncation"),
+    *("reasoning", "prompt_cache_key", "safety_identifier", "user"),
+)
 
 
 class ResponsesAnswer(Answer):
-    """A response whose output is one message."""
+    """A response: its output's items, in the order in which they were written."""
 
     done_marker = False
 
-    def __init__(self, model: str, exchange: Exchange, body: ResponsesBody) -> None:
-        super().__init__("resp_", model, exchange, body.n)
-        self._asked = body
-        self._item_id = f"msg_{secrets.token_hex(16)}"
-        self._text, self._reason = "", None
+    def __init__(
+        self,
+        model: str,
+        exchange: Exchange,
+        body: ResponsesBody,
+        tokenizer: Tokenizer,
+        *,
+        offers: Mapping[str, Offer],
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`offers` are the tools by name; `keep` is given the whole response once it is complete."""
+        super().__init__("resp_", model, exchange, 1)
+        self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
+        self._turn = Turn(exchange.requests[0])
+        self._items: list[dict[str, Any]] = []
+        self._open = False  # whether the last item goes on
+        self._reason: str | None = None
+        self._entries: list[dict[str, Any]] = []  # log-probabilities whose text has not been sent
         self._number = 0
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self) -> Iterator[Event]:
         for name in ("created", "in_progress"):
-            yield self._event(name, response=self._response("in_progress", []))
-        yield self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._event("content_part.added", **self._where, part=self._part(""))
+            yield self._event(name, response=self._response("in_progress"))
 
-    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
-        self.keep(prompt, token)
-        if token.text:
-            yield self._event("output_text.delta", **self._where, delta=token.text, logprobs=[])
+    def events(self, prompt: int, token: Token) -> Iterator[Event]:
+        self.output_tokens += 1
+        self._reason = token.finish_reason
+        if self._asked.wants_logprobs:
+            self._entries.append(entry(self._tokenizer, token))
+        for piece in self._turn.read(token):
+            yield from self._add(piece)
 
-    def closing(self) -> Iterator[dict[str, Any]]:
-        part = self._part(self._text)
-        yield self._event("output_text.done", **self._where, text=self._text, logprobs=[])
-        yield self._event("content_part.done", **self._where, part=part)
-        yield self._event("output_item.done", output_index=0, item=self._item(self._status, [part]))
-        yield self._event(self._status, response=self.whole())
+    def closing(self) -> Iterator[Event]:
+        yield from self._end()
+        response = self._response(self._status)
+        self._keep(response)
+        yield self._event(self._status, response=response)
 
     def keep(self, prompt: int, token: Token) -> None:
-        self.output_tokens += 1
-        self._text += token.text
-        self._reason = token.finish_reason
+        for _ in self.events(prompt, token):
+            pass
 
     def whole(self) -> dict[str, Any]:
-        return self._response(self._status, [self._item(self._status, [self._part(self._text)])])
+        *_, last = self.closing()
+        return last["response"]
 
-    def encode(self, event: dict[str, Any]) -> bytes:
+    def encode(self, event: Event) -> bytes:
         return f"event: {event['type']}\n".encode() + super().encode(event)
 
-    def failed(self, error: ApiError) -> dict[str, Any]:
-        return self._event("failed", response={**self._response("failed", []), "error": _error(error)})
+    def failed(self, error: ApiError) -> Event:
+        facts = {"code": error.code or "server_error", "message": error.message}
+        return self._event("failed", response={**self._response("failed"), "error": facts})
 
     def usage(self) -> dict[str, Any]:
         usage = super().usage()
         return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
 
+    # Items ------------------------------------------------------------------------------------------------------------
+
+    def _add(self, piece: Piece) -> Iterator[Event]:
+        match piece:
+            case PlainText(text):
+                if not self._open or self._items[-1]["type"] != "message":
+                    yield from self._begin_message()
+                part = self._items[-1]["content"][0]
+                part["text"] += text
+                entries, self._entries = self._entries, []
+                part["logprobs"] += entries
+                yield self._event("output_text.delta", **self._at_part, delta=text, logprobs=entries)
+            case CallStart(_, id, name):
+                self._entries = []
+                offer = self._offers.get(name, _PLAIN)
+                item = {"type": "function_call", "id": f"fc_{secrets.token_hex(16)}", "arguments": ""}
+                if offer.custom:
+                    item = {"type": "custom_tool_call", "id": f"ctc_{secrets.token_hex(16)}", "input": ""}
+                item |= {"status": "in_progress", "call_id": id, "name": name}
+                yield from self._begin(item | ({"namespace": offer.namespace} if offer.namespace else {}))
+            case CallArguments(_, text):
+                self._entries = []
+                item = self._items[-1]
+                if item["type"] == "custom_tool_call":
+                    item["input"] += text  # JSON until the call is complete
+                else:
+                    item["arguments"] += text
+                    yield self._event("function_call_arguments.delta", **self._at_item, delta=text)
+
+    def _begin_message(self) -> Iterator[Event]:
+        item = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant"}
+        yield from self._begin({**item, "status": "in_progress", "content": []})
+        self._items[-1]["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+        yield self._event("content_part.added", **self._at_part, part=self._part)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._complete("completed")
+        self._items.append(item)
+        self._open = True
+        yield self._event("output_item.added", output_index=self._last, item={**item})
+
+    def _complete(self, status: str) -> Iterator[Event]:
+        """End the item that is open, if any."""
+        if not self._open:
+            return
+        self._open, item = False, self._items[-1]
+        item["status"] = status
+        match item["type"]:
+            case "message":
+                text, entries = item["content"][0]["text"], item["content"][0]["logprobs"]
+                yield self._event("output_text.done", **self._at_part, text=text, logprobs=entries)
+                yield self._event("content_part.done", **self._at_part, part=self._part)
+            case "function_call":
+                facts = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("function_call_arguments.done", **self._at_item, **facts)
+            case _:
+                item["input"] = _freeform(item["input"])
+                yield self._event("custom_tool_call_input.delta", **self._at_item, delta=item["input"])
+                yield self._event("custom_tool_call_input.done", **self._at_item, input=item["input"])
+        yield self._event("output_item.done", output_index=self._last, item={**item})
+
+    def _end(self) -> Iterator[Event]:
+        if not self._items:
+            yield from self._begin_message()
+        yield from self._complete(self._status)
+
+    @property
+    def _last(self) -> int:
+        return len(self._items) - 1
+
+    @property
+    def _at_item(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": self._last}
+
+    @property
+    def _at_part(self) -> dict[str, Any]:
+        return {**self._at_item, "content_index": 0}
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        return {**self._items[-1]["content"][0]}
+
+    # The response -----------------------------------------------------------------------------------------------------
+
     @property
     def _status(self) -> str:
         return "incomplete" if self._reason == "length" else "completed"
 
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _event(self, name: str, **fields: Any) -> dict[str, Any]:
+    def _event(self, name: str, /, **fields: Any) -> Event:
         self._number += 1
         return {"type": f"response.{name}", "sequence_number": self._number - 1, **fields}
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _part(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, status: str) -> dict[str, Any]:
         body, done = self._asked, status in ("completed", "incomplete")
-        return {
+        wanted = body.text.format.model_dump(by_alias=True, exclude_unset=True) | {"type": body.text.format.type}
+        response = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "model": self.model,
-            "output": output,
+            "output": self._items if done else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata,
-            "parallel_tool_calls": False,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "tool_choice": "none",
-            "tools": [],
-            "text": {
-                "format": body.text.format.model_dump(by_alias=True, exclude_unset=True)
-                | {"type": body.text.format.type}
-            },
+            "background": False,
+            "service_tier": "default",
+            "text": {"format": wanted},
             "usage": self.usage() if done else None,
             "timings": timings(self.exchange.requests[0]) if done else None,
         }
+        return response | {name: getattr(body, name) for name in _ECHOED}
 
 
-def _error(error: ApiError) -> dict[str, Any]:
-    return {"code": error.code or "server_error", "message": error.message}
+def _freeform(arguments: str) -> str:
+    """The text that a custom tool was called with. Of a call that was cut off, what was written."""
+    try:
+        return json.loads(arguments)["input"]
+    except (ValueError, KeyError, TypeError):
+        return arguments

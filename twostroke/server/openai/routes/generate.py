@@ -1,4 +1,4 @@
-"""/v1/completions, /v1/chat/completions and /v1/responses."""
+"""/v1/completions and /v1/chat/completions."""
 
 from dataclasses import replace
 
@@ -15,14 +15,12 @@ from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
-from twostroke.server.openai.answers.responses import ResponsesAnswer
-from twostroke.server.openai.constraints import compiled, constraint, json_grammar
+from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.conversation import Conversation
-from twostroke.server.openai.schemas.chat import ChatBody, Message
+from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.told import tell
-from twostroke.server.prepare import chat_tokens, check_length, choose_method, engine_requests, truncated
+from twostroke.server.prepare import check_length, choose_method, engine_requests, truncated
 from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
@@ -74,45 +72,6 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
 
     def answer(exchange: Exchange) -> Answer:
         return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
-
-    return await generate(http, body.terms(), prepare, answer)
-
-
-@router.post("/responses")
-async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
-    """Answer an input with text."""
-    engine: AsyncEngine = http.app.state.engine
-    tell(http, body)
-    body = body.with_defaults(engine.llm.generation)
-    technique = choose_method(engine.name, body.model, body.method)
-    refuse(
-        ("previous_response_id", body.previous_response_id is not None),
-        ("tools", bool(body.tools)),
-        ("n", body.n != 1),
-        ("prompt_logprobs", body.prompt_logprobs is not None),
-    )
-
-    def prepare() -> list[Request]:
-        wanted, told = body.text.format, list[str]()
-        if wanted.type == "text":
-            grammar = constraint(engine.grammars, body, told)
-        else:
-            refuse(
-                *(
-                    (field, getattr(body, field) is not None)
-                    for field in ("response_format", "regex", "choice", "grammar")
-                )
-            )
-            grammar = compiled(engine.grammars, "text", json_grammar(wanted.schema_, wanted.strict, told))
-        warn(http.scope, told)
-        first = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-        turns = [Message(role=message.role, content=message.content) for message in body.input]
-        prompt = chat_tokens(engine.llm, [message.for_template() for message in (*first, *turns)])
-        params = body.sampling(body.max_output_tokens, None, grammar)
-        return engine_requests(engine.llm, [prompt], params, technique)
-
-    def answer(exchange: Exchange) -> Answer:
-        return ResponsesAnswer(body.model or engine.name, exchange, body)
 
     return await generate(http, body.terms(), prepare, answer)
 

@@ -1,4 +1,4 @@
-"""The body of /v1/responses: text in, text out."""
+"""The body of /v1/responses."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -6,19 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import others
-from twostroke.server.openai.schemas.chat import Content, Text
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
 from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
 
-
-class InputMessage(Content):
-    """One turn of the input."""
-
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
 
 
 class TextFormat(Lenient):
@@ -44,39 +36,56 @@ class TextOptions(Lenient):
     format: TextFormat = TextFormat()
 
 
-def _messages(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+def _items(value: Any) -> Any:
+    """A text is one message. An item's type may be left out where its other fields tell it."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [_typed(item) if isinstance(item, dict) else item for item in value]
+
+
+def _typed(item: dict[str, Any]) -> dict[str, Any]:
+    if item.get("type") is not None:
+        return item
+    return {**item, "type": "message" if "role" in item else "item_reference"}
 
 
 class ResponsesBody(GenerateBody):
-    """Answer an input. Answers are not stored, so one cannot be continued by its id."""
+    """Answer an input. `items.py` says which items, tools and choices are read."""
 
     LIMIT: ClassVar[str] = "max_output_tokens"
     ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
     }
-    HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS | {
-        "include",
-        "parallel_tool_calls",
-        "store",
-        "tool_choice",
-        "truncation",
-    }
-    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT | {
-        "reasoning": ({},),
-        "reasoning_effort": (),
-        "top_logprobs": (0,),
-    }
+    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT | {"context_management": ([],)}
     UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
-        "max_tool_calls": (),
     }
-    input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
+    input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
     max_output_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
     text: TextOptions = TextOptions()
-    metadata: dict[str, str] = Field(default_factory=dict)
-    previous_response_id: str | None = None
-    tools: list[Any] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
+    include: list[str] = Field(default_factory=list)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    # Without effect; the response repeats them.
+    reasoning: dict[str, Any] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities were asked for, in either way."""
+        return LOGPROBS in self.include or self.top_logprobs > 0

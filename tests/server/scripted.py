@@ -1,0 +1,25 @@
+"""Answers whose text is known, to test how an API writes it."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.timings import Timings
+from twostroke.engine.track import Token
+from twostroke.server.tool_parser import call_reading
+
+
+def exchange(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
+    """What an answer asks of its exchange: one request, which offered these functions."""
+    reader = call_reading(tokenizer, functions, parallel=True)
+    params = SimpleNamespace(reader=reader)
+    request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_tokens=0)
+    return SimpleNamespace(requests=[request])
+
+
+def tokens(text: str, reason: str = "stop", size: int = 3) -> list[Token]:
+    """A text in tokens of `size` characters; an empty one ends it."""
+    pieces = [*(text[i : i + size] for i in range(0, len(text), size)), ""]
+    last = len(pieces) - 1
+    return [Token(0, one, None, None, i, 0, reason if i == last else None) for i, one in enumerate(pieces)]

@@ -1,0 +1,188 @@
+"""Ollama's client: answers over HTTP equal those of `LLM.chat`."""
+
+import json
+from typing import Any
+
+import ollama
+import pytest
+
+from tests.server import scripted
+from tests.server.conftest import Serving
+from twostroke.llm import LLM
+from twostroke.server.ollama.answers import OllamaAnswer
+
+MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
+OPTIONS: Any = {"num_predict": 20, "temperature": 1.0, "top_k": 30, "top_p": 0.95, "seed": 5, "num_ctx": 4096}
+SAMPLED: Any = {"max_tokens": 20, "temperature": 1.0, "top_k": 30, "top_p": 0.95, "seed": 5}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [{"type": "function", "function": {"name": "remember", "description": "x", "parameters": SCHEMA}}]
+
+
+@pytest.fixture(scope="module")
+def local(server: Serving) -> ollama.Client:
+    return ollama.Client(host=server.url, timeout=30)
+
+
+def test_chat(local: ollama.Client, reference: LLM) -> None:
+    expected = reference.chat(MESSAGES, **SAMPLED)
+    made = local.chat("tiny", MESSAGES, options=OPTIONS, keep_alive="5m", think=False)
+    assert made.message.content == expected.text
+    assert (made.model, made.done, made.message.role) == ("tiny", True, "assistant")
+    assert made.done_reason == expected.finish_reason
+    assert made.eval_count == len(expected.tokens)
+    assert made.prompt_eval_count == len(reference.tokenizer.encode_chat(MESSAGES))
+    for duration in (made.total_duration, made.prompt_eval_duration, made.eval_duration):
+        assert isinstance(duration, int)
+        assert 0 < duration < 30e9
+    assert (made.total_duration or 0) >= (made.eval_duration or 0)
+    assert local.chat("tiny:latest", MESSAGES, options=OPTIONS).message.content == expected.text
+    parts = list(local.chat("tiny", MESSAGES, options=OPTIONS, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == expected.text
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].eval_count == len(expected.tokens)
+
+
+def test_generate(local: ollama.Client, reference: LLM) -> None:
+    expected = reference.chat(MESSAGES, **SAMPLED)
+    made = local.generate("tiny", "the fox?", system="be quick", options=OPTIONS)
+    assert made.response == expected.text
+    parts = list(local.generate("tiny", "the fox?", system="be quick", options=OPTIONS, stream=True))
+    assert "".join(part.response or "" for part in parts) == expected.text
+    raw = local.generate("tiny", "the quick", raw=True, options=OPTIONS)
+    assert raw.response == reference.generate(["the quick"], **SAMPLED)[0].text
+    assert raw.prompt_eval_count == len(reference.tokenizer.encode("the quick"))
+
+
+def test_options(local: ollama.Client, reference: LLM) -> None:
+    whole = reference.chat(MESSAGES, **SAMPLED).text
+    stop = whole[len(whole) // 2 :][:2]
+    assert local.chat("tiny", MESSAGES, options={**OPTIONS, "stop": stop}).message.content == whole[: whole.index(stop)]
+    least = {"min_p": 0.1, "repeat_penalty": 1.2, "presence_penalty": 0.5}
+    ours: Any = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5}
+    expected = reference.chat(MESSAGES, **SAMPLED, **ours).text
+    assert local.chat("tiny", MESSAGES, options={**OPTIONS, **least}).message.content == expected
+    own = reference.chat(MESSAGES, max_tokens=20, seed=5, temperature=0.8, top_k=40, top_p=0.9).text
+    assert local.chat("tiny", MESSAGES, options={"num_predict": 20, "seed": 5}).message.content == own
+    listed = local.chat("tiny", MESSAGES, options={**OPTIONS, "num_predict": 3}, logprobs=True, top_logprobs=2)
+    assert [len(one.top_logprobs or ()) for one in listed.logprobs or ()] == [2, 2, 2]
+    assert local.chat("tiny", []).done_reason == "load"
+    assert local.generate("tiny", "").done_reason == "load"
+
+
+def test_formats(local: ollama.Client) -> None:
+    options: Any = {"num_predict": 200, "seed": 1}
+    made = local.chat("tiny", MESSAGES, format=SCHEMA, options=options)
+    assert set(json.loads(made.message.content or "")) == {"name", "age"}
+    assert (local.generate("tiny", "x", format="json", options={"num_predict": 9}).response or "").startswith("{")
+
+
+def test_tools(server: Serving) -> None:
+    """Results name a tool, and are the results of its calls in their order."""
+    turns: Any = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [
+            {"function": {"name": "remember", "arguments": {"name": "a", "age": 1}}},
+            {"function": {"name": "forget", "arguments": {}}},
+        ]},
+        {"role": "tool", "tool_name": "forget", "content": "gone"},
+        {"role": "tool", "tool_name": "remember", "content": "done"},
+    ]  # fmt: skip
+    arguments = ('{"name": "a", "age": 1}', "{}")
+    names = ("remember", "forget")
+    same: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": f"call_2_{i}", "type": "function", "function": {"name": names[i], "arguments": arguments[i]}}
+            for i in range(2)
+        ]},
+        {"role": "tool", "tool_call_id": "call_2_1", "name": "forget", "content": "gone"},
+        {"role": "tool", "tool_call_id": "call_2_0", "name": "remember", "content": "done"},
+    ]  # fmt: skip
+    body = {"model": "tiny", "messages": turns, "tools": TOOLS, "options": {"num_predict": 4}, "stream": False}
+    with server.http() as http:
+        made = http.post("/api/chat", json=body).json()
+    chat = server.client.chat.completions.create(model="tiny", messages=same, tools=TOOLS, max_tokens=4)
+    assert chat.usage is not None
+    assert made["prompt_eval_count"] == chat.usage.prompt_tokens
+
+
+def test_models(local: ollama.Client) -> None:
+    (model,) = local.list().models
+    assert model.model == "tiny"
+    assert model.size is not None
+    assert model.size > 0
+    shown = local.show("tiny")
+    assert shown.capabilities == ["completion", "tools"]
+    info: Any = shown.modelinfo
+    assert info[f"{info['general.architecture']}.context_length"] > 0
+    assert info["general.parameter_count"] > 0
+    (loaded,) = local.ps().models
+    assert loaded.context_length == info[f"{info['general.architecture']}.context_length"]
+    assert local.pull("tiny").status == "success"
+
+
+def test_version(server: Serving) -> None:
+    """Clients read three numbers, and compare them."""
+    with server.http() as http:
+        parts = http.get("/api/version").json()["version"].split(".")
+    assert [int(part) for part in parts] >= [0, 6, 4]
+
+
+def test_refusals(local: ollama.Client, server: Serving) -> None:
+    for call in (
+        lambda: local.chat("other", MESSAGES),
+        lambda: local.show("other"),
+        lambda: local.pull("other"),
+        lambda: next(iter(local.chat("other", MESSAGES, stream=True))),
+    ):
+        with pytest.raises(ollama.ResponseError, match="there is no model 'other'") as missing:
+            call()
+        assert missing.value.status_code == 404
+    for call in (
+        lambda: local.push("tiny"),
+        lambda: local.create("new", from_="tiny"),
+        lambda: local.delete("tiny"),
+        lambda: local.copy("tiny", "new"),
+    ):
+        with pytest.raises(ollama.ResponseError, match="cannot be changed through this server"):
+            call()
+    for call in (lambda: local.embed("tiny", "x"), lambda: local.embeddings("tiny", "x")):
+        with pytest.raises(ollama.ResponseError, match="this server gives no embeddings"):
+            call()
+    with pytest.raises(ollama.ResponseError, match="images are not supported"):
+        local.chat("tiny", [{"role": "user", "content": "x", "images": ["aGk="]}])
+    with pytest.raises(ollama.ResponseError, match="temperature"):
+        local.chat("tiny", MESSAGES, options={"temperature": -1})
+    with server.http() as http:
+        assert "format" in http.post("/api/generate", json={"model": "tiny", "prompt": "x", "format": "yaml"}).text
+        wrong = http.post("/api/chat", json={"model": "tiny", "messages": 5})
+        assert (wrong.status_code, list(wrong.json())) == (400, ["error"])
+        assert isinstance(wrong.json()["error"], str)
+        assert list(http.get("/api/nothing").json()) == ["error"]
+
+
+def test_calls_are_sent_as_a_whole(reference: LLM) -> None:
+    """In a stream each call comes once it is complete, with arguments as an object."""
+    text = 'hi <tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n' * 2
+    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+
+    def answer() -> OllamaAnswer:
+        return OllamaAnswer("tiny", exchange, reference.tokenizer, chat=True, logprobs=False)
+
+    stream, tokens = answer(), scripted.tokens(text)
+    lines = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
+    calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    expected = [{"index": i, "name": "remember", "arguments": {"name": "a", "age": 1}} for i in range(2)]
+    assert [call["function"] for call in calls] == expected
+    whole = answer()
+    for token in tokens:
+        whole.keep(0, token)
+    made = whole.whole()
+    assert [call["function"] for call in made["message"]["tool_calls"]] == expected
+    assert made["message"]["content"] == "".join(line["message"]["content"] for line in lines)
+    assert made["done_reason"] == "stop"

@@ -1,0 +1,276 @@
+"""Half-sent calls, long bodies, and other clients that must not stop the others."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tests.server.conftest import LONG, Serving, eventually, serving
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.server import middleware
+from twostroke.server.listen import listen
+from twostroke.server.loading import LoadingPage
+from twostroke.server.openai.routes import generate, tokens
+from twostroke.server.preflight import Preflight
+
+OpenTiny = Callable[..., LLM]
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HURRIED = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
+
+
+def parsers() -> list[str]:
+    return ["h11", "httptools"] if find_spec("httptools") else ["h11"]
+
+
+@pytest.fixture(scope="module", params=parsers())
+def hurried(request: pytest.FixtureRequest, tiny_directory: Callable[[str], Any]) -> Iterator[Serving]:
+    """A server without patience, with each of uvicorn's parsers that is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "h11" and "httptools" in parsers():
+            patch.setattr("uvicorn.protocols.http.httptools_impl.HttpToolsProtocol", H11Protocol)
+        patch.setattr(middleware, "LEAST_RATE", 1000)
+        llm = LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)
+        with serving(llm, **HURRIED) as running:
+            yield running
+
+
+def connect(running: Serving) -> socket.socket:
+    port = int(running.url.rpartition(":")[2])
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def read_all(sock: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := sock.recv(1 << 16):
+            data += piece
+    return data
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", None),  # nothing was asked: nothing is answered
+        (b"POST", 408),
+        (POST, 408),
+        (POST + b"content-length: 100\r\n\r\n", 408),
+        (POST + b'content-length: 100\r\n\r\n{"prompt"', 408),
+        (POST + b"transfer-encoding: chunked\r\n\r\n5\r\n{'pro", 408),
+        (POST.replace(b"/v1/completions", b"/nowhere") + b"content-length: 100\r\n\r\n", 408),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /heal", 200),  # and a half-sent second call
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 200),  # and then idle
+    ],
+)
+def test_half_sent_calls_end(sent: bytes, status: int | None, hurried: Serving) -> None:
+    """The connection is closed when the time is over, with 408 if something was asked."""
+    with connect(hurried) as sock:
+        began = time.monotonic()
+        sock.sendall(sent)
+        answer = read_all(sock)
+        assert 0.3 < time.monotonic() - began < 5
+    assert (answer.split()[1] if answer else None) == (None if status is None else str(status).encode())
+    if status == 408:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"connection: close" in head.lower()
+        assert json.loads(body)["error"]["code"] in ("header_timeout", "body_timeout")
+
+
+@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx: ", POST + b"content-length: 1000000\r\n\r\n"])
+def test_drop_by_drop_is_too_slow(start: bytes, hurried: Serving) -> None:
+    """Progress alone does not keep a connection open."""
+    with connect(hurried) as sock:
+        sock.sendall(start)
+        sock.settimeout(0.05)
+        answer, end = b"", time.monotonic() + 8
+        while not answer:
+            assert time.monotonic() < end
+            with contextlib.suppress(TimeoutError):
+                sock.sendall(b"a")
+                answer = sock.recv(1 << 16)
+        assert answer.split()[1] == b"408"
+
+
+def test_a_slow_body_that_moves_is_read(hurried: Serving) -> None:
+    """Longer than the time limit, at more than the least rate."""
+    body = json.dumps({"prompt": "the", "max_tokens": 2, "user": "x" * 1500}).encode()
+    with connect(hurried) as sock:
+        sock.sendall(POST + f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+        for at in range(0, len(body), 150):
+            sock.sendall(body[at : at + 150])
+            time.sleep(0.07)
+        assert read_all(sock).split()[1] == b"200"
+
+
+def test_a_long_answer_is_not_hurried(hurried: Serving) -> None:
+    """The limits are for calls, not for answers."""
+    with hurried.http() as http:
+        body = {"prompt": "the", "stream": True, **LONG, "max_tokens": 600}
+        began = time.monotonic()
+        assert http.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
+        assert time.monotonic() - began > HURRIED["body_timeout_s"]
+
+
+CONTEXT = 2048  # of the tiny model
+TEXT = "the quick brown fox "
+LONG_CALLS: list[tuple[str, dict[str, Any], int]] = [
+    ("/v1/completions", {"prompt": TEXT * 300_000}, 400),
+    ("/v1/completions", {"prompt": TEXT * 3000}, 400),
+    ("/v1/completions", {"prompt": [TEXT * 3000, "a"]}, 400),
+    ("/v1/completions", {"prompt": [5] * 20_000}, 400),
+    ("/v1/completions", {"prompt": [5] * 1_600_000}, 413),
+    ("/v1/completions", {"prompt": "a", "x": [[]] * 150_000}, 413),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {f"x{i}": 1 for i in range(5000)}}, 400),
+    ("/v1/completions", {"prompt": "a", "choice": list(range(20_000))}, 400),
+    ("/v1/completions", {"prompt": "a", "model": "x" * 20_000}, 404),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT * 300_000}]}, 400),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * 5000}, 400),
+    ("/v1/chat/completions", {"messages": [{}] * 20_000}, 400),
+    ("/nowhere", {"prompt": TEXT * 3000}, 404),
+    # These pass, and are answered as if they were short.
+    ("/v1/completions", {"prompt": "the", "max_tokens": 4, "temperature": 0, "user": "x" * 20_000}, 200),
+    ("/v1/completions", {"prompt": " " * 20_000 + "the", "max_tokens": 4, "stop": ["x" * 900] * 30}, 400),
+    ("/v1/completions", {"prompt": [[5] * 9] * 99 + [[5] * 1000] * 9, "max_tokens": 1, "temperature": 0}, 200),
+    ("/tokenize", {"prompt": TEXT * 3000}, 200),
+    ("/detokenize", {"tokens": [5] * 20_000}, 200),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), LONG_CALLS)
+def test_a_long_body_is_answered_as_before(
+    path: str, body: dict[str, Any], status: int, server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried out in the worker, the answer is that of the routes; only what the engine must serve reaches them."""
+    with server.http() as http:
+        tried = http.post(path, json=body)
+        assert tried.status_code == status, tried.text[:300]
+        if status == 413:
+            assert tried.json()["error"]["code"] == "body_too_large"
+            return
+        monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)
+        direct = http.post(path, json=body)
+    assert direct.status_code == status
+    if path.startswith("/v1") and status == 200:
+        tried_choices, direct_choices = ([one["text"] for one in made.json()["choices"]] for made in (tried, direct))
+        assert tried_choices == direct_choices
+    else:
+        assert tried.json() == direct.json()
+        assert tried.headers["content-type"] == direct.headers["content-type"]
+        assert len(tried.headers.get_list("x-request-id")) == 1
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_is_surely_too_long_is_not_tokenized(chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)  # in this process, to see that nothing is encoded
+    monkeypatch.setattr(server.llm.tokenizer, "encode", None)
+    text = TEXT * 30_000
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions" if chat else "/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_refusals_reach_no_route_here(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long body that is refused is neither read nor checked in the process of the engine."""
+    for routes in (generate, tokens):
+        monkeypatch.setattr(routes, "choose_method", lambda *_: pytest.fail("a route was called"))
+    with server.http() as http:
+        for path, body, status in LONG_CALLS:
+            if status >= 400:
+                assert http.post(path, json=body).status_code == status, (path, str(body)[:60])
+
+
+def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed for memory, or stopped for time: that call is refused, and the next one finds a new worker."""
+    long = {"prompt": "the", "max_tokens": 2, "user": "x" * 20_000}
+    with serving(open_tiny()) as running, running.http() as http:
+        assert http.post("/v1/completions", json=long).status_code == 200
+        preflight: Preflight = running.server._app.state.engine.preflight  # pyright: ignore[reportPrivateUsage]
+        worker: Any = preflight._worker  # pyright: ignore[reportPrivateUsage]
+        worker._process.kill()
+        answer = http.post("/v1/completions", json=long)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        assert http.post("/v1/completions", json=long).status_code == 200
+        monkeypatch.setattr("twostroke.server.preflight.MOST_SECONDS", 0)
+        assert http.post("/v1/completions", json=long).status_code == 413
+        ended: Any = worker._process
+    assert ended.poll() is not None
+
+
+def test_the_worker_ends_with_the_server(open_tiny: OpenTiny) -> None:
+    with serving(open_tiny()) as running, running.http() as http:
+        http.post("/tokenize", json={"prompt": TEXT * 3000})
+        worker: Any = running.server._app.state.engine.preflight._worker  # pyright: ignore[reportPrivateUsage]
+        assert worker._process.poll() is None
+    assert worker._process.poll() is not None
+
+
+def test_a_technique_that_the_worker_lacks(server: Serving) -> None:
+    """It was registered here alone, so the call passes."""
+    from twostroke.methods import METHODS, Plain
+
+    METHODS["here"] = Plain
+    try:
+        with serving(server.llm) as running, running.http() as http:
+            body = {"prompt": "the", "max_tokens": 2, "method": "here", "user": "x" * 20_000}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    finally:
+        del METHODS["here"]
+
+
+def test_a_client_that_leaves_the_preflight(server: Serving) -> None:
+    """Its body is forgotten, and the server goes on."""
+    body = {"messages": [{}] * 90_000}
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout), server.http() as http:
+            http.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.02))
+    with server.http() as http:
+        assert http.post("/v1/completions", json={"prompt": "the", "user": "x" * 20_000}).status_code == 200
+        eventually(lambda: http.get("/health").json()["in_flight"] == 0)
+
+
+def test_binding() -> None:
+    """One line that says what to do, for each reason."""
+    [sock] = listen("127.0.0.1", 0)
+    with sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(InvalidRequest, match=rf"cannot listen at 127.0.0.1:{port}: the port is taken: .*--port"):
+            listen("127.0.0.1", port)
+        with pytest.raises(InvalidRequest, match="not one of this machine's"):
+            listen("192.0.2.1", 0)
+        with pytest.raises(InvalidRequest, match="no such host"):
+            listen("nowhere.invalid", 0)
+        with pytest.raises(InvalidRequest, match="no such host"):
+            listen("x" * 100 + ".invalid", 0)
+
+
+def test_every_address_of_a_name_has_one_port() -> None:
+    sockets = listen("localhost", 0)
+    assert len({sock.getsockname()[1] for sock in sockets}) == 1
+    for sock in sockets:
+        sock.close()
+
+
+def test_calls_while_the_model_is_loaded() -> None:
+    """503 with the time to wait; the sockets stay open for the server, and what comes in between waits."""
+    sockets = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    with LoadingPage(sockets):
+        for method, path in (("GET", "/health"), ("POST", "/v1/completions"), ("HEAD", "/")):
+            answer = httpx.request(method, url + path, content=b"x" * 300_000 if method == "POST" else None)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+            assert method == "HEAD" or answer.json()["error"]["code"] == "loading"
+        half = socket.create_connection(sockets[0].getsockname())
+        half.sendall(b"GET / HT")
+    with half, socket.create_connection(sockets[0].getsockname()) as waiting:
+        connection, _ = sockets[0].accept()
+        with connection:
+            assert connection.getpeername() == waiting.getsockname()
+    sockets[0].close()

@@ -1,0 +1,61 @@
+"""While the model is loaded: every call is answered 503, so that clients know to wait."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from pydantic_core import to_json
+
+from twostroke.server.errors import Loading
+
+CALL_S = 5  # seconds that a call may take
+
+
+class LoadingPage:
+    """Answers at listening sockets, in a thread, while it is open. It leaves the sockets open for the server."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._sockets = [sock.dup() for sock in sockets]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="loading page", daemon=True)
+
+    def __enter__(self) -> "LoadingPage":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        loop = self._loop
+        servers = [loop.run_until_complete(asyncio.start_server(_answer, sock=sock)) for sock in self._sockets]
+        loop.run_forever()
+        for server in servers:
+            server.close()
+        tasks = asyncio.all_tasks(loop)  # answers that are being sent
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1) if tasks else asyncio.sleep(0))
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        async with asyncio.timeout(CALL_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            error = Loading()
+            body = to_json(error.body())
+            headers = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            writer.write(f"HTTP/1.1 503 Service Unavailable\r\n{lines}connection: close\r\n\r\n".encode())
+            writer.write(b"" if head.startswith(b"HEAD ") else body)
+            await writer.drain()
+            writer.write_eof()
+            while await reader.read(1 << 16):  # closed with bytes unread, a connection loses the answer
+                pass
+    writer.close()

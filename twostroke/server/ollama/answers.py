@@ -1,0 +1,115 @@
+"""What /api/chat and /api/generate answer: one object, or one on each line of a stream."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import to_json
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.track import Token
+from twostroke.server.answer import Answer
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+from twostroke.server.ollama.errors import error_body
+from twostroke.server.openai.answers.logprobs import entry
+from twostroke.server.tool_parser import CallArguments, CallStart, PlainText
+from twostroke.server.turn import Turn
+
+
+class OllamaAnswer(Answer):
+    """The text, and the calls once each is complete: Ollama sends a call as a whole."""
+
+    done_marker = False
+    media_type = "application/x-ndjson"
+
+    def __init__(self, model: str, exchange: Exchange, tokenizer: Tokenizer, *, chat: bool, logprobs: bool) -> None:
+        """`chat`: texts are messages; otherwise responses to a prompt."""
+        super().__init__("", model, exchange, 1)
+        self._turn = Turn(exchange.requests[0])
+        self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
+        self._text = ""
+        self._calls: list[dict[str, Any]] = []
+        self._sent = 0  # calls that a stream has sent
+        self._entries: list[dict[str, Any]] = []
+        self._reason = "stop"
+
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        before, entries = len(self._text), len(self._entries)
+        self.keep(prompt, token)
+        text, new = self._text[before:], self._entries[entries:]
+        calls = self._complete(token.finish_reason is not None)
+        if text or calls:
+            yield self._object(text, calls, new) | {"done": False}
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        yield self._object("", [], []) | self._end()
+
+    def keep(self, prompt: int, token: Token) -> None:
+        self.output_tokens += 1
+        for piece in self._turn.read(token):
+            match piece:
+                case PlainText(text):
+                    self._text += text
+                case CallStart(_, id, name):
+                    self._calls.append({"id": id, "name": name, "arguments": ""})
+                case CallArguments(index, text):
+                    self._calls[index]["arguments"] += text
+        if self._logprobs:
+            self._entries.append(entry(self._tokenizer, token))
+        if token.finish_reason is not None:
+            self._reason = "length" if token.finish_reason == "length" else "stop"
+
+    def whole(self) -> dict[str, Any]:
+        return self._object(self._text, self._complete(ended=True), self._entries) | self._end()
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        return to_json(event) + b"\n"
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error_body(error)
+
+    def _complete(self, ended: bool) -> list[dict[str, Any]]:
+        """The calls that are complete and were not returned yet. One that was cut off has no arguments: left out."""
+        ready = self._calls[self._sent : len(self._calls) if ended else max(self._sent, len(self._calls) - 1)]
+        self._sent += len(ready)
+        made: list[dict[str, Any]] = []
+        for index, call in enumerate(ready, self._sent - len(ready)):
+            try:
+                arguments = json.loads(call["arguments"])
+            except ValueError:
+                continue
+            function = {"index": index, "name": call["name"], "arguments": arguments}
+            made.append({"id": call["id"], "function": function})
+        return made
+
+    def _object(self, text: str, calls: list[dict[str, Any]], entries: list[dict[str, Any]]) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        made: dict[str, Any] = {"model": self.model, "created_at": now}
+        if self._chat:
+            made["message"] = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+        else:
+            made["response"] = text
+        return made | ({"logprobs": entries} if entries else {})
+
+    def _end(self) -> dict[str, Any]:
+        """Why it ended, and durations in nanoseconds. The model is loaded already."""
+        request = self.exchange.requests[0]
+        times = request.timings
+        first, last = (times.tokens[0], times.tokens[-1]) if times.tokens else (times.arrival, times.arrival)
+        start = times.scheduled or times.arrival
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": _ns(last - times.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": request.prompt_tokens,
+            "prompt_eval_duration": _ns(first - start),
+            "eval_count": self.output_tokens,
+            "eval_duration": _ns(last - first),
+        }
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

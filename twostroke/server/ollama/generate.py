@@ -1,0 +1,67 @@
+"""/api/chat and /api/generate."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.engine.request import Request
+from twostroke.server.answer import Answer
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.exchange import Exchange
+from twostroke.server.generate import generate
+from twostroke.server.ollama import translate
+from twostroke.server.ollama.answers import OllamaAnswer
+from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.routes.generate import refuse
+from twostroke.server.openai.told import tell
+from twostroke.server.prepare import choose_method
+from twostroke.server.transport import json_response, warn
+
+router = APIRouter(prefix="/api")
+
+
+@router.post("/chat")
+async def chat(body: ChatBody, http: HttpRequest) -> Response:
+    """Answer a conversation."""
+    engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
+    if not body.messages:
+        return _loaded(engine, body, {"message": {"role": "assistant", "content": ""}})
+    return await _answer(http, body, Conversation(engine, translate.chat(body, engine.name, engine.llm.generation)))
+
+
+@router.post("/generate")
+async def generate_text(body: GenerateBody, http: HttpRequest) -> Response:
+    """Answer a prompt."""
+    engine: AsyncEngine = http.app.state.engine
+    tell(http, body)
+    refuse(("suffix", bool(body.suffix)))
+    if not body.prompt:
+        return _loaded(engine, body, {"response": ""})
+    conversation = Conversation(engine, translate.prompt(body, engine.name, engine.llm.generation))
+    return await _answer(http, body, conversation)
+
+
+async def _answer(http: HttpRequest, body: GenerateBase, conversation: Conversation) -> Response:
+    engine: AsyncEngine = http.app.state.engine
+    raw = body.prompt if isinstance(body, GenerateBody) and body.raw else None
+
+    def prepare() -> list[Request]:
+        return conversation.requests(raw)
+
+    def answer(exchange: Exchange) -> Answer:
+        warn(http.scope, conversation.warnings)
+        chat, logprobs = isinstance(body, ChatBody), body.logprobs
+        return OllamaAnswer(body.model, exchange, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
+
+    return await generate(http, conversation.body.terms(), prepare, answer)
+
+
+def _loaded(engine: AsyncEngine, body: GenerateBase, empty: dict[str, Any]) -> Response:
+    """The answer to a client that wants the model loaded, which it is, or unloaded, which it cannot be."""
+    choose_method(engine.name, translate.served_name(body.model, engine.name), None)
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return json_response({"model": body.model, "created_at": now, **empty, "done": True, "done_reason": "load"})

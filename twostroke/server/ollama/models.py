@@ -1,0 +1,145 @@
+"""What Ollama's clients ask about models: there is one, it is loaded, and it cannot be changed from outside."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.models.config import tensor_shapes
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.embeddings import no_embeddings
+from twostroke.server.errors import ApiError
+from twostroke.server.ollama.translate import served_name
+from twostroke.server.openai.schemas.lenient import Lenient
+from twostroke.server.prepare import choose_method
+from twostroke.server.transport import json_response
+
+# Clients compare it with the version in which a feature came. This is the latest one whose answers were compared.
+API_VERSION = "0.12.6"
+_QUANTIZED = re.compile(r"(?:I?Q\d\w*|BF16|F16|F32|MXFP4)(?=\.gguf$)", re.IGNORECASE)
+
+router = APIRouter(prefix="/api")
+
+
+class NamedBody(Lenient):
+    """A body that names a model; `name` is what it was called first."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"name": "model"}
+    model: str = ""
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of Ollama's API that this one follows."""
+    return json_response({"version": API_VERSION})
+
+
+@router.get("/tags")
+async def tags(http: HttpRequest) -> Response:
+    """The model."""
+    return json_response({"models": [_model(http.app.state.engine)]})
+
+
+@router.get("/ps")
+async def running(http: HttpRequest) -> Response:
+    """The model, which is always loaded."""
+    engine: AsyncEngine = http.app.state.engine
+    model = _model(engine)
+    expires = (datetime.now(UTC) + timedelta(days=365)).isoformat()
+    facts = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
+    return json_response({"models": [model | facts]})
+
+
+@router.post("/show")
+async def show(body: NamedBody, http: HttpRequest) -> Response:
+    """What the model is."""
+    engine: AsyncEngine = http.app.state.engine
+    _check(engine, body)
+    config, template = engine.llm.config, engine.llm.tokenizer.chat_template
+    kind, attention = config.architecture, config.layers[0].attention
+    model = _model(engine)
+    info: dict[str, Any] = {
+        "general.architecture": kind,
+        "general.basename": engine.name,
+        "general.parameter_count": _parameters(engine),
+        f"{kind}.context_length": engine.llm.max_model_len,
+        f"{kind}.embedding_length": config.hidden_size,
+        f"{kind}.block_count": len(config.layers),
+        f"{kind}.attention.head_count": attention.num_heads,
+        f"{kind}.attention.head_count_kv": attention.num_kv_heads,
+        f"{kind}.vocab_size": config.vocab_size,
+    }
+    return json_response(
+        {
+            "modelfile": f"FROM {engine.name}",
+            "parameters": "\n".join(f"{name} {value:g}" for name, value in engine.llm.generation.items()),
+            "template": template or "",
+            "details": model["details"],
+            "model_info": info,
+            "capabilities": ["completion"] if template is None else ["completion", "tools"],
+            "modified_at": model["modified_at"],
+        }
+    )
+
+
+@router.post("/pull")
+async def pull(body: NamedBody, http: HttpRequest) -> Response:
+    """Nothing to do for the model that is there. Raises ApiError for any other."""
+    _check(http.app.state.engine, body)
+    return json_response({"status": "success"})
+
+
+@router.post("/push")
+@router.post("/create")
+@router.post("/copy")
+@router.delete("/delete")
+@router.post("/blobs/{digest}")
+async def change() -> Response:
+    """Models are chosen when the server starts."""
+    message = "models cannot be changed through this server: start `twostroke serve --model NAME` with another one"
+    raise ApiError(400, message)
+
+
+@router.post("/embed")
+@router.post("/embeddings")
+async def embed(body: NamedBody, http: HttpRequest) -> Response:
+    """Raises ApiError: the model generates text."""
+    engine: AsyncEngine = http.app.state.engine
+    _check(engine, body)
+    raise no_embeddings(engine)
+
+
+def _check(engine: AsyncEngine, body: NamedBody) -> None:
+    choose_method(engine.name, served_name(body.model, engine.name), None)
+
+
+def _model(engine: AsyncEngine) -> dict[str, Any]:
+    path = engine.llm.path
+    facts = path.stat()
+    modified = datetime.fromtimestamp(facts.st_mtime, UTC).isoformat()
+    count, quantized = _parameters(engine), _QUANTIZED.search(path.name)
+    kind = engine.llm.config.architecture
+    return {
+        "name": engine.name,
+        "model": engine.name,
+        "modified_at": modified,
+        "size": facts.st_size,
+        "digest": hashlib.sha256(f"{engine.name} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": path.suffix.removeprefix("."),
+            "family": kind,
+            "families": [kind],
+            "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
+            "quantization_level": quantized[0].upper() if quantized else "unknown",
+        },
+    }
+
+
+def _parameters(engine: AsyncEngine) -> int:
+    return sum(math.prod(shape) for shape in tensor_shapes(engine.llm.config).values())

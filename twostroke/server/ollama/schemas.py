@@ -1,0 +1,114 @@
+"""The bodies of /api/chat and /api/generate."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, whole
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Options(Lenient):
+    """How tokens are chosen, under Ollama's names. Those of how a model is loaded have no effect."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "f16_kv",
+            "low_vram",
+            "main_gpu",
+            "num_batch",
+            "num_ctx",
+            "num_gpu",
+            "num_keep",
+            "num_thread",
+            "numa",
+            "penalize_newline",
+            "repeat_last_n",
+            "use_mlock",
+            "use_mmap",
+            "vocab_only",
+            "logits_all",
+            "embedding_only",
+        }
+    )
+    WITHOUT_EFFECT: ClassVar[Neutral] = {
+        "mirostat": (0,),
+        "mirostat_eta": (),
+        "mirostat_tau": (),
+        "tfs_z": (1,),
+        "typical_p": (1,),
+    }
+    num_predict: Whole | None = None  # -1, -2: until the model ends
+    temperature: Annotated[Number | None, Field(ge=0)] = None
+    top_k: Whole | None = None
+    top_p: Annotated[Number | None, Field(ge=0, le=1)] = None
+    min_p: Annotated[Number | None, Field(ge=0, le=1)] = None
+    seed: Whole | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
+        None
+    )
+    repeat_penalty: Annotated[Number | None, Field(gt=0)] = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+
+
+class GenerateBase(Lenient):
+    """What both bodies have. A model stays loaded, whatever `keep_alive` says; a thought is not told apart."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"keep_alive", "think"})
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: Options = Options()
+    logprobs: bool = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
+    method: str | dict[str, Any] | None = None
+
+
+class Called(Lenient):
+    """A function that an assistant called in an earlier turn."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"index", "description"})
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+
+
+class Call(Lenient):
+    """A call in an assistant's message."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"type"})
+    id: str | None = None
+    function: Called
+
+
+class Message(Lenient):
+    """One turn. A tool's message names the tool."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"thinking"})
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    images: list[Any] = Field(default_factory=list)
+    tool_calls: list[Call] = Field(default_factory=list)
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class ChatBody(GenerateBase):
+    """Answer a conversation. Without messages, nothing is done: clients load a model in this way."""
+
+    messages: list[Message] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
+
+
+class GenerateBody(GenerateBase):
+    """Answer a prompt, which goes through the chat template unless it is `raw`."""
+
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"template": ("",), "context": ([],)}
+    prompt: str = ""
+    system: str = ""
+    suffix: str = ""
+    raw: bool = False
+    images: list[Any] = Field(default_factory=list)

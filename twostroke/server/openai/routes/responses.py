@@ -1,0 +1,150 @@
+"""/v1/responses: answer an input, go on from an earlier answer, and read or delete those that are stored."""
+
+import secrets
+from bisect import bisect_left
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.engine.request import Request
+from twostroke.server.answer import Answer
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+from twostroke.server.generate import generate
+from twostroke.server.openai.answers.responses import ResponsesAnswer
+from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.items import offered, translated
+from twostroke.server.openai.routes.generate import refuse
+from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.openai.schemas.responses import ResponsesBody
+from twostroke.server.openai.stored import Record, StoredResponses
+from twostroke.server.openai.told import tell
+from twostroke.server.transport import json_response, warn
+
+router = APIRouter(prefix="/v1/responses")
+
+
+@router.post("")
+async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
+    """Answer an input with text or calls of tools."""
+    engine: AsyncEngine = http.app.state.engine
+    stored: StoredResponses = http.app.state.stored_responses
+    body = body.with_defaults(engine.llm.generation)
+    before, items = _taken_up(engine, body, stored)
+    warnings: list[str] = []
+    offers = offered(body.tools, warnings)
+    chat = translated(body, items, [] if before is None else before.history, offers, warnings)
+    tell(http, body)
+    warn(http.scope, warnings)
+    conversation = Conversation(engine, chat)
+
+    def prepare() -> list[Request]:
+        return _shortened(engine, chat) if body.truncation == "auto" else conversation.requests()
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store:
+            stored.put(response, before, items)
+
+    def answer(exchange: Exchange) -> Answer:
+        warn(http.scope, conversation.warnings)
+        return ResponsesAnswer(
+            body.model or engine.name,
+            exchange,
+            body,
+            engine.llm.tokenizer,
+            offers=offers,
+            keep=keep,
+        )
+
+    return await generate(http, chat.terms(), prepare, answer)
+
+
+@router.post("/input_tokens")
+async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
+    """How many tokens the same body has as a prompt."""
+    engine: AsyncEngine = http.app.state.engine
+    before, items = _taken_up(engine, body, http.app.state.stored_responses)
+    history = [] if before is None else before.history
+    chat = translated(body, items, history, offered(body.tools, []), [])
+    tokens = await engine.aside(Conversation(engine, chat).tokens)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+
+@router.get("/{id}")
+async def retrieve(id: str, http: HttpRequest) -> Response:
+    """A response that is stored."""
+    stored: StoredResponses = http.app.state.stored_responses
+    return json_response(stored.get(id).response)
+
+
+@router.delete("/{id}")
+async def delete(id: str, http: HttpRequest) -> Response:
+    """Forget a response. Those that went on from it are kept."""
+    stored: StoredResponses = http.app.state.stored_responses
+    stored.delete(id)
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+@router.get("/{id}/input_items")
+async def input_items(
+    id: str,
+    http: HttpRequest,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """The items that led to a response, those of earlier responses included, in pages."""
+    stored: StoredResponses = http.app.state.stored_responses
+    items = list(stored.get(id).items)
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((index for index, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise ApiError(404, f"there is no item {after!r:.80} in the input of this response", param="after")
+        items = items[place + 1 :]
+    page = items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return json_response({"object": "list", "data": page, "has_more": len(items) > limit, **ends})
+
+
+def _taken_up(
+    engine: AsyncEngine, body: ResponsesBody, stored: StoredResponses
+) -> tuple[Record | None, list[dict[str, Any]]]:
+    """The response that a body goes on from, and the body's own items, each with an id."""
+    refuse(("n", body.n != 1), ("prompt_logprobs", body.prompt_logprobs is not None))
+    if body.previous_response_id is not None or any(item["type"] == "item_reference" for item in body.input):
+        engine.needs_state()
+    before = None if body.previous_response_id is None else stored.previous(body.previous_response_id)
+    return before, [_identified(item, stored) for item in body.input]
+
+
+def _identified(item: dict[str, Any], stored: StoredResponses) -> dict[str, Any]:
+    if item["type"] == "item_reference":
+        return stored.item(str(item.get("id")))
+    return item if isinstance(item.get("id"), str) else {**item, "id": f"item_{secrets.token_hex(12)}"}
+
+
+def _shortened(engine: AsyncEngine, chat: ChatBody) -> list[Request]:
+    """The requests of a conversation without its earliest turns, as many as do not fit.
+
+    Takes long: call it off the event loop. Raises ApiError if even the last turn does not fit.
+    """
+    begun = int(chat.messages[0].role in ("system", "developer"))
+    turns = [begun, *(i for i, one in enumerate(chat.messages) if one.role == "user" and i > begun)]
+
+    def made(turn: int) -> list[Request]:
+        messages = [*chat.messages[:begun], *chat.messages[turn:]]
+        return Conversation(engine, chat.model_copy(update={"messages": messages})).requests()
+
+    def fits(turn: int) -> bool:
+        try:
+            return bool(made(turn))
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return False
+
+    return made(turns[min(bisect_left(turns, True, key=fits), len(turns) - 1)])

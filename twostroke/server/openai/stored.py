@@ -1,0 +1,77 @@
+"""Responses that a client may go on from or read again: kept in memory, the latest of them."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from twostroke.server.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Record:
+    """A response, and every item that led to it.
+
+    Attributes:
+        response: the whole response.
+        items: those of earlier responses and of its own input, in order.
+        size: bytes of all of it as JSON. Items of an earlier response that is kept too are counted again.
+    """
+
+    response: dict[str, Any]
+    items: Sequence[dict[str, Any]]
+    size: int
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The items that come before the input of a response that goes on from this one."""
+        return [*self.items, *self.response["output"]]
+
+
+class StoredResponses:
+    """The latest responses, at most so many and so many bytes; the oldest go first. For the event loop's thread."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._size = 0
+
+    def put(self, response: dict[str, Any], before: "Record | None", items: Sequence[dict[str, Any]]) -> None:
+        """Keep a response: `before` is the one it went on from, `items` are its own input."""
+        size = len(to_json(response)) + len(to_json(items)) + (0 if before is None else before.size)
+        history = [] if before is None else before.history
+        self._records[response["id"]] = Record(response, [*history, *items], size)
+        self._size += size
+        while len(self._records) > self._most or self._size > self._most_bytes:
+            self._size -= self._records.popitem(last=False)[1].size
+
+    def get(self, id: str) -> Record:
+        """Raises ApiError (404) for one that is not kept."""
+        record = self._records.get(id)
+        if record is None:
+            message = f"there is no response {id!r:.80}: it was not stored, was deleted, or is too old"
+            raise ApiError(404, message, code="response_not_found")
+        return record
+
+    def previous(self, id: str) -> Record:
+        """The same for a response to go on from: a wrong field (400)."""
+        try:
+            return self.get(id)
+        except ApiError as error:
+            param, code = "previous_response_id", "previous_response_not_found"
+            raise ApiError(400, error.message, param=param, code=code) from None
+
+    def delete(self, id: str) -> None:
+        """Raises ApiError (404) for one that is not kept."""
+        self._size -= self.get(id).size
+        del self._records[id]
+
+    def item(self, id: str) -> dict[str, Any]:
+        """An item of any response that is kept, by its id. Raises ApiError (404)."""
+        for record in reversed(self._records.values()):
+            for item in reversed(record.history):
+                if item.get("id") == id:
+                    return item
+        raise ApiError(404, f"there is no item {id!r:.80} in the responses that are stored", param="input")

@@ -1,0 +1,78 @@
+"""HTTP/1.1 connections that do not wait for ever: a client must send the headers of a request in time.
+
+uvicorn limits how long a connection may be idle behind a response, and nothing else: it waits without limit for the
+first request, and for the rest of headers that have begun. Bodies are the middleware's to limit.
+"""
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from twostroke.server.errors import ApiError
+
+if TYPE_CHECKING:
+    Base = H11Protocol
+else:
+    Base = object
+
+
+class _InTime(Base):
+    """Closes a connection whose next request's headers take too long; answers 408 if some of them have come."""
+
+    header_timeout_s: float
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._expect(begun=False)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            self._forget()
+        elif not self.transport.is_closing():
+            self._expect(begun=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _expect(self, begun: bool) -> None:
+        """The time runs from the first byte, or from the connection's beginning."""
+        if self._deadline is None:
+            self._begun = begun
+            self._deadline = self.loop.call_later(self.header_timeout_s, self._expired)
+        self._begun |= begun
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expired(self) -> None:
+        if self.transport.is_closing():
+            return
+        # The rest of a body whose response has been sent is no request that could be answered.
+        cycle: Any = self.cycle
+        if self._begun and (cycle is None or not cycle.more_body):
+            message = f"the headers did not come within {self.header_timeout_s:g} s"
+            self.transport.write(_response(ApiError(408, message, code="header_timeout")))
+        self.transport.close()
+
+
+def _response(error: ApiError) -> bytes:
+    body = to_json(error.body())
+    head = f"HTTP/1.1 {error.status} Request Timeout\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+def protocol_class(header_timeout_s: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, the quicker one if its parser is installed, with the time limit."""
+    kind: Any = H11Protocol
+    with contextlib.suppress(ImportError):
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
+    return type("InTime", (_InTime, kind), {"header_timeout_s": header_timeout_s})

@@ -231,7 +231,10 @@ def test_broken_logits_raise_nothing(row: list[float], statistics: Statistics, w
             finite = np.isfinite(logits[0].max())
             assert broken.id in (range(logits.shape[1]) if finite else [NO_TOKEN])
             if finite and options.get("stats"):
-                assert all(math.isfinite(one) for one in (broken.logprob, broken.entropy, broken.top_probability))
+                assert all(
+                    one is not None and math.isfinite(one)
+                    for one in (broken.logprob, broken.entropy, broken.top_probability)
+                )
             assert broken.id == sample(logits[:1], [draw(temperature=temperature, **options)], statistics)[0].id
             assert sound.id == 1
 

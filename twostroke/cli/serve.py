@@ -8,9 +8,9 @@ import typer
 
 from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, option, parse_size, spread
 from twostroke.cli.report import note
-from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.server.settings import Settings
+from twostroke.system.extras import extra
 
 if TYPE_CHECKING:
     from twostroke.llm import LLM
@@ -73,12 +73,10 @@ def serve(
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
-    try:
+    with extra("serve", "serving"):
         from twostroke.server.listen import address_text, end_at_signals, listen, make_server
         from twostroke.server.loading import LoadingPage
         from twostroke.server.logs import configure
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(f"serving needs {error.name}: pip install 'twostroke[serve]'") from None
 
     settings = Settings(
         model_name=served_name,

@@ -89,9 +89,10 @@ class Engine:
 
     def choose_itl(self) -> None:
         """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
-        if self._forecast is None:
-            self._forecast = Forecast.calibrated(self.models.values())
-        step_s = self._forecast.decode_step(self.models[self.default])
+        with self._turn:
+            if self._forecast is None:
+                self._forecast = Forecast.calibrated(self.models.values())
+            step_s = self._forecast.decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
     @property

@@ -48,9 +48,9 @@ def check_length(llm: LLM, tokens: int) -> None:
 
 def check_size(llm: LLM, text: str) -> None:
     """Raise ApiError for a text that is certainly longer than the context, which takes no tokenization to tell."""
-    most = llm.config.max_position
+    most = llm.max_model_len
     if len(text) > 8 * most and (least := llm.tokenizer.least_tokens(text)) > most:
-        message = f"the prompt has {len(text):,} characters, so at least {least:,} tokens; the context holds {most:,}"
+        message = f"the prompt has {len(text):,} characters, so at least {least:,} tokens; there is room for {most:,}"
         raise ApiError(400, f"{message}: shorten it", code="context_length_exceeded")
 
 
@@ -76,6 +76,7 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    cut: bool = False,
 ) -> list[int]:
     """A conversation through the chat template.
 
@@ -86,6 +87,7 @@ def chat_tokens(
         variables: further variables of the template.
         add_generation_prompt: whether the beginning of an answer follows the messages.
         continue_final_message: whether the answer continues the last message.
+        cut: whether a prompt that is too long will be cut, and so must not be refused.
 
     Raises:
         InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
@@ -95,7 +97,7 @@ def chat_tokens(
     ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     values = {**(variables or {}), **ends}
     messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
-    if sum(len(str(message.get("content"))) for message in messages) > 8 * llm.config.max_position:
+    if not cut and sum(len(str(message.get("content"))) for message in messages) > 8 * llm.max_model_len:
         check_size(llm, llm.tokenizer.chat(messages, tools=offered, **values))
     return llm.tokenizer.encode_chat(messages, tools=offered, **values)
 

@@ -19,7 +19,7 @@ from twostroke.server.openai.schemas.lenient import Lenient
 from twostroke.server.prepare import choose_method
 from twostroke.server.transport import json_response
 
-# Clients compare it with the version in which a feature came. This is the latest one whose answers were compared.
+# Clients compare it with the version in which a feature came: the faces here are those of this version of the API.
 API_VERSION = "0.12.6"
 _QUANTIZED = re.compile(r"(?:I?Q\d\w*|BF16|F16|F32|MXFP4)(?=\.gguf$)", re.IGNORECASE)
 

@@ -44,7 +44,8 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         """The prompt. Takes long: call it off the event loop."""
-        return truncated(self._engine.llm, prompt_tokens(self._engine.llm, self.body), self.body.truncate_prompt_tokens)
+        llm, most = self._engine.llm, self.body.truncate_prompt_tokens
+        return truncated(llm, prompt_tokens(llm, self.body, cut=most is not None), most)
 
     def requests(self, raw: str | None = None) -> list[Request]:
         """The engine's requests; `raw` is a prompt in place of the messages. Takes long: call it off the event loop."""
@@ -62,8 +63,8 @@ class Conversation:
         return engine_requests(llm, [self.tokens() if raw is None else raw], params, self._technique)
 
 
-def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:
-    """A body's messages through the chat template. Raises InvalidRequest or ApiError."""
+def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> list[int]:
+    """A body's messages through the chat template, for `cut` see `chat_tokens`. Raises InvalidRequest or ApiError."""
     messages = [message.for_template() for message in body.messages]
     if messages[0]["role"] == "system":
         messages[0]["content"] = without_tracking(messages[0]["content"])
@@ -74,6 +75,7 @@ def prompt_tokens(llm: LLM, body: ChatPrompt) -> list[int]:
         body.variables,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        cut=cut,
     )
 
 

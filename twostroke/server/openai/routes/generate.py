@@ -20,7 +20,7 @@ from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.told import tell
-from twostroke.server.prepare import check_length, choose_method, engine_requests, truncated
+from twostroke.server.prepare import check_length, check_size, choose_method, engine_requests, truncated
 from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
@@ -79,6 +79,8 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
     """A prompt's tokens, and the text that they are sent back with. Raises InvalidRequest."""
     tokenizer = llm.tokenizer
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+        check_size(llm, prompt)
     tokens = list(prompt) if not isinstance(prompt, str) else _encoded(tokenizer, prompt, body.add_special_tokens)
     kept = truncated(llm, tokens, body.truncate_prompt_tokens)
     if not isinstance(prompt, str) or len(kept) < len(tokens):

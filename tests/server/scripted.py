@@ -7,12 +7,12 @@ from typing import Any
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
-from twostroke.server.tool_parser import call_reading
+from twostroke.server.tools.parser import parser_factory
 
 
 def exchange(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
     """What an answer asks of its exchange: one request, which offered these functions."""
-    reader = call_reading(tokenizer, functions, parallel=True)
+    reader = parser_factory(tokenizer, functions, parallel=True)
     params = SimpleNamespace(reader=reader)
     request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_tokens=0)
     return SimpleNamespace(requests=[request])

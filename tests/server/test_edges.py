@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import Serving, asgi, serving
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.server.preflight import LONG_BODY
+from twostroke.server.preflight.supervisor import LONG_BODY
 from twostroke.server.settings import Settings
 
 PAGE = "https://chat.example"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import Serving, asgi
 from twostroke.llm import LLM
-from twostroke.server.middleware import Middleware
+from twostroke.server.http.middleware import Middleware
 from twostroke.server.settings import Settings
 
 JSON = {"content-type": "application/json"}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.conftest import Serving, asgi
 from twostroke.llm import LLM
-from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
@@ -168,7 +168,7 @@ def test_what_asks_for_nothing_passes_in_silence(server: Serving) -> None:
     assert answered(server, temperature=0, **NOTHING) == plain
 
 
-@pytest.mark.parametrize("name", [*others.UNSUPPORTED, "echo", "functions", "add_special_tokens", "n_prompts"])
+@pytest.mark.parametrize("name", [*other_servers.UNSUPPORTED, "echo", "functions", "add_special_tokens", "n_prompts"])
 def test_what_would_change_the_answer_is_refused(name: str, server: Serving) -> None:
     answer = post(server, "/v1/chat/completions", **{name: ["something"]})
     if name == "n_prompts":

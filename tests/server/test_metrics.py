@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.llm import LLM
-from twostroke.server.logs import JsonFormatter, TextFormatter, request_id
+from twostroke.server.observability.logs import JsonFormatter, TextFormatter, request_id
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.server import middleware
+from twostroke.server.http import middleware
+from twostroke.server.http.loading import LoadingPage
 from twostroke.server.listen import listen
-from twostroke.server.loading import LoadingPage
 from twostroke.server.openai.routes import generate, tokens
-from twostroke.server.preflight import Preflight
+from twostroke.server.preflight.supervisor import Preflight
 
 OpenTiny = Callable[..., LLM]
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -198,7 +198,7 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert http.post("/v1/completions", json=long).status_code == 200
-        monkeypatch.setattr("twostroke.server.preflight.MOST_SECONDS", 0)
+        monkeypatch.setattr("twostroke.server.preflight.supervisor.MOST_SECONDS", 0)
         assert http.post("/v1/completions", json=long).status_code == 413
         ended: Any = worker._process
     assert ended.poll() is not None

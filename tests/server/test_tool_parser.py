@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.server.tool_parser import CallArguments, CallReading, CallStart, PlainText, ToolParser, new_id
 from twostroke.server.tools.dialects import DIALECTS, forms_of
+from twostroke.server.tools.parser import ToolParser, ToolParserFactory, new_id
+from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -311,7 +312,7 @@ def test_one_call_at_most() -> None:
 
 
 def test_an_answer_that_must_call_has_nothing_else() -> None:
-    reading = CallReading(OFFERED, only_calls=True)
+    reading = ToolParserFactory(OFFERED, only_calls=True)
     parser = reading()
     assert parser.push("<tool") == []
     assert parser.flush(cut=True) == []

@@ -14,8 +14,9 @@ from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.tool_parser import CallArguments, CallStart, call_reading
 from twostroke.server.tools import described, prompt_messages
+from twostroke.server.tools.parser import parser_factory
+from twostroke.server.tools.pieces import CallArguments, CallStart
 
 FUNCTIONS: list[dict[str, Any]] = [{"name": "weather", "parameters": {"type": "object", "properties": {}}}]
 USER = {"role": "user", "content": "Is it raining?"}
@@ -161,7 +162,7 @@ def test_a_models_special_tokens_are_seen_where_calls_are_written_with_them(tmp_
         data["added_tokens"].append({**data["added_tokens"][0], "id": id, "content": text})
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     tokenizer = Tokenizer.from_source(HfTokenizerSource(tmp_path))
-    reading = call_reading(tokenizer, FUNCTIONS)
+    reading = parser_factory(tokenizer, FUNCTIONS)
     assert {tokenizer.token_text(id) for id in reading.shown} == {"[TOOL_CALLS]", "[ARGS]"}
     track = Track(SamplingParams(stop=("city",), reader=reading), tokenizer, choice=0)
     ids = tokenizer.encode('[OTHER][TOOL_CALLS]weather[ARGS]{"city": 1}', add_bos=False)

@@ -74,9 +74,9 @@ def serve(
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
     with extra("serve", "serving"):
+        from twostroke.server.http.loading import LoadingPage
         from twostroke.server.listen import address_text, end_at_signals, listen, make_server
-        from twostroke.server.loading import LoadingPage
-        from twostroke.server.logs import configure
+        from twostroke.server.observability.logs import configure
 
     settings = Settings(
         model_name=served_name,

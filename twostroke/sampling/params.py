@@ -16,7 +16,7 @@ from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, numbe
 
 if TYPE_CHECKING:
     from twostroke.sampling.constraint import ConstraintFactory
-    from twostroke.sampling.reader import Reading
+    from twostroke.sampling.reader import ReaderFactory
 
 _TOKEN_ID = Rule(int, least=0)
 _BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -math.inf)
@@ -118,7 +118,9 @@ class SamplingParams(Checked):
     constraint: ConstraintFactory | None = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
-    reader: Reading | None = declare(None, Rule(object, optional=True, test=callable, words="what makes a Reader"))
+    reader: ReaderFactory | None = declare(
+        None, Rule(object, optional=True, test=callable, words="what makes a Reader")
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

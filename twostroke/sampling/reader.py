@@ -26,7 +26,7 @@ class Reader(Protocol):
         ...
 
 
-class Reading(Protocol):
+class ReaderFactory(Protocol):
     """Makes a reader for every choice."""
 
     @property

@@ -19,13 +19,13 @@ from twostroke.server import admin
 from twostroke.server.anthropic import routes as anthropic
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError, from_validation, invalid
-from twostroke.server.metrics import Metrics
-from twostroke.server.middleware import Middleware
+from twostroke.server.http.middleware import Middleware
+from twostroke.server.http.paths import Head, Paths
+from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
 from twostroke.server.openai.stored import StoredResponses
-from twostroke.server.paths import Head, Paths
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 

@@ -16,10 +16,10 @@ from twostroke.llm import LLM
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars, json_schema
-from twostroke.server.metrics import Metrics
-from twostroke.server.preflight import Facts, Preflight
+from twostroke.server.observability.metrics import Metrics
+from twostroke.server.observability.tracing import Tracer
+from twostroke.server.preflight.supervisor import Facts, Preflight
 from twostroke.server.settings import Settings
-from twostroke.server.tracing import Tracer
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange, Terms
-from twostroke.server.transport import CLIENT_GONE, ClientGone, EventStream, json_response, told, unless_gone
+from twostroke.server.http.transport import CLIENT_GONE, ClientGone, EventStream, json_response, told, unless_gone
 
 
 async def generate(

@@ -16,7 +16,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
 from twostroke.server.json_schema import Guaranteed, guaranteed
-from twostroke.server.unique_keys import KeyTokens, UniqueKeys
+from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 REMEMBERED = 64  # compiled grammars
 MOST_CHARACTERS = 2_000_000  # of a grammar

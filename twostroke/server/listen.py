@@ -13,7 +13,7 @@ import uvicorn
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.app import create_app
-from twostroke.server.protocol import protocol_class
+from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings
 
 FAREWELL_S = 5  # to send errors to open connections, once the grace time is over

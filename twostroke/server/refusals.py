@@ -7,8 +7,8 @@ from fastapi import Response
 
 from twostroke.server.anthropic.errors import error_body as anthropic_body
 from twostroke.server.errors import ApiError
+from twostroke.server.http.transport import json_response
 from twostroke.server.ollama.errors import error_body as ollama_body
-from twostroke.server.transport import json_response
 
 _BODIES: dict[str, Callable[[ApiError], dict[str, Any]]] = {
     "/v1/messages": anthropic_body,

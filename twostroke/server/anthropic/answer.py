@@ -9,8 +9,8 @@ from twostroke.server.answer import Answer
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
-from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
-from twostroke.server.turn import Turn
+from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -22,7 +22,7 @@ class MessageAnswer(Answer):
 
     def __init__(self, model: str, exchange: Exchange) -> None:
         super().__init__("msg_", model, exchange, 1)
-        self._turn = Turn(exchange.requests[0])
+        self._parser = ChoiceParser(exchange.requests[0])
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -79,7 +79,7 @@ class MessageAnswer(Answer):
 
     def _read(self, token: Token) -> list[Piece]:
         self.output_tokens += 1
-        pieces, reason = self._turn.read(token), self._turn.reason(token)
+        pieces, reason = self._parser.read(token), self._parser.reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None
             self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from twostroke.server.errors import ApiError
-from twostroke.server.logs import request_id
+from twostroke.server.observability.logs import request_id
 
 _TYPES = {
     401: "authentication_error",

@@ -10,9 +10,9 @@ from twostroke.server.anthropic.translate import translated
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
+from twostroke.server.http.transport import json_response, warn
 from twostroke.server.openai.conversation import Conversation
-from twostroke.server.openai.told import tell
-from twostroke.server.transport import json_response, warn
+from twostroke.server.openai.field_warnings import warn_of_fields
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -22,7 +22,7 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = translated(body, engine.name)
-    tell(http, body)
+    warn_of_fields(http, body)
     warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 
@@ -38,6 +38,6 @@ async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
     """How many tokens the same body has as a prompt."""
     engine: AsyncEngine = http.app.state.engine
     chat, _ = translated(body, engine.name)
-    tell(http, body)
+    warn_of_fields(http, body)
     tokens = await engine.aside(Conversation(engine, chat).tokens)
     return json_response({"input_tokens": len(tokens)})

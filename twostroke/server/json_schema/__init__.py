@@ -12,6 +12,7 @@ not handed to it as it is. It is read here, and written anew with the few keywor
     formats.py        `format` as regular expressions
     exclusion.py      whether a conjunction and a schema have no instance in common, as `oneOf` and `not` need
     writer.py         the schema for the grammar library
+    unique_keys.py    keys of an open object that differ, which a grammar cannot say
 
 What is written accepts a part of what the schema accepts, never more. Objects without `additionalProperties` are
 closed, numbers and strings have the forms that validators agree on. Validators read JSON schemas as Python's

@@ -14,8 +14,8 @@ from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.ollama.errors import error_body
 from twostroke.server.openai.answers.logprobs import entry
-from twostroke.server.tool_parser import CallArguments, CallStart, PlainText
-from twostroke.server.turn import Turn
+from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText
 
 
 class OllamaAnswer(Answer):
@@ -27,7 +27,7 @@ class OllamaAnswer(Answer):
     def __init__(self, model: str, exchange: Exchange, tokenizer: Tokenizer, *, chat: bool, logprobs: bool) -> None:
         """`chat`: texts are messages; otherwise responses to a prompt."""
         super().__init__("", model, exchange, 1)
-        self._turn = Turn(exchange.requests[0])
+        self._parser = ChoiceParser(exchange.requests[0])
         self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
         self._text = ""
         self._calls: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class OllamaAnswer(Answer):
 
     def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
-        for piece in self._turn.read(token):
+        for piece in self._parser.read(token):
             match piece:
                 case PlainText(text):
                     self._text += text

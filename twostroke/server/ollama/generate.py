@@ -11,14 +11,14 @@ from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
+from twostroke.server.http.transport import json_response, warn
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody
 from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.generate import refuse
-from twostroke.server.openai.told import tell
 from twostroke.server.prepare import choose_method
-from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/api")
 
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/api")
 async def chat(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body)
+    warn_of_fields(http, body)
     if not body.messages:
         return _loaded(engine, body, {"message": {"role": "assistant", "content": ""}})
     return await _answer(http, body, Conversation(engine, translate.chat(body, engine.name, engine.llm.generation)))
@@ -37,7 +37,7 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
 async def generate_text(body: GenerateBody, http: HttpRequest) -> Response:
     """Answer a prompt."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body)
+    warn_of_fields(http, body)
     refuse(("suffix", bool(body.suffix)))
     if not body.prompt:
         return _loaded(engine, body, {"response": ""})

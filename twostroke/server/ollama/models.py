@@ -12,12 +12,11 @@ from fastapi import Request as HttpRequest
 
 from twostroke.models.config import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import no_embeddings
-from twostroke.server.errors import ApiError
+from twostroke.server.errors import ApiError, NoEmbeddings
+from twostroke.server.http.transport import json_response
 from twostroke.server.ollama.translate import served_name
 from twostroke.server.openai.schemas.lenient import Lenient
 from twostroke.server.prepare import choose_method
-from twostroke.server.transport import json_response
 
 # Clients compare it with the version in which a feature came: the faces here are those of this version of the API.
 API_VERSION = "0.12.6"
@@ -111,7 +110,7 @@ async def embed(body: NamedBody, http: HttpRequest) -> Response:
     """Raises ApiError: the model generates text."""
     engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
-    raise no_embeddings(engine)
+    raise NoEmbeddings(engine.name)
 
 
 def _check(engine: AsyncEngine, body: NamedBody) -> None:

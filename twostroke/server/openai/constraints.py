@@ -11,11 +11,11 @@ from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammar, Grammars
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
-from twostroke.server.tool_parser import CallReading
+from twostroke.server.tools.parser import ToolParserFactory
 
 
 def constraint(
-    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, reading: CallReading | None = None
+    grammars: Grammars, body: GenerateBody, warnings: list[str] | None = None, reading: ToolParserFactory | None = None
 ) -> ConstraintFactory | None:
     """The grammar that an answer must follow, if any.
 

@@ -18,7 +18,7 @@ from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
-from twostroke.server.tool_parser import call_reading
+from twostroke.server.tools.parser import parser_factory
 
 # Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
@@ -53,7 +53,7 @@ class Conversation:
         most = body.max_completion_tokens or body.max_tokens
         functions = [function.for_template() for function in body.callable_functions]
         reader = (
-            call_reading(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call)
+            parser_factory(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call)
             if functions
             else None
         )

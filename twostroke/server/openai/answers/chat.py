@@ -10,8 +10,8 @@ from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
-from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
-from twostroke.server.turn import Turn
+from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 
 class ChatAnswer(Answer):
@@ -21,7 +21,7 @@ class ChatAnswer(Answer):
         super().__init__("chatcmpl-", model, exchange, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
-        self._turns = [Turn(exchange.requests[0]) for _ in range(body.n)]
+        self._parsers = [ChoiceParser(exchange.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
         self._reasons: list[str | None] = [None] * body.n
@@ -32,13 +32,13 @@ class ChatAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        deltas = [_delta(piece) for piece in self._turns[token.choice].read(token)]
+        deltas = [_delta(piece) for piece in self._parsers[token.choice].read(token)]
         logprobs = {"content": [entry(self._tokenizer, token)]} if self._logprobs else None
         if not deltas and (logprobs or token.finish_reason):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
             last = number == len(deltas)
-            reason = self._turns[token.choice].reason(token) if last else None
+            reason = self._parsers[token.choice].reason(token) if last else None
             yield self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
 
     def closing(self) -> Iterator[dict[str, Any]]:
@@ -48,11 +48,11 @@ class ChatAnswer(Answer):
     def keep(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         message = self._messages[token.choice]
-        for piece in self._turns[token.choice].read(token):
+        for piece in self._parsers[token.choice].read(token):
             _add(message, piece)
         if self._logprobs:
             self._entries[token.choice].append(entry(self._tokenizer, token))
-        self._reasons[token.choice] = self._turns[token.choice].reason(token)
+        self._reasons[token.choice] = self._parsers[token.choice].reason(token)
 
     def whole(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []

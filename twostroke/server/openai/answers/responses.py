@@ -14,8 +14,8 @@ from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.items import Offer
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.tool_parser import CallArguments, CallStart, Piece, PlainText
-from twostroke.server.turn import Turn
+from twostroke.server.tools.choice_parser import ChoiceParser
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 Event = dict[str, Any]
 _PLAIN = Offer({})
@@ -45,7 +45,7 @@ class ResponsesAnswer(Answer):
         """`offers` are the tools by name; `keep` is given the whole response once it is complete."""
         super().__init__("resp_", model, exchange, 1)
         self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
-        self._turn = Turn(exchange.requests[0])
+        self._parser = ChoiceParser(exchange.requests[0])
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
         self._reason: str | None = None
@@ -61,7 +61,7 @@ class ResponsesAnswer(Answer):
         self._reason = token.finish_reason
         if self._asked.wants_logprobs:
             self._entries.append(entry(self._tokenizer, token))
-        for piece in self._turn.read(token):
+        for piece in self._parser.read(token):
             yield from self._add(piece)
 
     def closing(self) -> Iterator[Event]:

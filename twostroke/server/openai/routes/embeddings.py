@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import no_embeddings
+from twostroke.server.errors import NoEmbeddings
 from twostroke.server.openai.schemas.lenient import Lenient
 from twostroke.server.prepare import choose_method
 
@@ -22,4 +22,4 @@ async def embeddings(body: EmbeddingsBody, http: HttpRequest) -> Response:
     """Raises ApiError: 404 for another model, 400 for the one that is served."""
     engine: AsyncEngine = http.app.state.engine
     choose_method(engine.name, body.model, None)
-    raise no_embeddings(engine)
+    raise NoEmbeddings(engine.name)

@@ -13,15 +13,15 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
+from twostroke.server.http.transport import warn
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.openai.told import tell
 from twostroke.server.prepare import check_length, check_size, choose_method, engine_requests, truncated
-from twostroke.server.transport import warn
 
 router = APIRouter(prefix="/v1")
 
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1")
 async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """Continue texts or token ids."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body)
+    warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
     refuse(
@@ -61,7 +61,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
+    warn_of_fields(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     conversation = Conversation(engine, body)
 

@@ -13,15 +13,15 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
+from twostroke.server.http.transport import json_response, warn
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.conversation import Conversation
+from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.items import offered, translated
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import Record, StoredResponses
-from twostroke.server.openai.told import tell
-from twostroke.server.transport import json_response, warn
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -36,7 +36,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     warnings: list[str] = []
     offers = offered(body.tools, warnings)
     chat = translated(body, items, [] if before is None else before.history, offers, warnings)
-    tell(http, body)
+    warn_of_fields(http, body)
     warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 

@@ -5,11 +5,11 @@ from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
+from twostroke.server.http.transport import json_response, told
 from twostroke.server.openai.conversation import prompt_tokens
+from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
-from twostroke.server.openai.told import tell
 from twostroke.server.prepare import choose_method
-from twostroke.server.transport import json_response, told
 
 router = APIRouter()
 
@@ -30,7 +30,9 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
     """The ids of a text, or of messages as a chat would enter them, with their texts."""
     engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
-    tell(http, body, *(body.unused(tokenizer.template_for(bool(body.callable_functions))) if body.messages else ()))
+    warn_of_fields(
+        http, body, *(body.unused(tokenizer.template_for(bool(body.callable_functions))) if body.messages else ())
+    )
     choose_method(engine.name, body.model, None)
 
     def encode() -> list[int]:
@@ -47,7 +49,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
 async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
     """The text of ids, special tokens by name."""
     engine: AsyncEngine = http.app.state.engine
-    tell(http, body)
+    warn_of_fields(http, body)
     choose_method(engine.name, body.model, None)
     if any(id >= engine.llm.config.vocab_size for id in body.tokens):
         most = engine.llm.config.vocab_size - 1

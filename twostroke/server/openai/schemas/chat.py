@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
 from twostroke.server.openai.schemas.lenient import Neutral, Undeclared, whole
 from twostroke.server.openai.schemas.sampling import described
@@ -201,7 +201,7 @@ class ChatPrompt(Lenient):
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
-    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
+    UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "add_special_tokens": (False,),  # the template alone adds them
         "best_of": (1,),
         "echo": (False,),

@@ -10,7 +10,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.exchange import Terms
-from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.lenient import Lenient, Neutral, TokenId, whole
 from twostroke.server.openai.schemas.sampling import declared
 
@@ -68,10 +68,10 @@ class GenerateBody(_SamplingFields):
     choice, grammar, method, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
     """
 
-    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES
-    HARMLESS: ClassVar[frozenset[str]] = others.HARMLESS
-    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT
-    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED
+    ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES
+    HARMLESS: ClassVar[frozenset[str]] = other_servers.HARMLESS
+    WITHOUT_EFFECT: ClassVar[Neutral] = other_servers.WITHOUT_EFFECT
+    UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED
 
     LIMIT: ClassVar[str] = "max_tokens"  # what the endpoint calls the most tokens of an answer
 
@@ -89,7 +89,7 @@ class GenerateBody(_SamplingFields):
 
     @classmethod
     def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return others.translated(given, cls.LIMIT)
+        return other_servers.translated(given, cls.LIMIT)
 
     @classmethod
     def why_refused(cls, name: str) -> str | None:

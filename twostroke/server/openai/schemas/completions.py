@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.common import GenerateBody
 from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
@@ -41,8 +41,8 @@ def _number(value: Any) -> Any:
 class CompletionBody(GenerateBody):
     """Continue texts or token ids as they are, or score them (`echo`, and `max_tokens` of 0)."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {"max_completion_tokens": "max_tokens"}
-    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
+    ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES | {"max_completion_tokens": "max_tokens"}
+    UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "continue_final_message": (False,),
         "functions": ([],),
         "messages": (),

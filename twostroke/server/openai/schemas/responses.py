@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.openai.schemas import others
+from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.common import GenerateBody, Lenient
 from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
@@ -55,12 +55,12 @@ class ResponsesBody(GenerateBody):
     """Answer an input. `items.py` says which items, tools and choices are read."""
 
     LIMIT: ClassVar[str] = "max_output_tokens"
-    ALIASES: ClassVar[Mapping[str, str]] = others.ALIASES | {
+    ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES | {
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
     }
-    WITHOUT_EFFECT: ClassVar[Neutral] = others.WITHOUT_EFFECT | {"context_management": ([],)}
-    UNSUPPORTED: ClassVar[Neutral] = others.UNSUPPORTED | {
+    WITHOUT_EFFECT: ClassVar[Neutral] = other_servers.WITHOUT_EFFECT | {"context_management": ([],)}
+    UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
     }

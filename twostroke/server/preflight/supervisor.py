@@ -2,7 +2,7 @@
 
 Reading 8 MB of JSON, checking it, and tokenizing what it holds takes Python's interpreter lock (GIL) for up to a
 second, in which the event loop answers nobody and the engine makes no token. So a long body goes through the same
-routes in a worker process (`preflight_worker`), up to the point where it would be handed to the engine. A refusal, or
+routes in a worker process (`worker.py`), up to the point where it would be handed to the engine. A refusal, or
 an answer that needs no engine (`/tokenize`), is sent from there. A body that passes is within the model's context and
 is then read here as well.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LONG_BODY = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
 MOST_SECONDS = 10  # that one body may take
-START = "import sys; sys.path[:] = {path!r}; from twostroke.server.preflight_worker import main; main({file})"
+START = "import sys; sys.path[:] = {path!r}; from twostroke.server.preflight.worker import main; main({file})"
 
 
 @dataclass(frozen=True)

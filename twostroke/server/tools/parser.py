@@ -13,8 +13,6 @@ from twostroke.server.tools.json_calls import JsonCalls
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.tools.source import Arguments, Name, NotACall, Offered, Reading, Source
 
-__all__ = ["CallArguments", "CallReading", "CallStart", "Piece", "PlainText", "ToolParser", "call_reading"]
-
 THOUGHT = "</think>"  # an answer begins anew behind it
 _ID_LETTERS = string.ascii_letters + string.digits
 
@@ -176,7 +174,7 @@ class ToolParser:
 
 
 @dataclass(frozen=True)
-class CallReading:
+class ToolParserFactory:
     """How the answers to one request are read: makes a parser for each choice.
 
     Attributes:
@@ -202,9 +200,9 @@ class CallReading:
         return ToolParser(self.offered, self.forms, self.most, self.only_calls)
 
 
-def call_reading(
+def parser_factory(
     tokenizer: Tokenizer, functions: Sequence[Mapping[str, Any]], *, parallel: bool = True, required: bool = False
-) -> CallReading:
+) -> ToolParserFactory:
     """How a model's calls of these functions, as OpenAI describes them, are read.
 
     `parallel`: there may be several; `required`: there is nothing else.
@@ -214,7 +212,7 @@ def call_reading(
     marks = marks_of(forms)
     shown = frozenset(id for text, id in special.items() if text in marks)
     offered = {str(function["name"]): function for function in functions}
-    return CallReading(offered, forms, None if parallel else 1, required, shown - tokenizer.eos_ids)
+    return ToolParserFactory(offered, forms, None if parallel else 1, required, shown - tokenizer.eos_ids)
 
 
 def new_id() -> str:

@@ -2,16 +2,17 @@
 
 from twostroke.engine.request import Request
 from twostroke.engine.track import Token
-from twostroke.server.tool_parser import CallReading, Piece, PlainText
+from twostroke.server.tools.parser import ToolParserFactory
+from twostroke.server.tools.pieces import Piece, PlainText
 
 
-class Turn:
+class ChoiceParser:
     """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces."""
 
     def __init__(self, request: Request) -> None:
         """`request`: the choice's, which says how calls in the text are read."""
         reader = request.params.reader
-        self._parser = reader() if isinstance(reader, CallReading) else None
+        self._parser = reader() if isinstance(reader, ToolParserFactory) else None
 
     def read(self, token: Token) -> list[Piece]:
         """The pieces that are certain after this token."""

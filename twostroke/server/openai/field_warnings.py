@@ -3,11 +3,11 @@
 from fastapi import Request as HttpRequest
 
 from twostroke.server.errors import ApiError
+from twostroke.server.http.transport import warn
 from twostroke.server.openai.schemas.lenient import Lenient, warnings
-from twostroke.server.transport import warn
 
 
-def tell(http: HttpRequest, body: Lenient, *more: str) -> None:
+def warn_of_fields(http: HttpRequest, body: Lenient, *more: str) -> None:
     """Tell the caller of each field of the body that has no effect, and `more`. Call it before the work begins.
 
     Raises ApiError for a field that must not be passed over: one that this server lacks and that would change the

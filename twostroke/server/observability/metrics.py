@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
-from twostroke.server.vllm_metrics import VllmMetrics
+from twostroke.server.observability.vllm_metrics import VllmMetrics
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)

@@ -26,9 +26,9 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars
-from twostroke.server.metrics import Metrics
-from twostroke.server.preflight import Call, Facts, Reply
-from twostroke.server.transport import json_response
+from twostroke.server.http.transport import json_response
+from twostroke.server.observability.metrics import Metrics
+from twostroke.server.preflight.supervisor import Call, Facts, Reply
 
 T = TypeVar("T")
 NICE = 10  # running streams come first

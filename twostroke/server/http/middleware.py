@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.errors import ApiError
-from twostroke.server.logs import request_id
-from twostroke.server.preflight import LONG_BODY, Call, Preflight
+from twostroke.server.http.transport import ClientGone, unless_gone, warning_header
+from twostroke.server.observability.logs import request_id
+from twostroke.server.preflight.supervisor import LONG_BODY, Call, Preflight
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
-from twostroke.server.transport import ClientGone, unless_gone, warning_header
 
 log = logging.getLogger(__name__)
 OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key

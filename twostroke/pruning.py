@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.checkpoints.huggingface import tensor_names
-from twostroke.checkpoints.safetensors import SINGLE
+from twostroke.checkpoints.huggingface.directory import tensor_names
+from twostroke.checkpoints.huggingface.safetensors import SINGLE
 from twostroke.checkpoints.tokenizer import FILES, Tokenizer
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import new_pool, open_model

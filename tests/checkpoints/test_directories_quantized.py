@@ -15,7 +15,7 @@ from tests.checkpoints.test_packed import pack_awq, pack_gptq
 from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
 from twostroke.backends.native import library
-from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.huggingface.directory import open_huggingface
 from twostroke.checkpoints.quantize import quantize
 from twostroke.errors import CheckpointError, TwostrokeError, UnsupportedArchitecture
 from twostroke.llm import LLM

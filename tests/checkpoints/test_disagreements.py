@@ -13,8 +13,8 @@ from tests.checkpoints.test_gguf import VOCAB, make_weights
 from tests.checkpoints.test_gguf import write as write_gguf
 from tests.models.test_against_transformers import all_logits, assert_close, tokens
 from tests.tiny import write_model
-from twostroke.checkpoints.gguf import open_gguf
-from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.gguf.file import open_gguf
+from twostroke.checkpoints.huggingface.directory import open_huggingface
 from twostroke.errors import CheckpointError
 from twostroke.llm import LLM
 

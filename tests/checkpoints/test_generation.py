@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints.test_gguf import write
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.generation import FIELDS
-from twostroke.checkpoints.gguf import open_gguf
+from twostroke.checkpoints.gguf.file import open_gguf
 from twostroke.checkpoints.resolve import open_checkpoint, open_path
 from twostroke.errors import CheckpointError
 from twostroke.sampling.params import SamplingParams

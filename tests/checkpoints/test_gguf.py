@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
-from twostroke.checkpoints.gguf import open_gguf, read_gguf
+from twostroke.checkpoints.gguf.file import open_gguf, read_gguf
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
 

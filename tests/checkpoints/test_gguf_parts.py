@@ -12,8 +12,8 @@ import pytest
 from tests.checkpoints.test_catalog import fake_hub
 from tests.checkpoints.test_gguf import make_weights, write
 from twostroke.checkpoints import hub
-from twostroke.checkpoints.gguf import open_gguf
-from twostroke.checkpoints.gguf_parts import sets
+from twostroke.checkpoints.gguf.file import open_gguf
+from twostroke.checkpoints.gguf.parts import sets
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.errors import CheckpointError, UnknownModel
 

@@ -11,7 +11,7 @@ from tests.formats.blocks import random_blocks
 from tests.models.test_against_transformers import all_logits
 from twostroke.backends.native import library
 from twostroke.backends.native.weights import FORMATS as KERNELS
-from twostroke.checkpoints.gguf import open_gguf, read_gguf
+from twostroke.checkpoints.gguf.file import open_gguf, read_gguf
 from twostroke.checkpoints.quantize import fitted, quantize
 from twostroke.errors import CheckpointError
 from twostroke.formats.blocks import FORMATS

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.checkpoints.huggingface import open_huggingface, tensor_names
-from twostroke.checkpoints.safetensors import read_safetensors
+from twostroke.checkpoints.huggingface.directory import open_huggingface, tensor_names
+from twostroke.checkpoints.huggingface.safetensors import read_safetensors
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
 from twostroke.models.rope import Rope

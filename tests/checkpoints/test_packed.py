@@ -11,11 +11,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from twostroke.checkpoints.packed.compressed import check_compressed, unpack_compressed
-from twostroke.checkpoints.packed.gptq import unpack_awq, unpack_gptq
-from twostroke.checkpoints.packed.mlx import unpack_mlx
-from twostroke.checkpoints.packed.small_floats import unpack_bitsandbytes, unpack_fp4, unpack_fp8
-from twostroke.checkpoints.safetensors import read_safetensors
+from twostroke.checkpoints.huggingface.quantized.compressed import check_compressed, unpack_compressed
+from twostroke.checkpoints.huggingface.quantized.gptq import unpack_awq, unpack_gptq
+from twostroke.checkpoints.huggingface.quantized.mlx import unpack_mlx
+from twostroke.checkpoints.huggingface.quantized.small_floats import unpack_bitsandbytes, unpack_fp4, unpack_fp8
+from twostroke.checkpoints.huggingface.safetensors import read_safetensors
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor

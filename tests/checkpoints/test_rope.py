@@ -17,8 +17,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.checkpoints.test_gguf import HEAD_DIM, make_weights, write
 from tests.models.test_against_transformers import all_logits, assert_close, tokens
 from tests.tiny import write_model
-from twostroke.checkpoints.gguf import open_gguf
-from twostroke.checkpoints.huggingface_config import read_config
+from twostroke.checkpoints.gguf.file import open_gguf
+from twostroke.checkpoints.huggingface.config import read_config
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kv import header
 from twostroke.llm import LLM

@@ -6,7 +6,7 @@ import pytest
 
 from tests.formats.blocks import random_matrix
 from twostroke.backends.native.weights import FORMATS as KERNELS
-from twostroke.checkpoints.gguf import TYPE_NAMES
+from twostroke.checkpoints.gguf.file import TYPE_NAMES
 from twostroke.errors import CheckpointError
 from twostroke.formats import encode
 from twostroke.formats.blocks import FORMATS, SCALED

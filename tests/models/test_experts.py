@@ -16,9 +16,9 @@ from tests.tiny import VOCAB, write_model
 from tests.watching import answers
 from twostroke.backends.native import library
 from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.gguf import open_gguf
-from twostroke.checkpoints.gguf_config import tensor_names
-from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.gguf.config import tensor_names
+from twostroke.checkpoints.gguf.file import open_gguf
+from twostroke.checkpoints.huggingface.directory import open_huggingface
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError
 from twostroke.llm import LLM

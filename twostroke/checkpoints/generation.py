@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twostroke.checkpoints.json_files import read_json
+from twostroke.checkpoints.huggingface.json_files import read_json
 from twostroke.errors import CheckpointError
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams

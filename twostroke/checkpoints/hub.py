@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from twostroke.checkpoints.gguf_parts import sets
+from twostroke.checkpoints.gguf.parts import sets
 from twostroke.checkpoints.progress import Progress, one_line, watched
 from twostroke.errors import CheckpointError, FetchError, UnknownModel
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import fetch
-from twostroke.checkpoints.gguf import open_gguf
-from twostroke.checkpoints.gguf_parts import cut, sets
+from twostroke.checkpoints.gguf.file import open_gguf
+from twostroke.checkpoints.gguf.parts import cut, sets
 from twostroke.checkpoints.hub import hub_snapshot
-from twostroke.checkpoints.huggingface import open_huggingface
+from twostroke.checkpoints.huggingface.directory import open_huggingface
 from twostroke.checkpoints.progress import Progress
 from twostroke.errors import CheckpointError, UnknownModel
 

@@ -15,10 +15,10 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.chat import ChatTemplates
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
-from twostroke.checkpoints.huggingface_tokenizer import read_directory
+from twostroke.checkpoints.gguf import tokenizer as gguf_tokenizer
+from twostroke.checkpoints.huggingface.tokenizer import read_directory
 from twostroke.checkpoints.textstream import TextStream
 from twostroke.errors import CheckpointError, InvalidRequest, TwostrokeError
 

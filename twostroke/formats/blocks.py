@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from twostroke.formats import codebooks, few_bits, grids
-from twostroke.formats.packing import Blocks, Scaled, bf16, f16, f32, fifth_bits, nibbles, signed
+from twostroke.formats.block_parts import Blocks, Scaled, bf16, f16, f32, fifth_bits, nibbles, signed
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from twostroke.formats.packing import Blocks, Scaled, f16, fields, nibbles
+from twostroke.formats.block_parts import Blocks, Scaled, f16, fields, nibbles
 
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # twice the number

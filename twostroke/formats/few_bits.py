@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from twostroke.formats.packing import Blocks, Scaled, f16, f32, fields
+from twostroke.formats.block_parts import Blocks, Scaled, f16, f32, fields
 
 
 def q2_k(blocks: Blocks) -> np.ndarray:

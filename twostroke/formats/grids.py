@@ -6,8 +6,8 @@ an even number is set with the eighth.
 
 import numpy as np
 
+from twostroke.formats.block_parts import Blocks, Scaled, f16
 from twostroke.formats.grid_data import grid
-from twostroke.formats.packing import Blocks, Scaled, f16
 
 SIGNS = np.array([[-1 if byte >> i & 1 else 1 for i in range(8)] for byte in range(256)], np.int8)
 SEVEN_SIGNS = SIGNS[[i | (i.bit_count() & 1) << 7 for i in range(128)]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.formats import codebooks, few_bits, grids
-from twostroke.formats.packing import Blocks, Scaled
+from twostroke.formats.block_parts import Blocks, Scaled
 
 
 @dataclass(frozen=True)

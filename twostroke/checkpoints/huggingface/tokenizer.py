@@ -13,9 +13,9 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
-from twostroke.checkpoints import gguf_tokenizer
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource
-from twostroke.checkpoints.json_files import read_json
+from twostroke.checkpoints.gguf import tokenizer as gguf_tokenizer
+from twostroke.checkpoints.huggingface.json_files import read_json
 from twostroke.checkpoints.sentencepiece_model import read_sentencepiece
 from twostroke.errors import CheckpointError
 

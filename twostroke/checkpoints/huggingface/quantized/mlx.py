@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.checkpoints.packed.words import array, floats, module_weight, unpack_stream
+from twostroke.checkpoints.huggingface.quantized.words import array, floats, module_weight, unpack_stream
 from twostroke.errors import CheckpointError
 from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor

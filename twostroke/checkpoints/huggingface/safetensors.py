@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twostroke.checkpoints.json_files import read_json
+from twostroke.checkpoints.huggingface.json_files import read_json
 from twostroke.errors import CheckpointError
 from twostroke.formats.tensor import RawTensor
 from twostroke.system.mapped import MappedFile

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.checkpoints.packed.integers import Integers
-from twostroke.checkpoints.packed.words import array, floats, module_weight, unpack_stream
+from twostroke.checkpoints.huggingface.quantized.integers import Integers
+from twostroke.checkpoints.huggingface.quantized.words import array, floats, module_weight, unpack_stream
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
 

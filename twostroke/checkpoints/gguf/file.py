@@ -20,8 +20,8 @@ import numpy as np
 
 from twostroke.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.checkpoints.generation import gguf_generation
-from twostroke.checkpoints.gguf_config import read_config, tensor_names
-from twostroke.checkpoints.gguf_parts import cut, joined, parts_of, set_name
+from twostroke.checkpoints.gguf.config import read_config, tensor_names
+from twostroke.checkpoints.gguf.parts import cut, joined, parts_of, set_name
 from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.formats.blocks import FORMATS
 from twostroke.formats.packed import PackedTensor

@@ -7,8 +7,8 @@ import numpy as np
 
 from twostroke.errors import CheckpointError
 from twostroke.formats import transcode
+from twostroke.formats.block_parts import Blocks, Scaled
 from twostroke.formats.packed import PackedTensor
-from twostroke.formats.packing import Blocks, Scaled
 from twostroke.formats.tensor import RawTensor
 
 # The blocks that hold integers from a lowest to a highest one exactly, the smallest first.

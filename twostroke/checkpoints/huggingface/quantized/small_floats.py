@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.checkpoints.packed.words import array, floats, module_weight
+from twostroke.checkpoints.huggingface.quantized.words import array, floats, module_weight
 from twostroke.errors import CheckpointError
 from twostroke.formats.codebooks import E2M1
 from twostroke.formats.packed import PackedTensor

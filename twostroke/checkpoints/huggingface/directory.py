@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.checkpoints.disagreements import settled
 from twostroke.checkpoints.generation import directory_generation
-from twostroke.checkpoints.huggingface_config import read_config
-from twostroke.checkpoints.packed.methods import unpacked
-from twostroke.checkpoints.safetensors import read_all
+from twostroke.checkpoints.huggingface.config import read_config
+from twostroke.checkpoints.huggingface.disagreements import settled
+from twostroke.checkpoints.huggingface.quantized.methods import unpacked
+from twostroke.checkpoints.huggingface.safetensors import read_all
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.packed import PackedTensor
 from twostroke.formats.tensor import RawTensor

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from twostroke.checkpoints.json_files import read_json
-from twostroke.checkpoints.packed.compressed import check_compressed, unpack_compressed
-from twostroke.checkpoints.packed.gptq import unpack_awq, unpack_gptq
-from twostroke.checkpoints.packed.mlx import unpack_mlx
-from twostroke.checkpoints.packed.small_floats import unpack_bitsandbytes, unpack_fp4, unpack_fp8
+from twostroke.checkpoints.huggingface.json_files import read_json
+from twostroke.checkpoints.huggingface.quantized.compressed import check_compressed, unpack_compressed
+from twostroke.checkpoints.huggingface.quantized.gptq import unpack_awq, unpack_gptq
+from twostroke.checkpoints.huggingface.quantized.mlx import unpack_mlx
+from twostroke.checkpoints.huggingface.quantized.small_floats import unpack_bitsandbytes, unpack_fp4, unpack_fp8
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.formats.tensor import RawTensor
 

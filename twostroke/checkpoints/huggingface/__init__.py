@@ -1,0 +1,1 @@
+"""Hugging Face directories: `directory` opens one, from config.json, tokenizer.json and safetensors files."""

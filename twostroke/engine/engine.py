@@ -22,7 +22,7 @@ from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
-from twostroke.engine.turn import Turn
+from twostroke.engine.fair_lock import FairLock
 from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
         self.models, self.default = dict(models), default
-        self._turn = Turn()  # held for every change of the engine's state
+        self._lock = FairLock()  # held for every change of the engine's state
         self._news = threading.Condition()  # notified after each turn; guards `_stepping`
         self._stepping = False  # whether one of the threads that wait for tokens steps
         self._closed = False
@@ -82,14 +82,14 @@ class Engine:
 
     @config.setter
     def config(self, config: SchedulerConfig) -> None:
-        with self._turn:
+        with self._lock:
             if config.itl_ms is not None and self._forecast is None:
                 self._forecast = Forecast.calibrated(self.models.values())
             self._config = config
 
     def choose_itl(self) -> None:
         """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
-        with self._turn:
+        with self._lock:
             if self._forecast is None:
                 self._forecast = Forecast.calibrated(self.models.values())
             step_s = self._forecast.decode_step(self.models[self.default])
@@ -115,7 +115,7 @@ class Engine:
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
-        with self._turn:
+        with self._lock:
             if self._closed:
                 raise EngineStopped(CLOSED)
             self._requests.add(request)
@@ -127,21 +127,21 @@ class Engine:
         """End a request and free its pages, once the step that another thread is in is over."""
         if request.done:
             return
-        if self._turn.mine:  # called by a program or by a callback of a step
+        if self._lock.mine:  # called by a program or by a callback of a step
             self._cancel(request)
             return
-        with self._turn:
+        with self._lock:
             self._cancel(request)
         self._tell()
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
         if not request.done:
-            self._turn.defer(lambda: self._cancel(request))
+            self._lock.defer(lambda: self._cancel(request))
 
     def close(self) -> None:
         """End every request with EngineStopped, take no more, and drop the prefix indexes."""
-        with self._turn:
+        with self._lock:
             self._closed = True
             for request in list(self._requests):
                 self._fail({request}, EngineStopped(CLOSED))
@@ -200,7 +200,7 @@ class Engine:
                     return
                 self._stepping = True
             try:
-                with self._turn:
+                with self._lock:
                     if not ready():  # a server's thread may step too
                         self._step()
             finally:
@@ -214,7 +214,7 @@ class Engine:
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
-        with self._turn:
+        with self._lock:
             worked = self._step()
         self._tell()
         return worked

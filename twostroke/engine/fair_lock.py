@@ -1,4 +1,4 @@
-"""Turns: the lock around an engine, given in order of arrival."""
+"""The lock around an engine, given in order of arrival."""
 
 import threading
 from collections import deque
@@ -8,11 +8,11 @@ from types import TracebackType
 from twostroke.errors import InvalidRequest
 
 
-class Turn:
+class FairLock:
     """A lock that is handed on in order of arrival, so a thread that steps again and again keeps nobody out.
 
-    `with turn:` waits for it. `defer` never waits: its action runs when the turn is next given up, or at once if
-    nobody has it. Finalizers use it, since they may run anywhere, also in the thread that has the turn.
+    `with lock:` waits for it. `defer` never waits: its action runs when the lock is next released, or at once if it is
+    free. Finalizers use it, since they may run anywhere, also in the thread that holds the lock.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Turn:
         self._deferred: deque[Callable[[], None]] = deque()
 
     def __enter__(self) -> None:
-        """Wait for the turn. Raises InvalidRequest in the thread that has it: a program must not call its engine."""
+        """Wait for the lock. Raises InvalidRequest in the thread that holds it: a program must not call its engine."""
         me = threading.get_ident()
         if self._owner == me:
             raise InvalidRequest("a program cannot call the model that runs it: yield Prefill, Decode or Emit")
@@ -34,7 +34,7 @@ class Turn:
             gate.acquire()
             self._waiting.append((me, gate))
         try:
-            gate.acquire()  # opened by the thread that hands the turn on
+            gate.acquire()  # released by the thread that hands the lock on
         except BaseException:  # Ctrl-C
             self._give_up(me, gate)
             raise
@@ -49,11 +49,11 @@ class Turn:
 
     @property
     def mine(self) -> bool:
-        """Whether the calling thread has the turn."""
+        """Whether the calling thread holds the lock."""
         return self._owner == threading.get_ident()
 
     def defer(self, action: Callable[[], None]) -> None:
-        """Run an action in a turn, without waiting for one."""
+        """Run an action under the lock, without waiting for it."""
         self._deferred.append(action)
         self._flush()
 
@@ -72,7 +72,7 @@ class Turn:
             self._owner = None
 
     def _flush(self) -> None:
-        """Run what is deferred if nobody has the turn; whoever has it does so when giving it up."""
+        """Run what is deferred if the lock is free; its holder does so when releasing it."""
         while self._deferred and self._mutex.acquire(blocking=False):
             try:
                 free = self._owner is None

@@ -13,6 +13,7 @@ from typing import Any
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
+from twostroke.engine.fair_lock import FairLock
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
 from twostroke.engine.objective import comfortable_itl_ms
@@ -22,7 +23,6 @@ from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
-from twostroke.engine.fair_lock import FairLock
 from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled

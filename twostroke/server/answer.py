@@ -62,10 +62,6 @@ class Answer(ABC):
         """The event for an error in a stream that has begun."""
         return error.body()
 
-    def choice_index(self, prompt: int, token: Token) -> int:
-        """A choice's index among those of all prompts."""
-        return prompt * self.n + token.choice
-
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and choices so far."""
         requests = self.exchange.requests

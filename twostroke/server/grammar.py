@@ -15,14 +15,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
-from twostroke.server.json_schema import Guaranteed, guaranteed
+from twostroke.server.json_schema import ANY_OBJECT, Guaranteed, guaranteed
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 REMEMBERED = 64  # compiled grammars
 MOST_CHARACTERS = 2_000_000  # of a grammar
 MOST_OPTIONS = 10_000  # of a choice
 MOST_PATTERN = 20_000  # characters of a regular expression
-ANY_OBJECT = {"type": "object"}
 # The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text
 # has one spelling (without \u escapes), so equal keys are equal bytes.
 JSON_OPTIONS = {
@@ -154,33 +153,37 @@ def json_schema(schema: Mapping[str, Any], strict: bool = True, warnings: list[s
     Raises:
         InvalidRequest: the schema is strict and cannot be guaranteed. Names the keyword and its JSON pointer.
     """
-    read = read_schema(schema, strict)
-    if warnings is not None:
-        warnings += read.warnings
-    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**read.schema, "x-guidance": JSON_OPTIONS}))
-    return Grammar(text, "" if read.open_objects else None)
+    read = _read_schema(schema, strict, warnings)
+    return Grammar(_grammar_of(read), "" if read.open_objects else None)
 
 
 def with_options(schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None) -> dict[str, Any]:
     """A schema for `%json` within a grammar, which enforces what `json_schema` does, except for keys that differ."""
-    read = read_schema(schema, strict)
-    if warnings is not None:
-        warnings += read.warnings
-    return {**read.schema, "x-guidance": JSON_OPTIONS}
+    return _with_layout(_read_schema(schema, strict, warnings))
 
 
-def read_schema(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
+def _read_schema(schema: Mapping[str, Any], strict: bool, warnings: list[str] | None) -> Guaranteed:
     """A schema that the grammar library compiles, see `json_schema`."""
     read = guaranteed(schema, strict)
-    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**read.schema, "x-guidance": JSON_OPTIONS}))
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
+    if warnings is not None:
+        warnings += read.warnings
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_of(read), limits=_LIMITS)
     if not failed:
         return read
     why = _one_line(messages[0])
     if strict:
         raise InvalidRequest(f"the schema cannot be guaranteed: {why}")
-    warning = f"the schema is not enforced, only that the answer is an object: {why}"
-    return Guaranteed(ANY_OBJECT, (*read.warnings, warning), open_objects=True)
+    if warnings is not None:
+        warnings.append(f"the schema is not enforced, only that the answer is an object: {why}")
+    return Guaranteed(ANY_OBJECT, (), open_objects=True)
+
+
+def _grammar_of(read: Guaranteed) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_with_layout(read)))
+
+
+def _with_layout(read: Guaranteed) -> dict[str, Any]:
+    return {**read.schema, "x-guidance": JSON_OPTIONS}
 
 
 def regex(pattern: str) -> str:

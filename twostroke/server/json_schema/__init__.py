@@ -11,6 +11,7 @@ not handed to it as it is. It is read here, and written anew with the few keywor
     patterns.py       Python's regular expressions in the grammar library's syntax
     formats.py        `format` as regular expressions
     exclusion.py      whether a conjunction and a schema have no instance in common, as `oneOf` and `not` need
+    shapes.py         the places of a schema, and the shapes that a value may have there
     writer.py         the schema for the grammar library
     unique_keys.py    keys of an open object that differ, which a grammar cannot say
 
@@ -19,6 +20,6 @@ closed, numbers and strings have the forms that validators agree on. Validators 
 `jsonschema` does: the draft is that of `$schema`, or 2020-12.
 """
 
-from twostroke.server.json_schema.writer import Guaranteed, guaranteed
+from twostroke.server.json_schema.writer import ANY_OBJECT, Guaranteed, guaranteed
 
-__all__ = ["Guaranteed", "guaranteed"]
+__all__ = ["ANY_OBJECT", "Guaranteed", "guaranteed"]

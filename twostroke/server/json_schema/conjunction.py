@@ -130,7 +130,7 @@ class Reader:
             self._read_properties(found, part)
             self._read_items(found, part)
         if found.values is not None:
-            found.values = [value for value in found.values if _type(value) in found.types]
+            found.values = [value for value in found.values if type_of(value) in found.types]
         return found
 
     def _read(self, found: Conjunction, part: Part, keyword: str, value: Any) -> None:
@@ -314,11 +314,7 @@ def _key(value: Any) -> Any:
 
 
 def type_of(value: Any) -> str:
-    """A JSON value's type."""
-    return _type(value)
-
-
-def _type(value: Any) -> str:
+    """A JSON value's type, one of `TYPES`."""
     kinds: list[tuple[Any, str]] = [(bool, "boolean"), (str, "string"), (int, "integer"), (list, "array")]
     for kind, name in kinds:
         if isinstance(value, kind):

@@ -28,9 +28,6 @@ class Part:
         return Part(found, pointer(self.path, *steps))
 
 
-ANYTHING = Part(True, "")
-
-
 class Document:
     """A whole schema."""
 

@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
@@ -16,6 +16,16 @@ from twostroke.server.json_schema.numbers import EXACT
 from twostroke.server.json_schema.patterns import Pattern
 from twostroke.server.json_schema.references import Document, Part
 from twostroke.server.json_schema.report import Report, TooLarge
+from twostroke.server.json_schema.shapes import (
+    ArrayShape,
+    Node,
+    ObjectShape,
+    Shape,
+    array_has_instance,
+    has_instance,
+    object_has_instance,
+    why_empty,
+)
 
 MOST_NODES = 3000
 MOST_BYTES = 1_000_000
@@ -51,50 +61,6 @@ def guaranteed(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
         return Guaranteed(ANY_OBJECT, tuple(report.warnings), True)
 
 
-@dataclass(eq=False)
-class Node:
-    """What holds in one place: one of some shapes."""
-
-    path: str
-    keywords: tuple[str, ...] = ()
-    shapes: list["Shape"] = field(default_factory=list)
-    uses: int = 0
-    finite: bool = False  # it has an instance
-
-
-@dataclass
-class ArrayShape:
-    """Items of an array."""
-
-    first: list[Node]
-    rest: Node
-    least: int
-    most: int | None
-
-
-@dataclass
-class ObjectShape:
-    """Properties of an object."""
-
-    named: dict[str, Node]
-    required: set[str]
-    patterns: list[tuple[str, Node]]
-    others: Node | None
-    least: int
-    most: int | None
-    path: str
-
-
-@dataclass
-class Shape:
-    """One alternative of a place."""
-
-    anything: bool = False
-    plain: list[dict[str, Any]] = field(default_factory=list)
-    array: ArrayShape | None = None
-    object: ObjectShape | None = None
-
-
 class Writer:
     """Reads a document into nodes, and writes them."""
 
@@ -118,7 +84,7 @@ class Writer:
             node.shapes = [self._shape(branch_parts) for branch_parts in self._conjunctions(parts)]
         self._find_finite()
         if not root.finite:
-            raise InvalidRequest(_blame(root))
+            raise InvalidRequest(why_empty(root))
         written = self._write(root)
         return {**written, "$defs": self._definitions} if self._definitions else written
 
@@ -271,7 +237,7 @@ class Writer:
         while changed:
             changed = False
             for node in self._nodes.values():
-                if not node.finite and any(_has_instance(shape) for shape in node.shapes):
+                if not node.finite and any(has_instance(shape) for shape in node.shapes):
                     node.finite = changed = True
 
     # From shapes to the schema.
@@ -294,9 +260,9 @@ class Writer:
         options: list[dict[str, Any]] = []
         for shape in node.shapes:
             options += shape.plain
-            if shape.array is not None and _array_has_instance(shape.array):
+            if shape.array is not None and array_has_instance(shape.array):
                 options.append(self._write_array(shape.array))
-            if shape.object is not None and _object_has_instance(shape.object):
+            if shape.object is not None and object_has_instance(shape.object):
                 options.append(self._write_object(shape.object))
         return options[0] if len(options) == 1 else {"anyOf": options}
 
@@ -350,37 +316,6 @@ class Writer:
         return schema | ({"required": required} if required else {})
 
 
-def _blame(node: Node) -> str:
-    """Why a node has no instance: the innermost node that is needed and has none."""
-    seen = [node]
-    while True:
-        needed = [
-            child
-            for shape in seen[-1].shapes
-            for child in [
-                *([shape.object.named[name] for name in shape.object.required] if shape.object else []),
-                *([*shape.array.first, shape.array.rest][: shape.array.least] if shape.array else []),
-            ]
-            if not child.finite
-        ]
-        if not needed:
-            break
-        if needed[0] in seen:
-            return f"#{needed[0].path}: '$ref' leads back to itself in every instance, so none would end"
-        seen.append(needed[0])
-    keywords = ", ".join(repr(word) for word in seen[-1].keywords[:8]) or "false"
-    return f"#{seen[-1].path[-200:]}: nothing satisfies {keywords[:300]}"
-
-
-def _has_instance(shape: Shape) -> bool:
-    return (
-        shape.anything
-        or bool(shape.plain)
-        or (shape.array is not None and _array_has_instance(shape.array))
-        or (shape.object is not None and _object_has_instance(shape.object))
-    )
-
-
 def _distinct(patterns: Iterable[Pattern]) -> bool:
     """Whether no name has two of some patterns."""
     options = {f"^{pattern.regex}$": {} for pattern in patterns}
@@ -392,22 +327,6 @@ def _compiles(schema: str) -> bool:
     """Whether the grammar library finds instances of a schema."""
     failed, _ = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
     return not failed
-
-
-def _array_has_instance(shape: ArrayShape) -> bool:
-    if shape.most is not None and shape.most < shape.least:
-        return False
-    needed = shape.first[: shape.least]
-    return all(node.finite for node in needed) and (shape.least <= len(shape.first) or shape.rest.finite)
-
-
-def _object_has_instance(shape: ObjectShape) -> bool:
-    if not all(shape.named[name].finite for name in shape.required):
-        return False
-    if shape.most is not None and shape.most < max(shape.least, len(shape.required)):
-        return False
-    endless = any(node.finite for _, node in shape.patterns) or (shape.others is not None and shape.others.finite)
-    return endless or shape.least <= sum(node.finite for node in shape.named.values())
 
 
 def _writable(value: Any) -> bool:

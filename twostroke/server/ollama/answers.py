@@ -65,7 +65,7 @@ class OllamaAnswer(Answer):
         return self._object(self._text, self._complete(ended=True), self._entries) | self._end()
 
     def encode(self, event: dict[str, Any]) -> bytes:
-        return to_json(event) + b"\n"
+        return to_json(event, inf_nan_mode="null") + b"\n"
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error_body(error)

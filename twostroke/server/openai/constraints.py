@@ -9,6 +9,7 @@ from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server import grammar, tools
 from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammar, Grammars
+from twostroke.server.json_schema import ANY_OBJECT
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
 from twostroke.server.tools.parser import ToolParserFactory
@@ -66,7 +67,7 @@ def compiled(grammars: Grammars, field: str, text: Grammar | str) -> ConstraintF
 
 def json_grammar(schema: dict[str, Any] | None, strict: bool, warnings: list[str] | None = None) -> Grammar:
     """The grammar of a schema; of any JSON object where there is none. Raises InvalidRequest, see `json_schema`."""
-    return grammar.json_schema(grammar.ANY_OBJECT if schema is None else schema, strict, warnings)
+    return grammar.json_schema(ANY_OBJECT if schema is None else schema, strict, warnings)
 
 
 @contextlib.contextmanager

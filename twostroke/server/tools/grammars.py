@@ -5,13 +5,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import llguidance
-
 from twostroke.errors import InvalidRequest
 from twostroke.server.grammar import with_options
 from twostroke.server.tools.dialects import CLOSE, OPEN
 
-ANY_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -35,7 +32,7 @@ def grammar(
         parallel: more than one call.
         marks: ids of special tokens that may stand in the text.
         tagged: `<tool_call>` in the text begins a call in JSON, of one of the functions.
-        warnings: takes a line for each schema that cannot be followed; the arguments are any object then.
+        warnings: takes a line for each keyword that is skipped, see `grammar.json_schema`.
 
     Raises:
         InvalidRequest: a schema that cannot be followed is strict.
@@ -72,23 +69,14 @@ def _trigger(name: str) -> str:
 
 
 def _parameters(function: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """The schema of a function's arguments, if a grammar can follow it."""
-    strict = bool(function.get("strict"))
+    """The schema of a function's arguments. Raises InvalidRequest for one that is strict and cannot be followed."""
     skipped: list[str] = []
     try:
-        schema = with_options(function.get("parameters") or _NOTHING, strict, skipped)
+        schema = with_options(function.get("parameters") or _NOTHING, bool(function.get("strict")), skipped)
     except InvalidRequest as error:
         raise InvalidRequest(f"the parameters of {function['name']}: {error}") from None
     warnings += [f"the parameters of {function['name']}: {line}" for line in skipped]
-    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text)
-    if not failed:
-        return schema
-    reason = f"the parameters of {function['name']} cannot be followed: {' '.join(messages[0].split())[:200]}"
-    if strict:
-        raise InvalidRequest(reason)
-    warnings.append(f"{reason}; its arguments are any object")
-    return with_options(ANY_OBJECT, strict=False)
+    return schema
 
 
 def _literal(text: str) -> str:

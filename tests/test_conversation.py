@@ -163,12 +163,27 @@ def test_closed_before_its_first_token_a_turn_did_not_happen(model: LLM) -> None
     assert (conversation.kv.tokens, conversation.rendered, conversation.messages) == before
 
 
-def test_an_error_amid_a_reply_keeps_what_was_said(tiny_directory: Callable[[str], Path]) -> None:
+def test_a_reply_that_outgrows_the_pool_ends(tiny_directory: Callable[[str], Path]) -> None:
     model = LLM(str(tiny_directory("llama")), prefix_index="off", kv_bytes=48 * 3 * 2 * 2 * 16 * 4, threads=1)
     longer: dict[str, Any] = {**PLAIN, "max_tokens": 500}
     conversation = Conversation(model, **longer)
     reply = conversation.say("the quick fox")
-    with pytest.raises(OutOfPages):
+    assert list(reply)[-1].finish_reason == "length"
+    assert conversation.messages[-1] == {"role": "assistant", "content": reply.text}
+    conversation.reset()
+    assert list(conversation.say("the", max_tokens=3))
+
+
+def test_an_error_amid_a_reply_keeps_what_was_said(
+    tiny_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LLM(str(tiny_directory("llama")), prefix_index="off", kv_bytes=1 << 20, threads=1)
+    conversation = Conversation(model, **PLAIN)
+    reply = conversation.say("the quick fox")
+    next(reply)
+    with monkeypatch.context() as patch, pytest.raises(OutOfPages):
+        patch.setattr(model.engine._driver, "deliver", lambda *_, **__: (_ for _ in ()).throw(OutOfPages("full")))
+        patch.setattr(model.engine._driver, "outgrow", lambda *_: False)
         list(reply)
     assert conversation.messages[-1] == {"role": "assistant", "content": reply.text}
     assert reply.tokens

@@ -75,8 +75,8 @@ def test_like_takes_the_rule_and_the_default() -> None:
         most: int | None = like(SamplingParams, "max_tokens", None)
 
     assert Other() == Other(SamplingParams.temperature, None)
-    with pytest.raises(InvalidRequest, match="most must be an integer of at least 1, or None, not 0"):
-        Other(most=0)
+    with pytest.raises(InvalidRequest, match="most must be an integer of at least 0, or None, not -1"):
+        Other(most=-1)
     assert rules(Other)["temperature"].help == "Of answers."
 
 

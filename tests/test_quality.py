@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ def test_a_shuffled_model_gives_the_same_logits(
     checkpoint = open_checkpoint(str(tiny_directory(family)))
     other = shuffled(checkpoint)
     assert other.weights_id != checkpoint.weights_id
-    expected, found = all_logits(tiny_llm(family), IDS), all_logits(LLM(other, kv_bytes=1 << 24, threads=1), IDS)
+    options: dict[str, Any] = {"backend": "reference", "kv_bytes": 1 << 24, "threads": 1}
+    expected, found = all_logits(tiny_llm(family), IDS), all_logits(LLM(other, **options), IDS)
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0, equal_nan=False)
 
 

@@ -15,7 +15,7 @@ PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
 FIELDS = {"model", "prompt", "method", "method_facts", "backend", "text", "token_ids", "finish_reason", "outputs",
           "prompt_tokens", "prefilled_tokens", "cached_tokens", "output_tokens", "kv_bytes", "definitions",
-          *PACE}  # fmt: skip
+          "total_output_tokens_per_second", *PACE}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_stop_strings(run_json: Callable[..., dict[str, Any]], tiny: str) -> Non
         ((*PROMPT, "--temperature", "nan"), 1, "temperature"),
         ((*PROMPT, "--temperature", "warm"), 2, "--temperature"),
         ((*PROMPT, "--top-p", "0"), 1, "top_p"),
-        ((*PROMPT, "--max-tokens", "0"), 1, "max_tokens"),
+        ((*PROMPT, "--max-tokens", "-1"), 1, "max_tokens"),
         ((*PROMPT, "--n", "0"), 1, "n must be"),
         ((*PROMPT, "--method", "magic"), 1, "magic"),
         ((*PROMPT, "--method-option", "times"), 2, "key=value"),

@@ -181,10 +181,11 @@ def test_an_error_amid_a_reply_keeps_what_was_said(
     conversation = Conversation(model, **PLAIN)
     reply = conversation.say("the quick fox")
     next(reply)
-    with monkeypatch.context() as patch, pytest.raises(OutOfPages):
+    with monkeypatch.context() as patch:
         patch.setattr(model.engine._driver, "deliver", lambda *_, **__: (_ for _ in ()).throw(OutOfPages("full")))
         patch.setattr(model.engine._driver, "outgrow", lambda *_: False)
-        list(reply)
+        with pytest.raises(OutOfPages):
+            list(reply)
     assert conversation.messages[-1] == {"role": "assistant", "content": reply.text}
     assert reply.tokens
     conversation.reset()

@@ -23,8 +23,8 @@ class AsyncLLM:
     """An `LLM` for asyncio. As an async context manager it is closed at the end.
 
     Any number of tasks, of any event loops, may use it, and threads may use its `llm` meanwhile: all requests are
-    batched. The engine runs on a thread of its own, the one that the HTTP server uses too (`engine.thread`), and
-    tokenization on other threads, so the event loop never waits. A task that is cancelled ends its request.
+    batched. The engine runs on a separate thread, as in the HTTP server (`engine.thread`), and tokenization on
+    other threads, so the event loop never waits. A task that is cancelled ends its request.
 
     Attributes:
         llm: the model.

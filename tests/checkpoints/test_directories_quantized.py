@@ -11,7 +11,7 @@ import pytest
 from numpy.linalg import norm
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints.test_packed import pack_awq, pack_gptq
+from tests.checkpoints.test_quantized import pack_awq, pack_gptq
 from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
 from twostroke.backends.native import library

@@ -64,7 +64,7 @@ class Engine:
     def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
-        self._news = threading.Condition()  # notified after each turn; guards `_stepping`
+        self._news = threading.Condition()  # notified after each step; guards `_stepping`
         self._stepping = False  # whether one of the threads that wait for tokens steps
         self._closed = False
         self._forecast: Forecast | None = None

@@ -15,7 +15,7 @@ STEPS, LEAST_MS = 8, 100
 
 
 def comfortable_itl_ms(decode_step_s: float) -> float:
-    """The objective, in milliseconds to two digits, for a decode step of one stream that takes so many seconds.
+    """The objective, in milliseconds to two digits, for a decode step of one stream that takes `step_s` seconds.
 
     `STEPS` decode steps, but at least `LEAST_MS`.
     """

@@ -68,7 +68,7 @@ class Pages(ABC):
     Attributes:
         memory: the frames; num_pages: the number of frames.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
-        lock: held for every change of a count or a place, and for longer by whoever needs several to agree.
+        lock: held for every change of a count or a place, and across several changes that must agree.
     """
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
@@ -84,7 +84,7 @@ class Pages(ABC):
         self._free = list(range(num_pages - 1, -1, -1))  # free frames
         self._free_ids: list[int] = []
         self._num_ids = 0  # ids used so far
-        # Garbage collection may drop values in a thread that holds the lock: hence a reentrant lock.
+        # Garbage collection may drop values in a thread that holds the lock: so the lock is reentrant.
         self.lock = threading.RLock()
 
     # Facts -----------------------------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ The way of a call that generates text, and the words for it:
 A route (openai/routes) reads a body and calls `generate` (generate.py), which leads it along this way:
 
     exchange = engine.reserve(...)  ->  requests = prepare()  ->  engine.begin(exchange, requests)
-             ->  exchange.updates()  ->  answer  ->  JSON or an EventStream (transport.py)
+             ->  exchange.updates()  ->  answer  ->  JSON or an EventStream (http/transport.py)
 
 `AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps.
 
 An API is a folder: `openai`, `anthropic`, `ollama`. It has its schemas, its answers and its routes. The others
-translate a conversation into OpenAI's (openai/conversation.py) and read what comes back through a `Turn` (turn.py). An
-error is written in the form of the API that was called (refusals.py). Everything else here is shared.
+translate a conversation into OpenAI's (openai/conversation.py) and read what comes back with a `ChoiceParser` (tools).
+An error is written in the form of the API that was called (refusals.py). The other folders are shared: `http` is
+around the routes, `preflight` tries out long bodies, `tools` is about calls, `json_schema` rewrites schemas for the
+grammar library, and `observability` is for the operator.
 
 Needs the extra `serve` (FastAPI, uvicorn, prometheus_client, llguidance). Only `twostroke serve` imports this package.
 """

@@ -11,7 +11,14 @@ from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange, Terms
-from twostroke.server.http.transport import CLIENT_GONE, ClientGone, EventStream, json_response, told, unless_gone
+from twostroke.server.http.transport import (
+    CLIENT_GONE,
+    ClientGone,
+    EventStream,
+    json_response,
+    unless_gone,
+    warnings_field,
+)
 
 
 async def generate(
@@ -44,7 +51,7 @@ async def generate(
         if not terms.stream:
             await unless_gone(http.receive, _collect(answer, updates))
             http.scope["facts"]["output_tokens"] = answer.output_tokens
-            return json_response(answer.whole() | told(http.scope))
+            return json_response(answer.whole() | warnings_field(http.scope))
         first = await unless_gone(http.receive, anext(updates))
         streaming = True
         return EventStream(answer, first, updates, exchange)

@@ -24,7 +24,7 @@ from twostroke.server.settings import Settings
 log = logging.getLogger(__name__)
 OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
 LEAST_RATE = 16 << 10  # bytes per second of a body, once its time is over
-HUGE_BODY, HUGE_AT_ONCE = 1 << 20, 8  # bytes; so many are in memory at once
+HUGE_BODY, HUGE_AT_ONCE = 1 << 20, 8  # bytes of a huge body, and how many are in memory at once
 _SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "root_path")
 
 

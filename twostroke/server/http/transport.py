@@ -20,12 +20,12 @@ CLIENT_GONE = 499  # no client reads it; it is for the log
 
 
 def warn(scope: Scope, warnings: list[str]) -> None:
-    """Tell the caller something beside the answer: a field of it, a header, and the call's line in the log."""
+    """Add warnings to a call. They appear in its answer, in a header, and in its line of the log."""
     if warnings:
         scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
 
 
-def told(scope: Scope) -> dict[str, Any]:
+def warnings_field(scope: Scope) -> dict[str, Any]:
     """The field `warnings` of an answer, if there are any."""
     return {"warnings": warnings} if (warnings := scope["facts"].get("warnings")) else {}
 
@@ -79,11 +79,11 @@ class EventStream(Response):
         # The base class has set the length of its empty body; a stream's length is not known.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
-        self._told: dict[str, Any] = {}  # what the first event has besides
+        self._told: dict[str, Any] = {}  # fields that the first event has in addition
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._told = told(scope)
+            self._told = warnings_field(scope)
             await unless_gone(receive, self._send(send))
         except ClientGone:
             scope["facts"]["client"] = "gone"

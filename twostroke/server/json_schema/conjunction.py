@@ -168,7 +168,7 @@ class Reader:
             raise _Wrong("it cannot be guaranteed")
         elif keyword in ("$id", "id") and part.path and isinstance(value, str) and not value.startswith("#"):
             if keyword == "$id" or self._draft == 4:
-                raise _Wrong("a schema with an address of its own must be the whole schema")
+                raise _Wrong("only the whole schema may have an address")
         elif keyword not in _ANNOTATIONS and not any(keyword in known for known in _SPEAKS_OF.values()):
             self._report.warn(f"{keyword!r:.60} at #{part.path[-200:]} is not a keyword of JSON Schema, and is ignored")
 

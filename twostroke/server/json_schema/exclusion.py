@@ -25,9 +25,9 @@ class Exclusions:
 
     def __init__(self, document: Document, report: Report) -> None:
         self._report = report
-        unheard = Report(strict=False)  # a keyword that is skipped here leaves more to be apart from
-        self._alternatives = Alternatives(document, unheard, circles=report)
-        self._reader = Reader(document.draft, unheard)
+        ignored = Report(strict=False)  # skipping a keyword here only makes fewer things provable
+        self._alternatives = Alternatives(document, ignored, circles=report)
+        self._reader = Reader(document.draft, ignored)
 
     def enforce(self, found: Conjunction, excluded: Sequence[Exclusion]) -> None:
         """Remove from a conjunction what must not hold."""

@@ -32,7 +32,7 @@ class VllmCollector(Collector):
         used = max(0, pool.num_used - engine.cached_pages(pool))
         yield self._gauge("num_requests_running", "Choices that are generated", engine.num_running)
         yield self._gauge("num_requests_waiting", "Choices that wait", engine.num_waiting)
-        # Pages that only a prefix index holds are free for whoever needs them, and vLLM counts them so.
+        # Pages that only a prefix index holds can be freed for any request, and vLLM counts them as free.
         yield self._gauge("kv_cache_usage_perc", "Pages held by requests / all, from 0 to 1", used / pool.num_pages)
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix index", queried)

@@ -18,7 +18,7 @@ from twostroke.server.ollama.translate import served_name
 from twostroke.server.openai.schemas.lenient import Lenient
 from twostroke.server.prepare import choose_method
 
-# Clients compare it with the version in which a feature came: the faces here are those of this version of the API.
+# Clients compare it with the version in which a feature came. The routes here are those of this version.
 API_VERSION = "0.12.6"
 _QUANTIZED = re.compile(r"(?:I?Q\d\w*|BF16|F16|F32|MXFP4)(?=\.gguf$)", re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""Fields without effect are told back: in the answer, in a header, and in the log."""
+"""Warnings about fields without effect: in the answer, in a header, and in the log."""
 
 from fastapi import Request as HttpRequest
 

@@ -12,7 +12,7 @@ from twostroke.server.openai.schemas.common import GenerateBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
 Item = Mapping[str, Any]
-_QUIET = ("reasoning", "compaction", "compaction_trigger")  # items that a model here has not made and does not miss
+_QUIET = ("reasoning", "compaction", "compaction_trigger")  # items that no model here makes or needs
 # The argument of a custom tool, which takes a text, where functions take objects.
 _FREEFORM = {
     "type": "object",

@@ -31,7 +31,10 @@ class Record:
 
 
 class StoredResponses:
-    """The latest responses, at most so many and so many bytes; the oldest go first. For the event loop's thread."""
+    """The latest responses. At most `most` are kept, and `most_bytes`; the oldest go first.
+
+    Every method belongs to the event loop's thread.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes

@@ -149,7 +149,7 @@ class _Worker:
     def __init__(self, facts: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: Ctrl-C in a terminal is for the server alone.
+            # A new session, so that Ctrl-C in a terminal reaches the server alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", START.format(path=sys.path, file=theirs.fileno())],
                 pass_fds=(theirs.fileno(),),

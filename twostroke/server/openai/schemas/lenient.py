@@ -1,7 +1,7 @@
 """The base of all bodies, and what becomes of fields that a body does not declare.
 
 A field that asks for nothing is accepted in silence: `user`, or `use_beam_search: false`. One that this server lacks
-and that would change the answer is refused. Any other is told back in a warning, or refused if the server is strict.
+and that would change the answer is refused. Any other gets a warning, or is refused if the server is strict.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ class Lenient(BaseModel):
     Attributes:
         ALIASES: other servers' names of declared fields.
         HARMLESS: fields that change no answer.
-        WITHOUT_EFFECT: fields that are told back unless their value asks for nothing.
+        WITHOUT_EFFECT: fields that get a warning unless their value asks for nothing.
         UNSUPPORTED: fields that are refused unless their value asks for nothing.
     """
 

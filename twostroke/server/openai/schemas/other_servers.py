@@ -37,7 +37,7 @@ HARMLESS = frozenset(
     }
 )
 
-# They change no answer here, though a client may count on it: told, unless the value asks for nothing.
+# They change no answer here, though a client may count on it: a warning, unless the value asks for nothing.
 WITHOUT_EFFECT: Neutral = {
     "cache_salt": (),
     "early_stopping": (False,),

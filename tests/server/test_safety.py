@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -193,7 +195,7 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
     with serving(open_tiny()) as running, running.http() as http:
         assert http.post("/v1/completions", json=long).status_code == 200
         preflight: Preflight = running.server._app.state.engine.preflight  # pyright: ignore[reportPrivateUsage]
-        worker: Any = preflight._worker  # pyright: ignore[reportPrivateUsage]
+        worker: Any = preflight._long._worker  # pyright: ignore[reportPrivateUsage]
         worker._process.kill()
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
@@ -204,10 +206,27 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
     assert ended.poll() is not None
 
 
+def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:
+    """Each kind has its worker: the one for huge bodies is stopped here."""
+    with serving(open_tiny()) as running, running.http() as http, ThreadPoolExecutor(1) as threads:
+        huge: dict[str, Any] = {"json": {"prompt": "word " * 300_000}, "timeout": 100}
+        assert http.post("/v1/completions", **huge).status_code == 400
+        preflight: Preflight = running.server._app.state.engine.preflight  # pyright: ignore[reportPrivateUsage]
+        worker: Any = preflight._huge._worker  # pyright: ignore[reportPrivateUsage]
+        worker._process.send_signal(signal.SIGSTOP)
+        try:
+            waiting = threads.submit(http.post, "/v1/completions", **huge)
+            assert http.post("/v1/completions", json={"prompt": "word " * 20_000}).status_code == 400
+            assert not waiting.done()
+        finally:
+            worker._process.send_signal(signal.SIGCONT)
+        assert waiting.result().status_code in (400, 413)
+
+
 def test_the_worker_ends_with_the_server(open_tiny: OpenTiny) -> None:
     with serving(open_tiny()) as running, running.http() as http:
         http.post("/tokenize", json={"prompt": TEXT * 3000})
-        worker: Any = running.server._app.state.engine.preflight._worker  # pyright: ignore[reportPrivateUsage]
+        worker: Any = running.server._app.state.engine.preflight._long._worker  # pyright: ignore[reportPrivateUsage]
         assert worker._process.poll() is None
     assert worker._process.poll() is not None
 

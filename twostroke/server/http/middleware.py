@@ -17,14 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twostroke.server.errors import ApiError
 from twostroke.server.http.transport import ClientGone, unless_gone, warning_header
 from twostroke.server.observability.logs import request_id
-from twostroke.server.preflight.supervisor import LONG_BODY, Call, Preflight
+from twostroke.server.preflight.supervisor import HUGE_BODY, LONG_BODY, Call, Preflight
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
 OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
 LEAST_RATE = 16 << 10  # bytes per second of a body, once its time is over
-HUGE_BODY, HUGE_AT_ONCE = 1 << 20, 8  # bytes of a huge body, and how many are in memory at once
+HUGE_AT_ONCE = 8  # huge bodies in memory at once
 _SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "root_path")
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import PriorityQueue
@@ -34,6 +35,7 @@ from twostroke.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LONG_BODY = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
+HUGE_BODY = 1 << 20  # bytes
 MOST_SECONDS = 10  # that one body may take
 START = "import sys; sys.path[:] = {path!r}; from twostroke.server.preflight.worker import main; main({file})"
 
@@ -76,35 +78,49 @@ class Facts:
 
 
 class Preflight:
-    """The worker process, and who waits for it: the shortest body goes first.
-
-    The process begins with the first long body, or with `start`. One that dies or takes too long over a body is
-    replaced, and that body is refused.
-    """
+    """Two worker processes: one for long bodies, and one for huge ones, for which no other body should wait."""
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
+        pickled = cache(lambda: pickle.dumps(facts()))  # made once, since that takes the lock
+        self._long, self._huge = _Lane(pickled), _Lane(pickled)
+
+    def start(self) -> None:
+        """Start the process for long bodies now, so that the first of them does not wait for it."""
+        self._long.send(0, None)
+
+    async def check(self, call: Call) -> Reply | None:
+        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
+        lane = self._huge if len(call.body) > HUGE_BODY else self._long
+        return await asyncio.wrap_future(lane.send(len(call.body), call))
+
+    def stop(self) -> None:
+        """End the processes. Nothing may be in flight."""
+        self._long.stop()
+        self._huge.stop()
+
+
+class _Lane:
+    """A worker process, and who waits for it: the shortest body goes first.
+
+    The process begins with the first call. One that dies or takes too long over a body is replaced, and that body is
+    refused.
+    """
+
+    def __init__(self, facts: Callable[[], bytes]) -> None:
         self._facts = facts
-        self._pickled = b""  # the facts: made once, since that takes the lock
         self._order = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, Call | None, Future[Reply | None]]] = PriorityQueue()
         self._worker: _Worker | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the process now, so that the first long body does not wait for it."""
-        self._send(0, None)
-
-    async def check(self, call: Call) -> Reply | None:
-        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
-        return await asyncio.wrap_future(self._send(len(call.body), call))
-
     def stop(self) -> None:
-        """End the process. Nothing may be in flight."""
+        """End the process."""
         if self._thread is not None:
-            self._send(-1, None)
+            self.send(-1, None)
             self._thread.join()
 
-    def _send(self, priority: int, call: Call | None) -> "Future[Reply | None]":
+    def send(self, priority: int, call: Call | None) -> "Future[Reply | None]":
+        """Queue a call, lower priorities first; None only starts the process."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
             self._thread.start()
@@ -128,8 +144,7 @@ class Preflight:
 
     def _ask(self, call: Call | None) -> Reply | None:
         if self._worker is None:
-            self._pickled = self._pickled or pickle.dumps(self._facts())
-            self._worker = _Worker(self._pickled)
+            self._worker = _Worker(self._facts())
         if call is None:
             return None
         try:

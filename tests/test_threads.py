@@ -2,6 +2,10 @@
 
 import asyncio
 import gc
+import random
+import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from twostroke import LLM, AsyncLLM, KVCache, Prefill, method
+from twostroke import LLM, AsyncLLM, Decode, KVCache, Prefill, method
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Program
 from twostroke.errors import EngineStopped, InvalidRequest
@@ -212,6 +216,132 @@ def test_closing_ends_the_requests_of_other_threads(llm: LLM) -> None:
     for thread in threads:
         thread.join(60)
     assert len(ends) == 3
+
+
+# Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_the_main_thread_leaves_other_threads_alone(llm: LLM) -> None:
+    """Cut in two, a step would leave requests of other threads without an end."""
+
+    def answers(i: int) -> list[int]:
+        return ids(llm.generate([PROMPTS[i]], max_tokens=20, ignore_eos=True)[0].tokens)
+
+    alone, wrong, stop, armed = [answers(i) for i in range(3)], list[Any](), threading.Event(), threading.Event()
+
+    def work(i: int) -> None:
+        while not stop.is_set():
+            try:
+                if (got := answers(i)) != alone[i]:
+                    wrong.append(got)
+            except Exception as error:
+                wrong.append(error)
+
+    def interrupt() -> None:
+        delays = random.Random(1)
+        while not stop.wait(delays.random() * 0.01):
+            if armed.is_set():
+                armed.clear()
+                signal.raise_signal(signal.SIGINT)
+
+    def answer_until_interrupted() -> None:
+        while True:
+            llm.generate([PROMPTS[4]], max_tokens=50, ignore_eos=True)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    threads.append(threading.Thread(target=interrupt))
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            armed.set()
+            with pytest.raises(KeyboardInterrupt):
+                answer_until_interrupted()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+    assert llm.engine.num_running == llm.engine.num_waiting == 0
+    settled(llm)
+
+
+def test_a_step_that_is_cut_ends_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = llm.stream(PROMPTS[1], max_tokens=50, ignore_eos=True)
+    next(other)
+
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "_sample", cut)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([PROMPTS[0]], max_tokens=2)
+    with pytest.raises(EngineStopped, match="interrupted"):
+        list(other)
+    assert len(llm.generate([PROMPTS[0]], max_tokens=2, ignore_eos=True)[0].tokens) == 2
+
+
+def test_a_program_may_end_its_own_request_or_fail_when_closed(llm: LLM) -> None:
+    def ending() -> Program:
+        yield Prefill([1, 2])
+        llm.engine.cancel(made[0])
+        yield Prefill([3])
+
+    def stubborn() -> Program:
+        try:
+            yield Prefill([1, 2])
+            while True:
+                yield Decode(values[0])
+        finally:
+            raise ValueError("not now")
+
+    values = [llm.prefill([1, 2])]
+    made = [Request(ending, SamplingParams(), llm.tokenizer)]
+    llm.engine.run(made)
+    assert made[0].cancelled
+    request = Request(stubborn, SamplingParams(max_tokens=1000, ignore_eos=True, n=2), llm.tokenizer)
+    next(llm.engine.tokens(llm.engine.submit(request)))  # abandoned
+    assert request.done
+    assert len(llm.generate([PROMPTS[0]], max_tokens=2, ignore_eos=True)[0].tokens) == 2
+    del request
+    made.clear()
+    values.clear()
+    settled(llm)
+
+
+# Processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_computes_too(tiny_directory: Callable[[str], Path]) -> None:
+    """Threads do not survive a fork: neither those of OpenMP nor those of the native team."""
+    script = """
+import multiprocessing, sys
+from twostroke import LLM
+
+def answer(llm):
+    return [token.id for token in llm.generate([[5, 6, 7] * 20], max_tokens=8, ignore_eos=True)[0].tokens]
+
+def child(ends):
+    ends.send([answer(llm), answer(opened())])
+
+def opened():
+    return LLM(sys.argv[1], backend=sys.argv[2], weights=sys.argv[3], kv_bytes=4 << 20, threads=2)
+
+llm = opened()
+here = answer(llm)
+context = multiprocessing.get_context("fork")
+end, other = context.Pipe()
+process = context.Process(target=child, args=(other,))
+process.start()
+there = end.recv() if end.poll(60) else "no answer"
+process.kill()
+assert there == [here, here], there
+"""
+    for backend, weights in (("native", "bf16"), ("reference", "stored")):
+        arguments = [str(tiny_directory("qwen3")), backend, weights]
+        subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=120)
 
 
 # asyncio ----------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class LLM:
             GeometryMismatch: `after` has another geometry. OutOfPages: no room.
         """
         request = self.prefill_request(prompt, after, model)
-        self.engine.finish([self.engine.submit(request)])
+        self.engine.run([request])
         return request.result
 
     def decode(
@@ -199,9 +199,7 @@ class LLM:
             values hold the room that a prompt needs. An answer that outgrows the room ends with "length".
         """
         requests = self.requests(prompts, sampling_params(params, sampling), method)
-        for request in requests:
-            self.engine.submit(request)
-        self.engine.finish(requests)
+        self.engine.run(requests)
         return [Completion.of(request, request.events) for request in requests]
 
     def stream(

@@ -148,9 +148,7 @@ def _finished(engine: Engine, tokenizer: Tokenizer, groups: Sequence[Sequence[Pa
         Request(lambda group=group: continuations(group), SamplingParams(), tokenizer, len(group[0].prompt))
         for group in groups
     ]
-    for request in requests:
-        engine.submit(request)
-    engine.finish(requests)
+    engine.run(requests)
     return [one for request in requests for one in request.result]
 
 

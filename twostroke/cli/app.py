@@ -1,23 +1,33 @@
 """The command `twostroke`: its subcommands, and what happens to errors."""
 
+import errno
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, chat, eval, generate, models, prune, serve
+from twostroke.cli import bench, chat, eval, generate, models, prune, report, serve
 from twostroke.errors import TwostrokeError
 
 
 class Commands(TyperGroup):
-    """Prints a typed error as one line. Wrong options (exit 2), Ctrl-C (130) and closed pipes are typer's to handle."""
+    """Prints a typed error, and one of the system, as one line.
+
+    Wrong options (exit 2), Ctrl-C (130) and closed pipes are typer's to handle.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TwostrokeError as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+        except OSError as error:  # a full disk, a file that cannot be written
+            if error.errno == errno.EPIPE:
+                raise
+            report.give_up_stdout()
+            typer.echo(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
             raise typer.Exit(1) from None
 
 

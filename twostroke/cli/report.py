@@ -1,5 +1,6 @@
 """What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
 
+import os
 import sys
 import threading
 from types import TracebackType
@@ -25,9 +26,18 @@ def print_json(value: Any) -> None:
 
 
 def write(text: str) -> None:
-    """Text on stdout, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Text on stdout, at once. Nothing if stdout is closed."""
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def give_up_stdout() -> None:
+    """Drop what stdout has not taken, or the interpreter would try again, and complain, at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stderr_console() -> "Console":

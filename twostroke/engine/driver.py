@@ -9,7 +9,7 @@ from typing import Any
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
-from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill
+from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill, close
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
@@ -37,12 +37,17 @@ class Driver:
 
     def _advance(self, choice: Choice, value: Any) -> None:
         """Send a program its results and open the strokes it yields, until one of them has to wait for a step."""
-        assert choice.program is not None
+        program = choice.program
+        assert program is not None
         while True:
             try:
-                asked = choice.program.send(value)
+                asked = program.send(value)
             except StopIteration as stop:
-                choice.finish(stop.value)
+                if not choice.done:
+                    choice.finish(stop.value)
+                return
+            if choice.done:  # the program has cancelled its own request
+                close(program)
                 return
             choice.side_by_side = isinstance(asked, list)
             strokes = asked if isinstance(asked, list) else [asked]

@@ -27,9 +27,11 @@ from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, Ou
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
+from twostroke.system.interrupts import Postponed
 
 log = logging.getLogger(__name__)
 CLOSED = "this model is closed: open it again"
+CUT = "a step of this model was interrupted, so its requests have ended: ask again"
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,27 @@ class Engine:
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
-        with self._lock:
-            if self._closed:
-                raise EngineStopped(CLOSED)
-            self._requests.add(request)
-            for choice in request.choices:
-                self._queues.wait(choice)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise EngineStopped(CLOSED)
+                self._requests.add(request)
+                for choice in request.choices:
+                    self._queues.wait(choice)
+        except BaseException:  # also Ctrl-C, which comes when the lock is released
+            self.drop(request)
+            raise
         return request
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Run requests to their ends: `submit` and `finish`. Cancels all of them if one cannot be submitted."""
+        try:
+            for request in requests:
+                self.submit(request)
+            self.finish(requests)
+        finally:
+            for request in requests:
+                self.drop(request)
 
     def cancel(self, request: Request) -> None:
         """End a request and free its pages, once the step that another thread is in is over."""
@@ -130,9 +146,11 @@ class Engine:
         if self._lock.mine:  # called by a program or by a callback of a step
             self._cancel(request)
             return
-        with self._lock:
-            self._cancel(request)
-        self._tell()
+        try:
+            with self._lock:
+                self._cancel(request)
+        finally:
+            self._tell()
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
@@ -141,15 +159,17 @@ class Engine:
 
     def close(self) -> None:
         """End every request with EngineStopped, take no more, and drop the prefix indexes."""
-        with self._lock:
-            self._closed = True
-            for request in list(self._requests):
-                self._fail({request}, EngineStopped(CLOSED))
-            for model in dict.fromkeys(self.models.values()):
-                if model.index is not None:
-                    model.index.clear()
-            self._placement.close()
-        self._tell()
+        try:
+            with self._lock:
+                self._closed = True
+                for request in list(self._requests):
+                    self._fail({request}, EngineStopped(CLOSED))
+                for model in dict.fromkeys(self.models.values()):
+                    if model.index is not None:
+                        model.index.clear()
+                self._placement.close()
+        finally:
+            self._tell()
 
     def _cancel(self, request: Request) -> None:
         if not request.done:
@@ -192,12 +212,18 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps."""
-        while True:
+        while not ready():
+            if not self._stepped(ready):
+                with self._news:
+                    while self._stepping and not ready():
+                        self._news.wait()
+
+    def _stepped(self, ready: Callable[[], bool]) -> bool:
+        """Step unless `ready()`. Returns False if another of the waiting threads steps already."""
+        with Postponed():  # `_stepping` must not stay set
             with self._news:
-                while self._stepping and not ready():
-                    self._news.wait()
-                if ready():
-                    return
+                if self._stepping:
+                    return False
                 self._stepping = True
             try:
                 with self._lock:
@@ -207,6 +233,7 @@ class Engine:
                 with self._news:
                     self._stepping = False
                     self._news.notify_all()
+        return True
 
     def _tell(self) -> None:
         with self._news:
@@ -214,12 +241,21 @@ class Engine:
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
-        with self._lock:
-            worked = self._step()
-        self._tell()
-        return worked
+        try:
+            with self._lock:
+                return self._step()
+        finally:
+            self._tell()
 
     def _step(self) -> bool:
+        try:
+            return self._advance()
+        except BaseException:  # a mistake here, or a later Ctrl-C: what is in flight is lost
+            for request in list(self._requests):
+                self._fail({request}, EngineStopped(CUT))
+            raise
+
+    def _advance(self) -> bool:
         began, forecast = time.perf_counter(), self._forecast
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from types import TracebackType
 
 from twostroke.errors import InvalidRequest
+from twostroke.system.interrupts import Postponed
 
 
 class FairLock:
     """A lock that is handed on in order of arrival, so a thread that steps again and again keeps nobody out.
 
-    `with lock:` waits for it. `defer` never waits: its action runs when the lock is next released, or at once if it is
-    free. Finalizers use it, since they may run anywhere, also in the thread that holds the lock.
+    `with lock:` waits for it. Ctrl-C waits until the lock is released. `defer` never waits: its action runs when the
+    lock is next released, or at once if it is free. Finalizers use it, since they may run anywhere, also in the thread
+    that holds the lock.
     """
 
     def __init__(self) -> None:
@@ -20,12 +22,38 @@ class FairLock:
         self._owner: int | None = None
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         self._deferred: deque[Callable[[], None]] = deque()
+        self._postponed: Postponed | None = None  # of the thread that holds the lock
 
     def __enter__(self) -> None:
         """Wait for the lock. Raises InvalidRequest in the thread that holds it: a program must not call its engine."""
         me = threading.get_ident()
         if self._owner == me:
             raise InvalidRequest("a program cannot call the model that runs it: yield Prefill, Decode or Emit")
+        postponed = Postponed()
+        postponed.__enter__()
+        try:
+            self._take(me)
+            self._postponed = postponed
+        except BaseException:
+            postponed.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        postponed, self._postponed = self._postponed, None
+        try:
+            try:
+                self._run_deferred()
+            finally:
+                with self._mutex:
+                    self._hand_on()
+            self._flush()
+        finally:
+            if postponed is not None:
+                postponed.__exit__(kind, error, trace)
+
+    def _take(self, me: int) -> None:
         with self._mutex:
             if self._owner is None:
                 self._owner = me
@@ -35,17 +63,9 @@ class FairLock:
             self._waiting.append((me, gate))
         try:
             gate.acquire()  # released by the thread that hands the lock on
-        except BaseException:  # Ctrl-C
+        except BaseException:  # a later Ctrl-C
             self._give_up(me, gate)
             raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run_deferred()
-        with self._mutex:
-            self._hand_on()
-        self._flush()
 
     @property
     def mine(self) -> bool:
@@ -54,8 +74,9 @@ class FairLock:
 
     def defer(self, action: Callable[[], None]) -> None:
         """Run an action under the lock, without waiting for it."""
-        self._deferred.append(action)
-        self._flush()
+        with Postponed():
+            self._deferred.append(action)
+            self._flush()
 
     def _give_up(self, me: int, gate: threading.Lock) -> None:
         with self._mutex:
@@ -63,6 +84,7 @@ class FairLock:
                 self._waiting.remove((me, gate))
             except ValueError:  # it was handed over already
                 self._hand_on()
+        self._flush()
 
     def _hand_on(self) -> None:
         if self._waiting:
@@ -82,9 +104,11 @@ class FairLock:
                 self._mutex.release()
             if not free:
                 return
-            self._run_deferred()
-            with self._mutex:
-                self._hand_on()
+            try:
+                self._run_deferred()
+            finally:
+                with self._mutex:
+                    self._hand_on()
 
     def _run_deferred(self) -> None:
         while self._deferred:

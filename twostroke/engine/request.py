@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import secrets
 import weakref
 from collections import deque
@@ -21,6 +22,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
+log = logging.getLogger(__name__)
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
 PATIENCE = 10.0  # seconds that each unit of priority adds to the arrival time
@@ -94,7 +96,7 @@ class Choice:
         self.lanes, self.results = [], []
         program, self.program = self.program, None
         if program is not None:
-            program.close()
+            close(program)
 
     def hold(self) -> None:
         """Keep the last token back if the caller has not taken it, until it is known whether another follows.
@@ -128,6 +130,19 @@ class Choice:
         self.let_go()
         self.result, self.done = result, True
         self.release()
+
+
+def close(program: Program) -> None:
+    """Close a program, which is code from outside: what it raises then would reach the wrong caller.
+
+    A program that is running, since it cancels its own request, is closed by the driver.
+    """
+    if getattr(program, "gi_running", False):
+        return
+    try:
+        program.close()
+    except Exception:
+        log.exception("a program failed while it was closed")
 
 
 class Request:

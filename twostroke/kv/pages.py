@@ -33,6 +33,7 @@ import numpy as np
 from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import HostMemory, Memory
 from twostroke.errors import OutOfPages
+from twostroke.system.interrupts import Postponed
 
 POOL, HOST = "pool", "host"  # the tiers that a reference can ask for
 FREE = -1  # fill level of a page without references
@@ -177,7 +178,7 @@ class Pages(ABC):
         step checks again which pages are still to be freed.
         """
         in_pool, in_host = self._references[POOL], self._references[HOST]
-        with self.lock:
+        with Postponed(), self.lock:
             np.subtract.at(self._references[tier], pages, 1)
             if self._copies:
                 self._drop_copies(pages)

@@ -7,6 +7,7 @@ PyTorch's matrix products depends on the number of rows: equal schedules give eq
 only within tolerance.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,18 @@ TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
 TILE_KEYS = 512  # keys per attention tile, so that its scores, K and V stay in cache
 BLOCK_ROWS = 128  # rows of a prefill chunk that are processed together, up to the last key that they attend to
+
+_forked = False  # whether this process was forked from one that uses PyTorch
+
+
+def _after_fork() -> None:
+    """OpenMP's threads do not survive a fork: with more than one thread, the child's first product would never end."""
+    global _forked
+    _forked = True
+    torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Operations:
         """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""
         on_cpu = torch.empty(1, device=device).device.type == "cpu"
         if threads is not None and on_cpu:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(1 if _forked else threads)
         self.device, self.dtype = "cpu" if on_cpu else device, dtype
         self.threads = torch.get_num_threads()
         where = f"cpu {torch.backends.cpu.get_cpu_capability()}" if on_cpu else _device_name(device)

@@ -1,0 +1,48 @@
+"""Ctrl-C at a safe point: Python raises KeyboardInterrupt between any two lines of the main thread."""
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+PATIENCE_S = 1.0
+
+
+class Postponed:
+    """A block of code that Ctrl-C does not cut in two: its handler runs when the outermost such block has ended.
+
+    Another Ctrl-C, `PATIENCE_S` or more after the first, does not wait, so that code without end can be stopped.
+    Outside the main thread, which alone gets signals, and where SIGINT has no handler in Python, this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None  # the handler to put back
+        self._noted: float | None = None  # when the signal came
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before) and not isinstance(before, Postponed):
+            self._before = before
+            signal.signal(signal.SIGINT, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler within the block."""
+        if self._noted is None:
+            self._noted = time.monotonic()
+        elif time.monotonic() - self._noted >= PATIENCE_S:
+            self._noted = None
+            self._before(number, frame)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is None:
+            return
+        if signal.getsignal(signal.SIGINT) is self:  # else the block has set another one
+            signal.signal(signal.SIGINT, self._before)
+        if self._noted is not None:
+            self._noted = None
+            self._before(signal.SIGINT, None)

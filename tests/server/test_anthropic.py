@@ -374,3 +374,10 @@ def test_other_errors(claude: anthropic.Anthropic, open_tiny: Callable[..., LLM]
             client(api_key="secret").messages.create(**fields | {"system": "x" * 5000})
         assert long.value.status_code == 413
         assert long.value.body["error"]["type"] == "request_too_large"  # pyright: ignore
+
+
+def test_whole_numbers_may_be_written_as_floats(server: Serving) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 3.0, "top_k": 1.0, "seed": 5.0, "priority": 0.0}
+    with server.http() as http:
+        assert http.post("/v1/messages", json=body).json()["usage"]["output_tokens"] <= 3
+        assert http.post("/v1/messages", json=body | {"max_tokens": 2.5}).status_code == 400

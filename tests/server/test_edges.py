@@ -1,6 +1,7 @@
 """What belongs to no API: CORS, HEAD, paths that do not exist, the version, and vLLM's metrics."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -12,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import Serving, asgi, serving
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
+from twostroke.server.errors import ApiError
+from twostroke.server.http.surrogates import refuse_halves
 from twostroke.server.preflight.supervisor import LONG_BODY
 from twostroke.server.settings import Settings
 
@@ -160,3 +163,54 @@ def test_a_refusal_of_the_preflight_is_written_as_the_api_does(server: Serving) 
         kept = http.post("/v1/responses", json={"model": "tiny", "input": "hi", "max_output_tokens": 2}).json()["id"]
         more = {"model": "tiny", "input": "so?", "max_output_tokens": 2, "metadata": {"long": long}}
         assert http.post("/v1/responses", json={**more, "previous_response_id": kept}).status_code == 200
+
+
+HALF = r"\ud83d"
+WHOLE = [r"\ud83d\ude00", r"\\ud83d", r"\\\ud83d\ude00", "é😀\ud7ff\ue000", r"\n\"\u00e9"]
+HALVES = [HALF, r"\ude00", r"\ude00\ud83d", r"\ud83d\ud83d\ude00", r"\\\ud83d", r"é\ud83dx", r"\uD83D\\ude00"]
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_pairs_and_other_escapes_are_text(text: str) -> None:
+    refuse_halves(f'{{"a": "{text}"}}'.encode())
+
+
+@pytest.mark.parametrize("text", HALVES)
+def test_half_of_a_pair_is_none(text: str) -> None:
+    body = f'{{"a": "{text}"}}'
+    for written in (body.encode(), json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "surrogatepass")):
+        with pytest.raises(ApiError, match="half of a surrogate pair"):
+            refuse_halves(written)
+
+
+BROKEN = [
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "a"}], "regex": "%s"}'),
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"%s": 1}}'),
+    ("/v1/responses", '{"input": "a", "metadata": {"a": "%s"}}'),
+    ("/v1/responses", '{"input": "a", "tools": [{"type": "%s"}]}'),
+    ("/v1/messages", '{"model": "claude-%s", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}'),
+    ("/api/chat", '{"model": "tiny", "messages": [{"role": "user", "content": "%s"}]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BROKEN)
+@pytest.mark.parametrize("space", ["", " " * 20_000])
+def test_a_body_with_half_of_a_pair_is_refused(server: Serving, path: str, body: str, space: str) -> None:
+    """In fields that the answer repeats or that a warning names, it could not be sent back."""
+    with server.http() as http:
+        answer = http.post(path, content=body % HALF + space, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "half of a surrogate pair" in answer.text
+
+
+def test_a_body_that_is_no_json_says_so(server: Serving) -> None:
+    with server.http() as http:
+        for body in (b'{"messages": "\xff"}', b"[" * 60_000):
+            answer = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+            assert (answer.status_code, answer.json()["error"]["message"][:20]) == (400, "the body is not JSON")
+
+
+def test_the_root_says_that_the_server_runs(server: Serving) -> None:
+    with server.http() as http:
+        assert http.head("/").status_code == 200
+        assert http.get("/").text == "Twostroke is running"

@@ -20,6 +20,7 @@ JSON = {"content-type": "application/json"}
 USER = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"messages": USER, "max_tokens": 2}
 TEXT: dict[str, Any] = {"prompt": "hi", "max_tokens": 2}
+BASES = {"chat/completions": CHAT, "completions": TEXT, "responses": {"max_output_tokens": 2}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("chat/completions", {"temperature": "hot"}, 400, "temperature"),
@@ -65,6 +66,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"prompt": [5, 999999]}, 400, None),
     ("completions", {"prompt": ""}, 400, None),
     ("completions", {"prompt": "\ud800"}, 400, None),
+    ("responses", {"input": "hi", "prompt": {"id": "pmpt_1"}}, 400, "prompt"),
     ("completions", {"prompt": ["x"] * 3000}, 400, "prompt"),
     ("completions", {"prompt": ["x"] * 200}, 400, "n"),
     ("completions", {"prompt": [7] * 5000}, 400, None),
@@ -84,7 +86,7 @@ def test_wrong_fields(stream: bool, open_tiny: Callable[..., LLM]) -> None:
     async def check() -> None:
         async with asgi(open_tiny(), max_choices=100) as http:
             for path, fields, status, param in CASES:
-                body = {**(CHAT if path.startswith("chat") else TEXT), **fields, "stream": stream}
+                body = {**BASES[path], **fields, "stream": stream}
                 # Not json=: httpx refuses to write a lone surrogate.
                 answer = await http.post(f"/v1/{path}", content=json.dumps(body), headers=JSON)
                 error = answer.json()["error"]

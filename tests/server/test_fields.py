@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import Serving, asgi
 from twostroke.llm import LLM
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.openai.schemas.chat import ChatBody, Message
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
@@ -359,3 +359,49 @@ def test_tokenize_counts_what_generation_counts(server: Serving) -> None:
     assert server.http().post("/tokenize", json={}).status_code == 400
     error = server.http().post("/tokenize", json={"prompt": "x", "messages": USER}).json()["error"]
     assert error["message"] == "prompt: give either prompt or messages"
+
+
+FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        NAMED,
+        {"type": "function", "name": "g"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+    ],
+)
+def test_every_form_of_a_tool_choice(server: Serving, choice: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": FUNCTIONS, "tool_choice": choice}
+    answer = post(server, "/v1/chat/completions", **body, max_tokens=200)
+    calls = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert {call["function"]["name"] for call in calls} == {"g"}
+
+
+def test_any_is_required_and_allowed_tools_may_be_auto() -> None:
+    def body(choice: Any) -> ChatBody:
+        return ChatBody.model_validate(
+            {"messages": [{"role": "user", "content": "x"}], "tools": FUNCTIONS, "tool_choice": choice}
+        )
+
+    assert body("any").must_call
+    auto = body({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}})
+    assert not auto.must_call
+    assert [function.name for function in auto.callable_functions] == ["g"]
+
+
+def test_arguments_of_earlier_calls_may_be_objects() -> None:
+    def rendered(arguments: Any) -> Any:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]}).for_template()
+
+    assert rendered({"a": 1}) == rendered('{"a": 1}')
+
+
+def test_an_unknown_field_of_allowed_tools_is_told(server: Serving) -> None:
+    allowed = {"mode": "auto", "tools": [NAMED], "mdoe": "auto"}
+    body = {"messages": USER, "tools": FUNCTIONS, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    answer = post(server, "/v1/chat/completions", **body)
+    assert answer.json()["warnings"] == ["tool_choice.mdoe is unknown: did you mean mode?"]

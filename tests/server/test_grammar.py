@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 
 from twostroke.errors import InvalidRequest
@@ -152,3 +153,61 @@ def test_a_schema_that_cannot_be_followed(required: bool, open_tiny: Callable[..
         follower.advance(id)
     with pytest.raises(InvalidRequest, match="bad"):
         grammar([{**bad, "strict": True}], required=required, parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "accepted", "refused"),
+    [
+        (r"\d{2}", ["12"], ["\u0661\u0662", "1", "123"]),
+        (r"^\w+$", ["a_1"], ["é", ""]),
+        (r"[^\d]", ["é"], ["1", "\u0661"]),
+        (r"a{,2}", ["", "aa"], ["aaa"]),
+        (r"(?P<year>\d)|^b$", ["1", "b"], ["a"]),
+        (r"\Aab\Z", ["ab"], ["abb"]),
+        (r"(?i)yes", ["YES"], ["no"]),
+        (r"[[:alpha:]]\p{L}", ["aé"], ["1a", "h]"]),
+    ],
+)
+def test_regular_expressions_are_those_of_python(pattern: str, accepted: list[str], refused: list[str]) -> None:
+    for text in (*accepted, *refused):
+        assert accepts(regex(pattern), text) == (text in accepted), text
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": ["object", "null"]},
+        {"anyOf": [{"type": "object"}, {"type": "string"}]},
+        {"type": "string"},
+        {"enum": [1]},
+    ],
+)
+def test_arguments_are_an_object(parameters: dict[str, Any]) -> None:
+    """Whatever the schema allows besides, or instead: nothing else is a call."""
+    function, told = {"name": "f", "parameters": parameters}, list[str]()
+    text = grammar([function], required=True, parallel=False, warnings=told)
+    begun = '<tool_call>\n{"name": "f", "arguments": '
+    for value, fits in (("{", True), ("n", False), ('"', False), ("1", False)):
+        assert accepts(text, begun + value, whole=False) == fits
+    assert bool(told) == (parameters in ({"type": "string"}, {"enum": [1]}))
+    if told:
+        with pytest.raises(InvalidRequest, match="the parameters of f: #: nothing satisfies"):
+            grammar([{**function, "strict": True}], required=True, parallel=False)
+
+
+def test_an_answer_by_a_schema_or_calls() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    functions = [{"name": "f", "parameters": schema}, {"name": "g"}]
+    text = grammar(functions, required=False, parallel=True, answer={"type": "integer"})
+    call = '<tool_call>\n{"name": "f", "arguments": {"name": "x"}}\n</tool_call>'
+    accepted = ["-7", call, f"{call}\n{call}", '{"name": "g", "parameters": {}}']
+    refused = ["x", '{"name": "f", "arguments": {}}', '{"name": "h", "arguments": {}}', f"7{call}", f"{call} 7"]
+    for answer in (*accepted, *refused):
+        assert accepts(text, answer) == (answer in accepted), answer
+
+
+def accepts(text: str, answer: str, whole: bool = True) -> bool:
+    """Whether a grammar accepts an answer, or one that begins so."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), text, log_level=0)
+    read = list(answer.encode())
+    return matcher.try_consume_tokens(read) == len(read) and (not whole or matcher.is_accepting())

@@ -186,3 +186,29 @@ def test_calls_are_sent_as_a_whole(reference: LLM) -> None:
     assert [call["function"] for call in made["message"]["tool_calls"]] == expected
     assert made["message"]["content"] == "".join(line["message"]["content"] for line in lines)
     assert made["done_reason"] == "stop"
+
+
+def test_curl_as_in_its_documentation(server: Serving) -> None:
+    """It names a form's content type. A page of a browser, which any site may show, must name JSON's."""
+    body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}})
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    with server.http() as http:
+        assert http.post("/api/chat", content=body, headers=form).json()["eval_count"] == 2
+        assert http.post("/api/chat", content=body).json()["eval_count"] == 2
+        assert http.post("/api/chat", content=body, headers=form | {"origin": "https://x.example"}).status_code == 400
+        assert http.post("/v1/chat/completions", content=body, headers=form).status_code == 400
+
+
+def test_options_that_ask_for_nothing(local: ollama.Client, reference: LLM) -> None:
+    expected = reference.chat(MESSAGES, temperature=0.0).text
+    for options in ({"num_predict": 0}, {"num_predict": -1, "stop": [""]}, {"num_predict": -2, "stop": []}):
+        assert local.chat("tiny", MESSAGES, options={"temperature": 0, **options}).message.content == expected
+
+
+def test_a_format_is_followed_as_far_as_it_can_be(server: Serving) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}, "maxItems": 2}
+    body = {"model": "tiny", "prompt": "a", "stream": False, "format": schema, "options": {"num_predict": 200}}
+    with server.http() as http:
+        made = http.post("/api/generate", json=body).json()
+    assert all(isinstance(one, int) for one in json.loads(made["response"]))
+    assert "'contains' at #/contains is skipped" in made["warnings"][0]

@@ -24,6 +24,7 @@ from twostroke.server.http.paths import Head, Paths
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
+from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
 from twostroke.server.openai.stored import StoredResponses
 from twostroke.server.refusals import refused
@@ -55,6 +56,7 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     app = routes_app(engine, lifespan)
     app.add_middleware(Head)
     app.add_middleware(Middleware, settings=settings, preflight=engine.preflight)
+    app.add_middleware(AnyContentType)
     if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
     return app
@@ -91,6 +93,8 @@ def _refusal(http: HttpRequest, error: Exception) -> ApiError:
             return from_validation(error.errors())
         case HTTPException(status_code=404 | 405):
             return http.app.state.paths.missing(http.scope)
+        case HTTPException(status_code=400):  # of FastAPI, for a body that Python's reader of JSON fails at
+            return ApiError(400, "the body is not JSON in UTF-8, or is nested too deeply")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:

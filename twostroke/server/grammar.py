@@ -1,5 +1,6 @@
 """Grammars by llguidance: JSON schemas, regular expressions, choices and tool calls as constraints on tokens."""
 
+import contextlib
 import json
 import re
 import threading
@@ -16,6 +17,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
 from twostroke.server.json_schema import ANY_OBJECT, Guaranteed, guaranteed
+from twostroke.server.json_schema.patterns import Untranslatable, translate
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 REMEMBERED = 64  # compiled grammars
@@ -157,14 +159,21 @@ def json_schema(schema: Mapping[str, Any], strict: bool = True, warnings: list[s
     return Grammar(_grammar_of(read), "" if read.open_objects else None)
 
 
-def with_options(schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None) -> dict[str, Any]:
-    """A schema for `%json` within a grammar, which enforces what `json_schema` does, except for keys that differ."""
-    return _with_layout(_read_schema(schema, strict, warnings))
+def with_options(
+    schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None, *, objects: bool = False
+) -> dict[str, Any]:
+    """A schema for `%json` within a grammar, which enforces what `json_schema` does, except for keys that differ.
+
+    `objects`: of what satisfies the schema, only objects are allowed.
+    """
+    return _with_layout(_read_schema(schema, strict, warnings, objects=objects))
 
 
-def _read_schema(schema: Mapping[str, Any], strict: bool, warnings: list[str] | None) -> Guaranteed:
-    """A schema that the grammar library compiles, see `json_schema`."""
-    read = guaranteed(schema, strict)
+def _read_schema(
+    schema: Mapping[str, Any], strict: bool, warnings: list[str] | None, *, objects: bool = False
+) -> Guaranteed:
+    """A schema that the grammar library compiles, see `json_schema` and `with_options`."""
+    read = guaranteed(schema, strict, objects=objects)
     if warnings is not None:
         warnings += read.warnings
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_of(read), limits=_LIMITS)
@@ -187,12 +196,18 @@ def _with_layout(read: Guaranteed) -> dict[str, Any]:
 
 
 def regex(pattern: str) -> str:
-    """The grammar of a regular expression, in the syntax of Rust's regex crate, matching the whole answer.
+    """The grammar of a regular expression that matches the whole answer.
+
+    It is read as `re.fullmatch` reads it, with ASCII digits, letters and spaces for `\\d`, `\\w` and `\\s`. What Python
+    does not know (`[[:alpha:]]`), or has only with flags, is read in the syntax of Rust's regex crate.
 
     Raises InvalidRequest for one that is too long.
     """
     if len(pattern) > MOST_PATTERN:
         raise InvalidRequest(f"a regular expression of more than {MOST_PATTERN:,} characters is too large")
+    if "[:" not in pattern:
+        with contextlib.suppress(Untranslatable):
+            pattern = translate(rf"\A(?:{pattern})\Z").regex
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 

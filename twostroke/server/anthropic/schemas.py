@@ -5,7 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.lenient import Lenient, Neutral, Undeclared
+from twostroke.server.openai.schemas.lenient import Lenient, Neutral, Undeclared, whole
+
+Whole = Annotated[int, BeforeValidator(whole)]
 
 
 def _blocks(value: Any) -> Any:
@@ -96,14 +98,14 @@ class PromptBody(Lenient):
 class MessagesBody(PromptBody):
     """Answer a conversation. Beyond Anthropic's: min_p, seed, method, priority, timeout, as in chat completions."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[Whole, Field(ge=1)]
     stream: bool = False
     stop_sequences: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
     temperature: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
-    top_k: Annotated[int | None, Field(ge=-1)] = None
+    top_k: Annotated[Whole | None, Field(ge=-1)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    seed: int | None = None
+    seed: Whole | None = None
     method: str | dict[str, Any] | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    priority: Annotated[Whole, Field(ge=-100, le=100)] = 0
     timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostroke.server.errors import ApiError
+from twostroke.server.http.surrogates import refuse_halves
 from twostroke.server.http.transport import ClientGone, unless_gone, warning_header
 from twostroke.server.observability.logs import request_id
 from twostroke.server.preflight.supervisor import HUGE_BODY, LONG_BODY, Call, Preflight
@@ -100,6 +101,8 @@ class Middleware:
             await self._read(receive, body, memory)
             whole = bytes(body)
             del body
+            if len(whole) <= LONG_BODY or self._preflight is None:
+                refuse_halves(whole)  # of a long body, the worker does it
             if self._preflight is not None and len(whole) > LONG_BODY:
                 sent = {key: scope[key] for key in _SENT if key in scope}
                 call = Call(sent, whole)

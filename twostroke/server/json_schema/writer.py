@@ -41,8 +41,8 @@ class Guaranteed:
     open_objects: bool  # some object may have properties that the schema does not name
 
 
-def guaranteed(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
-    """A schema whose instances all satisfy `schema`.
+def guaranteed(schema: Mapping[str, Any], strict: bool, *, objects: bool = False) -> Guaranteed:
+    """A schema whose instances all satisfy `schema`, and are objects if only `objects` are wanted.
 
     Raises:
         InvalidRequest: the schema is strict, and no such schema is known. Names the keyword and its JSON pointer.
@@ -52,7 +52,7 @@ def guaranteed(schema: Mapping[str, Any], strict: bool) -> Guaranteed:
         if len(json.dumps(schema)) > MOST_BYTES:
             raise TooLarge(f"the schema has more than {MOST_BYTES:,} characters")
         writer = Writer(Document(schema, report), report)
-        return Guaranteed(writer.write(), tuple(report.warnings), writer.open_objects)
+        return Guaranteed(writer.write(objects), tuple(report.warnings), writer.open_objects)
     except (InvalidRequest, RecursionError) as error:
         why = str(error) or "the schema is nested too deeply"
         if strict:
@@ -76,9 +76,9 @@ class Writer:
         self._names: dict[Node, str] = {}
         self._root = document.root
 
-    def write(self) -> dict[str, Any]:
-        """The whole schema. Raises InvalidRequest for one without instances."""
-        root = self._node([self._root])
+    def write(self, objects: bool = False) -> dict[str, Any]:
+        """The whole schema, or of its instances those that are `objects`. Raises InvalidRequest if there are none."""
+        root = self._node([self._root, *([Part(ANY_OBJECT, "")] if objects else [])])
         while self._waiting:
             node, parts = self._waiting.pop()
             node.shapes = [self._shape(branch_parts) for branch_parts in self._conjunctions(parts)]

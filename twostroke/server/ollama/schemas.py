@@ -40,7 +40,7 @@ class Options(Lenient):
         "tfs_z": (1,),
         "typical_p": (1,),
     }
-    num_predict: Whole | None = None  # -1, -2: until the model ends
+    num_predict: Whole | None = None  # 0 or less: until the model ends
     temperature: Annotated[Number | None, Field(ge=0)] = None
     top_k: Whole | None = None
     top_p: Annotated[Number | None, Field(ge=0, le=1)] = None

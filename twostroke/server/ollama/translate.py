@@ -37,10 +37,12 @@ def _common(body: GenerateBase, served: str, generation: dict[str, float]) -> di
     given = {
         name: value for name in type(body.options).model_fields if (value := getattr(body.options, name)) is not None
     }
-    if given.get("num_predict", 1) < 0:
+    if given.get("num_predict", 1) <= 0:
         del given["num_predict"]
     if given.get("seed", 0) < 0:  # -1 is a random one
         del given["seed"]
+    if "stop" in given:
+        given["stop"] = [stop for stop in given["stop"] if stop]
     if given.get("top_p") == 0:
         del given["top_p"]
         given["top_k"] = 1
@@ -59,7 +61,7 @@ def _common(body: GenerateBase, served: str, generation: dict[str, float]) -> di
         case "json":
             fields["response_format"] = {"type": "json_object"}
         case dict(schema):
-            form = {"name": "format", "schema": schema, "strict": True}
+            form = {"name": "format", "schema": schema}  # Ollama passes over keywords that it does not know
             fields["response_format"] = {"type": "json_schema", "json_schema": form}
         case other:
             raise ApiError(400, f'format: must be "json" or a JSON schema, not {other!r:.60}', param="format")

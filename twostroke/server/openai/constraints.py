@@ -51,12 +51,22 @@ def constraint(
                 parallel=body.parallel,
                 marks=reading.shown if reading else (),
                 tagged=reading is not None and reading.tagged,
+                answer=_schema_of_answer(body),
                 warnings=warnings,
             )
+        asked.pop("response_format", None)  # the format of an answer that does not call
     if len(asked) > 1:
         first, second, *_ = asked
         raise ApiError(400, f"{second} cannot be combined with {first}", param=second)
     return compiled(grammars, *asked.popitem()) if asked else None
+
+
+def _schema_of_answer(body: GenerateBody) -> dict[str, Any] | None:
+    """The schema of the response format, for a grammar that has calls as well. The format has been checked."""
+    if body.response_format is None or body.response_format.type == "text":
+        return None
+    schema = body.response_format.json_schema
+    return grammar.with_options(schema.schema_ if schema else grammar.ANY_OBJECT, bool(schema and schema.strict))
 
 
 def compiled(grammars: Grammars, field: str, text: Grammar | str) -> ConstraintFactory:

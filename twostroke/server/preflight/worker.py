@@ -26,9 +26,10 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars
-from twostroke.server.http.transport import json_response
+from twostroke.server.http.surrogates import refuse_halves
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.preflight.supervisor import Call, Facts, Reply
+from twostroke.server.refusals import refused
 
 T = TypeVar("T")
 NICE = 10  # running streams come first
@@ -111,10 +112,11 @@ async def _passed(http: HttpRequest, _: Exception) -> Response:
 
 async def answer(app: FastAPI, call: Call) -> Reply | None:
     """The response of the application; None if the call is one for the engine, or if the server must say why not."""
-    if call.body.count(b",") > MOST_ITEMS or call.body.count(b"[") + call.body.count(b"{") > MOST_CONTAINERS:
-        message = f"the body has more than {MOST_CONTAINERS:,} lists and objects, or {MOST_ITEMS:,} items: shorten it"
-        refused = json_response(ApiError(413, message, code="body_too_large").body(), 413)
-        return Reply(refused.status_code, refused.raw_headers, bytes(refused.body))
+    try:
+        _refuse(call.body)
+    except ApiError as error:
+        refusal = refused(call.scope["path"], error)
+        return Reply(refusal.status_code, refusal.raw_headers, bytes(refusal.body))
     for name in call.methods - METHODS.keys():
         METHODS[name] = _elsewhere  # pyright: ignore[reportArgumentType]
     messages = [{"type": "http.request", "body": call.body, "more_body": False}]
@@ -137,3 +139,11 @@ async def answer(app: FastAPI, call: Call) -> Reply | None:
     except Exception:
         return None
     return None if passed[0] or status >= 500 else Reply(status, headers, bytes(body))
+
+
+def _refuse(body: bytes) -> None:
+    """Raise ApiError for a body that must not even be read."""
+    if body.count(b",") > MOST_ITEMS or body.count(b"[") + body.count(b"{") > MOST_CONTAINERS:
+        message = f"the body has more than {MOST_CONTAINERS:,} lists and objects, or {MOST_ITEMS:,} items: shorten it"
+        raise ApiError(413, message, code="body_too_large")
+    refuse_halves(body)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from twostroke.errors import InvalidRequest
@@ -19,6 +19,7 @@ def grammar(
     parallel: bool,
     marks: Iterable[int] = (),
     tagged: bool = False,
+    answer: Mapping[str, Any] | None = None,
     warnings: list[str] | None = None,
 ) -> str:
     """The grammar of an answer that may, or must, call some of these functions.
@@ -32,6 +33,7 @@ def grammar(
         parallel: more than one call.
         marks: ids of special tokens that may stand in the text.
         tagged: `<tool_call>` in the text begins a call in JSON, of one of the functions.
+        answer: the schema of an answer that does not call. Then there is nothing but this answer, or calls.
         warnings: takes a line for each keyword that is skipped, see `grammar.json_schema`.
 
     Raises:
@@ -41,9 +43,11 @@ def grammar(
     schemas = [f"f{place}: %json {json.dumps(_parameters(function, told))}" for place, function in enumerate(functions)]
     heads = [f"h{place}: {_literal(_head(function['name']))} f{place}" for place, function in enumerate(functions)]
     call = f"call: ({' | '.join(f'h{place}' for place in range(len(functions)))}) " + _literal("}\n" + CLOSE)
+    calls = f"calls: {_literal(OPEN)} call" + (f' ("\\n" {_literal(OPEN)} call)*' if parallel else "")
     if required:
-        more = f' ("\\n" {_literal(OPEN)} call)*' if parallel else ""
-        return "\n".join(["%llguidance {}", f"start: {_literal(OPEN)} call{more}", call, *heads, *schemas])
+        return "\n".join(["%llguidance {}", "start: calls", calls, call, *heads, *schemas])
+    if answer is not None:
+        return "\n".join(["%llguidance {}", *_answer_or_calls(answer, functions), calls, call, *heads, *schemas])
     some = " | ".join([*(f"c{place}" for place in range(len(functions))), *(["open call"] if tagged else [])])
     said = [f"c{place}: o{place} SPACE f{place}" for place in range(len(functions))]
     opens = [f"o{place}[lazy]: /{_trigger(function['name'])}/" for place, function in enumerate(functions)]
@@ -59,6 +63,16 @@ def grammar(
     return "\n".join(["%llguidance {}", start, f"said: {some}", *mark, *said, *opens, *schemas, *terminals])
 
 
+def _answer_or_calls(answer: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A call may be written as a bare object too, as many models do."""
+    bare = [f"b{place}" for place in range(len(functions))]
+    yield f"start: answer | calls | {' | '.join(bare)}"
+    yield f"answer: %json {json.dumps(answer)}"
+    for place, function in enumerate(functions):
+        begins = _literal(f'{{"name": {json.dumps(function["name"])}, "')
+        yield f'b{place}: {begins} ("arguments" | "parameters") {_literal(chr(34) + ": ")} f{place} "}}"'
+
+
 def _head(name: str) -> str:
     return f'\n{{"name": {json.dumps(name)}, "arguments": '
 
@@ -69,10 +83,11 @@ def _trigger(name: str) -> str:
 
 
 def _parameters(function: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """The schema of a function's arguments. Raises InvalidRequest for one that is strict and cannot be followed."""
+    """The schema of a function's arguments, an object. Raises InvalidRequest for a strict one that it cannot follow."""
     skipped: list[str] = []
+    strict = bool(function.get("strict"))
     try:
-        schema = with_options(function.get("parameters") or _NOTHING, bool(function.get("strict")), skipped)
+        schema = with_options(function.get("parameters") or _NOTHING, strict, skipped, objects=True)
     except InvalidRequest as error:
         raise InvalidRequest(f"the parameters of {function['name']}: {error}") from None
     warnings += [f"the parameters of {function['name']}: {line}" for line in skipped]

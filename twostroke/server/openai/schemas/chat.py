@@ -66,7 +66,7 @@ class CalledFunction(Lenient):
     """A function that an assistant called in an earlier turn."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] = "{}"  # a text in OpenAI's API, an object in other servers'
 
 
 class ToolCall(Lenient):
@@ -109,7 +109,9 @@ class Message(Content):
         return message
 
 
-def _object(arguments: str) -> Any:
+def _object(arguments: str | dict[str, Any]) -> Any:
+    if isinstance(arguments, dict):
+        return arguments
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -143,13 +145,34 @@ class NamedFunction(Lenient):
     name: str
 
 
+class AllowedFunctions(Lenient):
+    """Some of the tools, which may or must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+    @property
+    def functions(self) -> set[str]:
+        """The names of the functions."""
+        functions = (tool.get("function") for tool in self.tools)
+        return {str(one.get("name")) for one in functions if isinstance(one, dict)}
+
+
 def _tool_choice(value: Any) -> Any:
-    if value in ("none", "auto", "required"):
-        return value
-    named = value.get("function") if isinstance(value, dict) else None
-    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        raise ValueError('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
-    return NamedFunction.model_validate(named)
+    """OpenAI's forms; a name beside the type, as its responses have it; Mistral's "any"."""
+    match value:
+        case "none" | "auto" | "required":
+            return value
+        case "any":
+            return "required"
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return AllowedFunctions.model_validate(allowed)
+        case {"function": {"name": str()} as named}:
+            return NamedFunction.model_validate(named)
+        case {"type": "function", "name": str(name)}:
+            return NamedFunction(name=name)
+        case _:
+            raise ValueError('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
 
 
 class ChatPrompt(Lenient):
@@ -157,7 +180,7 @@ class ChatPrompt(Lenient):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, or a NamedFunction
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, NamedFunction or AllowedFunctions
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
@@ -175,15 +198,24 @@ class ChatPrompt(Lenient):
     @property
     def must_call(self) -> bool:
         """Whether an answer must call a function."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedFunction)
+        choice = self.tool_choice
+        if isinstance(choice, AllowedFunctions):
+            return choice.mode == "required"
+        return choice == "required" or isinstance(choice, NamedFunction)
 
     @property
     def callable_functions(self) -> list[Function]:
         """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":
             return []
-        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None
-        return [tool.function for tool in self.tools if named in (None, tool.function.name)]
+        functions = [tool.function for tool in self.tools]
+        match self.tool_choice:
+            case NamedFunction(name=name):
+                return [one for one in functions if one.name == name]
+            case AllowedFunctions(functions=names):
+                return [one for one in functions if one.name in names]
+            case _:
+                return functions
 
     @property
     def variables(self) -> dict[str, Any]:

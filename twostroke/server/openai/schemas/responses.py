@@ -63,6 +63,7 @@ class ResponsesBody(GenerateBody):
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
+        "prompt": (),
     }
     input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None

@@ -296,11 +296,17 @@ class Pages(ABC):
             holders = [pin() for pin in list(self._pins.values())]
             kept = {page for one in holders if one is not None for page in one.table[:, PAGE].tolist()}
             for page in np.unique(pages).tolist():
-                if page not in kept and self._references[POOL][page] and self._frames[page] != NOWHERE:
+                if page in kept or not self._references[POOL][page] or self._frames[page] == NOWHERE:
+                    continue
+                own = np.array([page])
+                self.retain(own)  # garbage collection during the copy may drop the last value that holds it
+                try:
                     self._copy_out(page, int(self._filled[page]))
-                    frame, self._frames[page] = int(self._frames[page]), NOWHERE
-                    self._free.append(frame)
+                    self._free.append(int(self._frames[page]))
+                    self._frames[page] = NOWHERE
                     count += 1
+                finally:
+                    self.release(own)
         return count
 
     def _copy_out(self, page: int, stop: int) -> None:

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ASK = ["generate", "--model", "smollm2-135m", "What is the capital of France?"]
+ASK = ["generate", "--model", "smollm2-135m", "What is the capital of Japan?"]
 
 
 def answer(wheel: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         (linux,), (pure,) = (list(folder.resolve().glob(f"*-{tag}.whl")) for tag in ("manylinux*", "any"))
         whole = answer(linux, scratch)
         print(linux.name, whole.stdout, whole.stderr, sep="\n")
-        if whole.returncode or "Paris" not in whole.stdout or "native-" not in whole.stderr:
+        if whole.returncode or "Tokyo" not in whole.stdout or "native-" not in whole.stderr:
             sys.exit(f"error: {linux.name} does not answer with its kernels")
         bare = answer(pure, scratch)
         print(pure.name, bare.stdout, bare.stderr, sep="\n")

@@ -7,7 +7,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
+.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve soak check clean
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -26,6 +26,9 @@ test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software 
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
+
+test-clients: $(VENV)/installed-dev  ## outside programs against our server (CLIENTS: some of them); 3 GB to install, half an hour the first time
+	$(BIN)/python -m clients.run $(CLIENTS)
 
 bench-peers: $(VENV)/installed-dev  ## compared with other engines, which it installs; half an hour the first time
 	$(BIN)/python benchmarks/peers.py run $(PEERS)

@@ -280,6 +280,24 @@ def test_a_schema_that_cannot_be_followed_does_not_refuse_the_others(client: ope
         client.chat.completions.create(tools=[*TOOLS, bad], **fields)
 
 
+def test_tools_and_a_response_format(client: openai.OpenAI) -> None:
+    """An answer calls, or has the format: instructor's Responses modes and LangChain's agents send both."""
+    person: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    fields: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "response_format": person}
+    for seed in range(12):
+        made = client.chat.completions.create(seed=seed, **fields).choices[0]
+        if made.finish_reason == "stop":
+            assert set(json.loads(made.message.content or "")) == {"name", "age"}
+        else:
+            assert made.message.content is None
+        for call in made.message.tool_calls or ():
+            assert isinstance(json.loads(cast(Any, call).function.arguments), dict)
+    must = client.chat.completions.create(tool_choice="required", **fields).choices[0]
+    assert must.finish_reason == "tool_calls"
+    none = client.chat.completions.create(tool_choice="none", **fields).choices[0]
+    assert set(json.loads(none.message.content or "")) == {"name", "age"}
+
+
 def test_responses(client: openai.OpenAI, reference: LLM) -> None:
     expected = reference.chat(MESSAGES, max_tokens=20, temperature=1.0, seed=5)
     fields: Any = {"model": "tiny", "instructions": "be quick", "input": "the fox?", "max_output_tokens": 20}

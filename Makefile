@@ -27,7 +27,7 @@ test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models
 
-test-clients: $(VENV)/installed-dev  ## outside programs against our server (CLIENTS: some of them); 3 GB to install, half an hour the first time
+test-clients: $(VENV)/installed-dev  ## outside programs against our server (CLIENTS: some of them); 4.4 GB to install, half an hour the first time
 	$(BIN)/python -m clients.run $(CLIENTS)
 
 bench-peers: $(VENV)/installed-dev  ## compared with other engines, which it installs; half an hour the first time

@@ -1,4 +1,4 @@
-"""Requests in the shapes of a program that is not run here: they were written by hand, by its documentation."""
+"""Requests in the shapes of a program that is not run here: they were written by hand."""
 
 import json
 import os

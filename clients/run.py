@@ -117,7 +117,14 @@ def outcome(client: Client, url: str) -> str:
             )
         except subprocess.TimeoutExpired:
             return f"not finished after {PATIENCE_S:.0f} s"
-    return f"{last_words(log)} ({log})" if done.returncode else ""
+    return f"{_reason(log)} (more in {log.name})" if done.returncode else ""
+
+
+def _reason(log: Path) -> str:
+    """What a log says about a failure: the error, or the assertion that did not hold."""
+    error = last_words(log)
+    held = re.findall(r"^\s+(assert .*)$", log.read_text(errors="replace"), re.MULTILINE)
+    return f"`{held[-1]}`" if held and error == "AssertionError" else error
 
 
 def try_model(model: str, clients: Sequence[Client]) -> dict[str, str]:

@@ -5,7 +5,7 @@
 # model = "qwen2.5-coder-1.5b"
 # name = "Claude Code (request shapes)"
 # ///
-"""Requests in its shapes, written by hand: quota, count_tokens, a title as JSON, a turn with tools, one with their results."""
+"""Requests in its shapes, by hand: quota, count_tokens, a JSON title, a turn with tools, one with their results."""
 
 import json
 

@@ -200,7 +200,9 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert http.post("/v1/completions", json=long).status_code == 200
-        monkeypatch.setattr("twostroke.server.preflight.supervisor.MOST_SECONDS", 0)
+        monkeypatch.setattr("twostroke.server.preflight.supervisor.MOST_SECONDS", 0.1)
+        slow: Any = preflight._long._worker  # pyright: ignore[reportPrivateUsage]
+        slow._process.send_signal(signal.SIGSTOP)
         assert http.post("/v1/completions", json=long).status_code == 413
         ended: Any = worker._process
     assert ended.poll() is not None

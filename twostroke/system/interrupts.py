@@ -1,5 +1,6 @@
 """Ctrl-C at a safe point: Python raises KeyboardInterrupt between any two lines of the main thread."""
 
+import _signal  # pyright: ignore[reportMissingImports]  # `signal` makes enumerations of all it gets: ten times as long
 import signal
 import threading
 import time
@@ -7,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 PATIENCE_S = 1.0
+SIGINT = int(signal.SIGINT)
 
 
 class Postponed:
@@ -23,10 +25,10 @@ class Postponed:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        before = signal.getsignal(signal.SIGINT)
+        before = _signal.getsignal(SIGINT)
         if callable(before) and not isinstance(before, Postponed):
             self._before = before
-            signal.signal(signal.SIGINT, self)
+            _signal.signal(SIGINT, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The handler within the block."""
@@ -41,8 +43,8 @@ class Postponed:
     ) -> None:
         if self._before is None:
             return
-        if signal.getsignal(signal.SIGINT) is self:  # else the block has set another one
-            signal.signal(signal.SIGINT, self._before)
+        if _signal.getsignal(SIGINT) is self:  # else the block has set another one
+            _signal.signal(SIGINT, self._before)
         if self._noted is not None:
             self._noted = None
-            self._before(signal.SIGINT, None)
+            self._before(SIGINT, None)

@@ -42,11 +42,9 @@ class AsyncLLM:
     @classmethod
     async def open(cls, model: str | Checkpoint = DEFAULT_MODEL, **options: Any) -> AsyncLLM:
         """Open a model on another thread, with the arguments of `LLM`."""
-        return cls(await asyncio.to_thread(lambda: LLM(model, **options)))._owning()
-
-    def _owning(self) -> AsyncLLM:
-        self._owns = True
-        return self
+        opened = cls(await asyncio.to_thread(lambda: LLM(model, **options)))
+        opened._owns = True
+        return opened
 
     async def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
         """Stroke one, as `LLM.prefill`."""

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from pydantic_core import to_json
-
 from twostroke.server.errors import Loading
+from twostroke.server.http.raw import raw_response
 
 CALL_S = 5  # seconds that a call may take
 
@@ -48,12 +47,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         async with asyncio.timeout(CALL_S):
             head = await reader.readuntil(b"\r\n\r\n")
-            error = Loading()
-            body = to_json(error.body())
-            headers = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
-            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            writer.write(f"HTTP/1.1 503 Service Unavailable\r\n{lines}connection: close\r\n\r\n".encode())
-            writer.write(b"" if head.startswith(b"HEAD ") else body)
+            writer.write(raw_response(Loading(), with_body=not head.startswith(b"HEAD ")))
             await writer.drain()
             writer.write_eof()
             while await reader.read(1 << 16):  # closed with bytes unread, a connection loses the answer

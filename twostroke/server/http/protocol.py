@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import to_json
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twostroke.server.errors import ApiError
+from twostroke.server.http.raw import raw_response
 
 if TYPE_CHECKING:
     Base = H11Protocol
@@ -60,14 +60,8 @@ class _InTime(Base):
         cycle: Any = self.cycle
         if self._begun and (cycle is None or not cycle.more_body):
             message = f"the headers did not come within {self.header_timeout_s:g} s"
-            self.transport.write(_response(ApiError(408, message, code="header_timeout")))
+            self.transport.write(raw_response(ApiError(408, message, code="header_timeout")))
         self.transport.close()
-
-
-def _response(error: ApiError) -> bytes:
-    body = to_json(error.body())
-    head = f"HTTP/1.1 {error.status} Request Timeout\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def protocol_class(header_timeout_s: float) -> type[asyncio.Protocol]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twostroke.backends.choose import create_backend
@@ -16,12 +14,12 @@ from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
 from twostroke.checkpoints.verify import verify
+from twostroke.completion import Completion, Decoding, Output
 from twostroke.engine.engine import Engine
 from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.kv.cache import KVCache
@@ -30,7 +28,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
-from twostroke.scoring import PromptScores, score, scored_request
+from twostroke.scoring import score, scored_request
 from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
 
@@ -344,99 +342,6 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.backend.label if 'backend' in self.__dict__ else 'closed'})"
-
-
-class Decoding(Iterator[Token]):
-    """Tokens as they are made. Several threads may take them; each token goes to one.
-
-    Attributes:
-        request: the request, with its timings.
-        tokens: the tokens taken so far.
-    """
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self.request = request
-        self.tokens: list[Token] = []
-        self._engine, self._iterator = engine, engine.tokens(request)
-        self._taking = threading.Lock()
-
-    def __next__(self) -> Token:
-        with self._taking:
-            token = next(self._iterator)
-            self.tokens.append(token)
-            return token
-
-    def __del__(self) -> None:
-        if hasattr(self, "_engine"):
-            self._engine.drop(self.request)
-
-    def close(self) -> None:
-        """Stop early and free the pages."""
-        self._engine.cancel(self.request)  # closing an iterator that has not started would not
-
-    @property
-    def text(self) -> str:
-        """The first choice's text so far."""
-        return "".join(token.text for token in self.tokens if token.choice == 0)
-
-    @property
-    def kv(self) -> KVCache:
-        """The continued value, after the last token of `LLM.decode`. Raises InvalidRequest before that."""
-        if (run := self.request.result) is None:
-            raise InvalidRequest("there is no value yet: take all tokens first; only LLM.decode gives one")
-        return run.kv
-
-
-@dataclass(frozen=True)
-class Output:
-    """One choice of a completion. `text` excludes stop strings; `tokens` includes an ending token."""
-
-    text: str
-    tokens: list[Token]
-    finish_reason: str | None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A request's answer.
-
-    Attributes:
-        cached_tokens: number of its prefills' tokens that came from the prefix index.
-        facts: the technique's report on the first choice (`Refreshes`, `Speculation`), or None.
-        prompt_scores: with `prompt_logprobs`, a `TokenScore` for each token of the prompt, None for the first; or None.
-    """
-
-    outputs: list[Output]
-    prompt_tokens: int
-    cached_tokens: int
-    timings: Timings
-    facts: Any = None
-    prompt_scores: PromptScores | None = None
-
-    @classmethod
-    def of(cls, request: Request, tokens: Iterable[Token]) -> Completion:
-        """The answer that a request's tokens make."""
-        by_choice: list[list[Token]] = [[] for _ in request.choices]
-        for token in tokens:
-            by_choice[token.choice].append(token)
-        outputs = [
-            Output("".join(token.text for token in tokens), tokens, choice.track.finish_reason)
-            for choice, tokens in zip(request.choices, by_choice, strict=True)
-        ]
-        facts = request.prompt_tokens, request.cached_tokens, request.timings, request.result, request.prompt_scores
-        return cls(outputs, *facts)
-
-    @property
-    def text(self) -> str:
-        return self.outputs[0].text
-
-    @property
-    def tokens(self) -> list[Token]:
-        return self.outputs[0].tokens
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.outputs[0].finish_reason
 
 
 def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:

@@ -22,6 +22,20 @@ class Rows:
     logits: int = 0
 
 
+def attended(rows: Rows, window: int | None) -> tuple[int, int]:
+    """What the rows attend to in a layer: (query-key pairs, distinct entries). A row attends to itself too.
+
+    With a window of W, a row attends to the last W entries. Without one, n rows after c entries have
+    n c + n (n + 1) / 2 pairs.
+    """
+    if window is None:
+        return rows.count * rows.context + rows.count * (rows.count + 1) // 2, rows.count + rows.context
+    # The first `short` rows attend to all entries up to themselves, the others to a whole window.
+    short = min(rows.count, max(0, window - rows.context))
+    pairs = short * rows.context + short * (short + 1) // 2 + (rows.count - short) * window
+    return pairs, rows.count + min(rows.context, window - 1)
+
+
 class Work(NamedTuple):
     """The work of a step. A multiplication and an addition are two FLOPs."""
 
@@ -100,9 +114,9 @@ class Cost:
         return 4 * self.config.num_heads * self.config.head_dim
 
     @cached_property
-    def _windows(self) -> list[tuple[int, int]]:
+    def _windows(self) -> list[tuple[int | None, int]]:
         """Pairs (window, number of layers with it)."""
-        return [(window or self.config.max_position, layers) for window, layers in Counter(self.config.windows).items()]
+        return list(Counter(self.config.windows).items())
 
     def work(self, step: Iterable[Rows]) -> Work:
         """The work of a step with these rows of all its sequences."""
@@ -111,10 +125,9 @@ class Cost:
             rows += one.count
             logits += one.logits
             for window, layers in self._windows:
-                # The first `short` rows attend to all entries up to themselves, the others to a whole window.
-                short = min(one.count, max(0, window - one.context))
-                keys += layers * (short * one.context + short * (short + 1) // 2 + (one.count - short) * window)
-                seen += layers * (one.count + min(one.context, window - 1))
+                pairs, entries = attended(one, window)
+                keys += layers * pairs
+                seen += layers * entries
         if not rows:
             return Work(0, 0, 0, 0, 0)
         return Work(

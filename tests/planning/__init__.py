@@ -1,0 +1,1 @@
+"""Plans: counted by hand, against the engine, and against published numbers."""

@@ -1,0 +1,120 @@
+"""How long a step takes on a machine that is described by its peaks (Williams et al. 2009: the roofline model).
+
+A step is a sequence of products: those of the layers' matrices, attention, and the head. Each takes as long as its
+FLOPs or its bytes, whichever is longer, and they follow each other. So a step is never predicted below its floor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.errors import InvalidRequest
+from twostroke.models.cost import Rows, attended
+from twostroke.planning.machines import Machine
+from twostroke.planning.specification import Matrix, Specification
+from twostroke.planning.weights import WeightFormat
+
+KV_BYTES = 2  # of a number in the KV cache, bfloat16
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step on one device: FLOPs, bytes of weights and KV read, and seconds of each."""
+
+    name: str
+    flops: float
+    bytes: float
+    compute_s: float
+    memory_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte of weights and KV."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a step, by part."""
+
+    parts: tuple[Part, ...]
+    link_s: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts) + self.link_s
+
+    @property
+    def flops(self) -> float:
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the time: "compute", "bandwidth" or "link"."""
+        spent = {"compute": 0.0, "bandwidth": 0.0, "link": self.link_s}
+        for part in self.parts:
+            spent["compute" if part.compute_s >= part.memory_s else "bandwidth"] += part.seconds
+        return max(spent, key=lambda name: spent[name])
+
+
+class Roofline:
+    """Predicts steps of one model on `tp` devices (tensor parallelism, Shoeybi et al. 2019, arXiv:1909.08053)."""
+
+    def __init__(self, model: Specification, machine: Machine, weights: WeightFormat, tp: int = 1) -> None:
+        """Raises InvalidRequest if the heads cannot be divided, or if the machine's link is unknown."""
+        if any(kind.heads % tp for kind in model.layers):
+            raise InvalidRequest(f"the heads of {model.name} cannot be divided among {tp} devices")
+        if tp > 1 and machine.link is None:
+            raise InvalidRequest(f"machine {machine.name} has no link_gbs: tensor parallelism cannot be planned")
+        self.model, self.machine, self.weights, self.tp = model, machine, weights, tp
+        self.dtype = machine.dtype(weights.arithmetic)
+
+    def step(self, rows: Sequence[Rows]) -> StepTime:
+        """The step of these rows, those of several sequences."""
+        count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
+        matrices = [(layers, one, count) for layers, one in self.model.matrices()]
+        matrices += [(1, self.model.head, logits)] if logits else []
+        names = dict.fromkeys(one.part for _, one, _ in matrices)
+        parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
+        return StepTime((*parts, self._attention(rows)), self._link(count))
+
+    def _products(self, name: str, matrices: Sequence[tuple[int, Matrix, int]]) -> Part:
+        flops = sum(layers * one.row_flops * rows for layers, one, rows in matrices) / self.tp
+        read = sum(
+            layers * one.read(rows) * one.inputs * one.outputs * self.weights.matrix(one)
+            for layers, one, rows in matrices
+        )
+        return self._part(name, flops, read / self.tp, self.dtype)
+
+    def _attention(self, rows: Sequence[Rows]) -> Part:
+        """Scores and weighted values, in bf16. KV heads are copied to all devices if there are fewer than devices."""
+        flops = read = 0.0
+        for kind in self.model.layers:
+            for one in rows:
+                pairs, entries = attended(one, kind.window)
+                flops += kind.count * kind.pair_flops * pairs / self.tp
+                read += kind.count * kind.kv_values * KV_BYTES * entries / min(self.tp, kind.kv_heads)
+        return self._part("scores", flops, read, "bf16")
+
+    def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:
+        machine = self.machine
+        compute = flops / (machine.flops[dtype] * machine.compute)
+        return Part(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
+
+    def all_reduce_bytes(self, rows: int) -> float:
+        """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
+        return 2 * (self.tp - 1) / self.tp * rows * self.model.hidden * 2
+
+    def _link(self, rows: int) -> float:
+        """Seconds of two all-reduces a layer."""
+        if self.tp == 1 or self.machine.link is None:
+            return 0.0
+        rate = self.machine.link * self.machine.link_share
+        return 2 * self.model.num_layers * self.all_reduce_bytes(rows) / rate

@@ -1,0 +1,242 @@
+"""The sizes of a decoder, enough to count its parameters, its KV and the work of its steps. No weights are needed.
+
+A `ModelConfig` describes what the engine can run. A `Specification` describes any decoder by sizes alone, also those
+that the engine cannot run (GPT-3, gpt-oss), so that plans can be made for them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from twostroke.models.config import Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.cost import Rows, attended
+
+
+class Matrix(NamedTuple):
+    """A matrix of one layer, or the head: `copies` of them, of which each row is multiplied with `used`."""
+
+    name: str
+    part: str  # "projections", "feed-forward" or "head"
+    inputs: int
+    outputs: int
+    copies: int = 1
+    used: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return self.copies * self.inputs * self.outputs
+
+    @property
+    def row_flops(self) -> int:
+        """FLOPs of one row: a multiplication and an addition for each weight that it is multiplied with."""
+        return 2 * self.used * self.inputs * self.outputs
+
+    def read(self, rows: float) -> float:
+        """Expected number of copies that a step of `rows` rows reads: E (1 - (1 - k / E)^rows) of E experts."""
+        if self.copies == self.used:
+            return self.copies
+        return self.copies * (1 - (1 - self.used / self.copies) ** rows)
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """`count` layers of the same sizes.
+
+    Attributes:
+        intermediate: intermediate size of the MLP, or of each expert.
+        window: a query attends to the last `window` entries; None for all.
+        gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
+        experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
+        key_is_value: keys and values are the same vectors, stored once.
+        other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
+    """
+
+    count: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    window: int | None = None
+    gated: bool = True
+    experts: int = 1
+    chosen: int = 1
+    key_is_value: bool = False
+    other: int = 0
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
+        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOPs of one query-key pair in one layer, all heads: the score, and the weighted value."""
+        return 4 * self.heads * self.head_dim
+
+    def matrices(self, hidden: int) -> list[Matrix]:
+        """The matrices of one layer."""
+        q, kv, size = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
+        mixture = (self.experts, self.chosen)
+        found = [Matrix("Q", "projections", hidden, q), Matrix("K", "projections", hidden, kv)]
+        if not self.key_is_value:
+            found.append(Matrix("V", "projections", hidden, kv))
+        found.append(Matrix("O", "projections", q, hidden))
+        if self.experts > 1:
+            found.append(Matrix("router", "feed-forward", hidden, self.experts))
+        if self.gated:
+            found.append(Matrix("gate", "feed-forward", hidden, size, *mixture))
+        return [
+            *found,
+            Matrix("up", "feed-forward", hidden, size, *mixture),
+            Matrix("down", "feed-forward", size, hidden, *mixture),
+        ]
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A decoder by its sizes.
+
+    Attributes:
+        name: what it is called in plans.
+        other: parameters outside of layers and of the vocabulary's matrices: the last norm, learned positions.
+        weights: the format in which it is published, a key of `weights.FORMATS`, or "stored" for an opened file.
+        source: where its numbers are from.
+        published: number of parameters that its publisher states; None if unknown.
+        config: the engine's description, if the engine knows the family.
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    max_position: int
+    layers: tuple[LayerKind, ...]
+    tied: bool = False
+    other: int = 0
+    weights: str = "bf16"
+    source: str = ""
+    published: int | None = None
+    config: ModelConfig | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return sum(kind.count for kind in self.layers)
+
+    @property
+    def head(self) -> Matrix:
+        return Matrix("head", "head", self.hidden, self.vocab)
+
+    def matrices(self) -> Iterator[tuple[int, Matrix]]:
+        """Pairs (number of layers, matrix), without the embedding and the head."""
+        for kind in self.layers:
+            for matrix in kind.matrices(self.hidden):
+                yield kind.count, matrix
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Parameters of the matrices of all layers."""
+        return sum(count * matrix.parameters for count, matrix in self.matrices())
+
+    @property
+    def vocabulary_parameters(self) -> int:
+        """Parameters of the embedding and the head, which are one matrix if tied."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @cached_property
+    def other_parameters(self) -> int:
+        """Norms, biases, sinks and learned positions."""
+        return self.other + sum(kind.count * kind.other for kind in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        return self.layer_parameters + self.vocabulary_parameters + self.other_parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token is multiplied with or looks up: chosen experts alone, and one embedding."""
+        matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in self.matrices())
+        return matrices + self.head.parameters + self.hidden + self.other_parameters
+
+    def kv_bytes(self, entries: int, value_bytes: float = 2) -> int:
+        """Bytes of the KV of one sequence of `entries` entries; a layer with a window keeps its window alone."""
+        return int(
+            sum(
+                kind.count * kind.kv_values * value_bytes * min(entries, kind.window or entries) for kind in self.layers
+            )
+        )
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that all layers store for a new entry."""
+        return sum(kind.count * kind.kv_values for kind in self.layers)
+
+    @cached_property
+    def row_flops(self) -> int:
+        """FLOPs of all matrices of the layers for one row."""
+        return sum(count * matrix.row_flops for count, matrix in self.matrices())
+
+    def attention_flops(self, rows: Rows) -> int:
+        """FLOPs of scores and weighted values: 4 x heads x head_dim for each query-key pair and layer."""
+        return sum(kind.count * kind.pair_flops * attended(rows, kind.window)[0] for kind in self.layers)
+
+    def prefill_flops(self, tokens: int, cached: int = 0) -> dict[str, int]:
+        """FLOPs of a prefill by part: projections, scores, feed-forward, and the head for one token."""
+        parts = {"projections": 0, "scores": self.attention_flops(Rows(tokens, cached)), "feed-forward": 0}
+        for count, matrix in self.matrices():
+            parts[matrix.part] += count * matrix.row_flops * tokens
+        return parts | {"head": self.head.row_flops}
+
+    def crossover(self) -> int | None:
+        """The shortest prompt whose scores take more FLOPs than all matrices of the layers; None if none does.
+
+        Without windows, pair_flops n (n + 1) / 2 > row_flops n. Layers with windows grow linearly, and may never.
+        """
+        low, high = 0, 1 << 40
+        if self.attention_flops(Rows(high)) <= self.row_flops * high:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            above = self.attention_flops(Rows(middle)) > self.row_flops * middle
+            low, high = (low, middle) if above else (middle, high)
+        return high
+
+
+def of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> Specification:
+    """The sizes of a model that the engine can describe."""
+    kinds = tuple(_kind(layer, config, count) for layer, count in Counter(config.layers).items())
+    return Specification(
+        name=name,
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        max_position=config.max_position,
+        layers=kinds,
+        tied=config.tied,
+        other=config.hidden_size,
+        weights=weights,
+        source=source,
+        config=config,
+    )
+
+
+def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    alone = ModelConfig("", 1, config.hidden_size, 1, config.norm_eps, (layer,))
+    other = sum(
+        prod(shape)
+        for name, shape in tensor_shapes(alone).items()
+        if name.startswith("layers.") and not is_weight_matrix(name, shape) and len(shape) == 1
+    )
+    experts = feed_forward if isinstance(feed_forward, Experts) else None
+    return LayerKind(
+        count=count,
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        intermediate=feed_forward.intermediate_size,
+        window=attention.window,
+        experts=experts.count if experts else 1,
+        chosen=experts.chosen if experts else 1,
+        other=other,
+    )

@@ -1,0 +1,102 @@
+"""The three answers of a plan, its levers, and the command."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from twostroke.cli.app import app
+from twostroke.errors import InvalidRequest
+from twostroke.planning.machines import find_machine
+from twostroke.planning.models import specifications
+from twostroke.planning.plan import Plan, Workload, levers, make_plan, solving
+from twostroke.planning.weights import FORMATS
+
+
+def llama(tp: int = 1, weights: str = "bf16", **load: Any) -> Plan:
+    workload = Workload(**({"prompt": 4096, "output": 256} | load))
+    return make_plan(specifications()["llama-3-70b"], find_machine("h100"), FORMATS[weights], tp, workload)
+
+
+def test_three_answers() -> None:
+    assert llama().verdict == "does not fit"  # 141 GB in 80
+    assert llama(4, ttft_ms=200).verdict == "misses the objective"
+    assert llama(4, ttft_ms=2000, itl_ms=50).verdict == "nothing to do"
+
+
+def test_memory_by_hand() -> None:
+    memory = llama(4).memory
+    assert memory.weights == 2 * specifications()["llama-3-70b"].parameters
+    assert memory.kv_per_user == 327_680 * (4096 + 256)
+    assert memory.users == (int(4 * 80e9 * 0.9) - memory.weights) // memory.kv_per_user
+
+
+def test_kv_heads_are_copied_to_more_devices() -> None:
+    model = specifications()["qwen2.5-7b"]  # 4 KV heads
+    load = Workload(100, 100)
+    plans = [Plan(model, find_machine("h100"), FORMATS["bf16"], tp, load) for tp in (4, 28)]
+    assert plans[1].memory.kv_per_user == 7 * plans[0].memory.kv_per_user
+
+
+def test_a_chunk_of_everything_is_the_prefill() -> None:
+    assert llama(4).chunked_ttft(4096) == llama(4).prefill.seconds
+    assert llama(4).chunked_ttft(128) > llama(4).prefill.seconds  # weights are read again
+
+
+def test_decode_turns_compute_bound_at_the_balance() -> None:
+    """2 FLOPs a weight and row, 2 bytes a weight: at a batch of the effective balance."""
+    machine = find_machine("h100")
+    expected = machine.balance() * machine.compute / machine.memory_share
+    batch = llama(4).compute_bound_batch()
+    assert batch is not None
+    assert expected <= batch < expected + 1
+
+
+def test_levers_and_advice() -> None:
+    made = llama()
+    advised = solving(made, levers(made))
+    assert advised is not None
+    assert advised.name == "tensor parallelism of 2"
+    assert advised.plan.fits
+
+
+@pytest.mark.parametrize(
+    ("load", "text"),
+    [
+        ({"prompt": 0}, "at least 1 of prompt tokens"),
+        ({"prompt": 9000}, "exceed the 8192 positions"),
+        ({"ttft_ms": -1}, "cannot be met"),
+        ({"shared": 4096}, "shared tokens must be"),
+    ],
+)
+def test_bad_workloads(load: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        llama(**load)
+
+
+def test_the_command() -> None:
+    wanted = ["plan", "llama-3-70b", "--on", "h100", "--prompt-tokens", "4096", "--output-tokens", "256"]
+    done = CliRunner().invoke(app, [*wanted, "--ttft-ms", "500", "--itl-ms", "50"])
+    assert done.exit_code == 0, done.output
+    assert "verdict: does not fit" in done.output
+    refused = CliRunner().invoke(app, ["plan", "llama-3-70b", "--on", "h10"])
+    assert refused.exit_code == 1
+
+
+def test_the_command_in_json(run_plan: Callable[..., dict[str, Any]]) -> None:
+    facts = run_plan("llama-3-8b", "--on", "l4", "--concurrency", 4, "--weights", "int4-g128")
+    assert facts["verdict"] == "nothing to do"
+    assert facts["memory"]["kv_bytes_per_token"] == 131_072
+
+
+@pytest.fixture
+def run_plan() -> Callable[..., dict[str, Any]]:
+    def invoke(*arguments: object) -> dict[str, Any]:
+        import json
+
+        done = CliRunner().invoke(app, ["plan", *map(str, arguments), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    return invoke

@@ -16,6 +16,21 @@ PANEL = 16
 PACKED_BYTES = 8 << 20  # bytes of a file that are packed, then released, at a time
 
 
+LINE = 64  # bytes that panels are aligned to
+# Bits of a weight, columns of a block, and bytes of the scales of a block of 16 rows (native/weights.h's LAYOUTS).
+LAYOUTS = {
+    "Q4_0": (4, 32, 32), "Q4_1": (4, 32, 64), "Q5_0": (5, 32, 32), "Q5_1": (5, 32, 64), "Q8_0": (8, 32, 32),
+    "Q4_K": (4, 256, 320), "Q5_K": (5, 256, 320), "Q6_K": (6, 256, 288), "BF16": (16, 32, 0),
+}  # fmt: skip
+
+
+def packed_bytes(format: str, rows: int, columns: int) -> int:
+    """Bytes of a packed matrix: for each panel of 16 rows the scales, rounded up to a line, and the quants."""
+    bits, block, scales = LAYOUTS[format]
+    panel = -(-columns // block * scales // LINE) * LINE + columns // 32 * bits * LINE
+    return rows // PANEL * panel
+
+
 class Matrix:
     """One packed matrix. `multiply` and `row` are for tests; a pass uses the packed form directly.
 

@@ -29,6 +29,7 @@ def test_predicted_is_allocated(
     compiled: Any = llm.model.compiled
     assert isinstance(compiled, NativeModel)
     assert told.matrices == sum(matrix.nbytes for matrix in compiled.matrices)
+    assert told.vectors == sum(vector.nbytes for vector in compiled.lent)
     assert told.page == llm.pool.page_bytes
     assert llm.pool.num_pages == 3 * told.pages(100)
     assert llm.pool.memory.storage.nbytes == told.pool(3, 100)

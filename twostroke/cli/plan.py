@@ -1,5 +1,6 @@
 """`twostroke plan`: what a deployment will take, before it is bought."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,7 +9,8 @@ from twostroke.cli.options import JsonFlag
 from twostroke.cli.report import print_json
 
 if TYPE_CHECKING:
-    from twostroke.planning.plan import Lever, Plan
+    from twostroke.checkpoints.checkpoint import Checkpoint
+    from twostroke.planning.plan import Lever, Plan, Workload
 
 
 def plan(
@@ -36,13 +38,15 @@ def plan(
     from twostroke.planning.plan import Workload, levers, make_plan, solving
     from twostroke.planning.weights import weight_format
 
-    found = find_model(model).model
+    found, checkpoint = find_model(model)
     named = weights or ("bf16" if found.weights == "stored" else found.weights)
     workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
     made = make_plan(found, find_machine(on, efficiency), weight_format(named), tp, workload)
     options = [] if made.verdict == "nothing to do" else levers(made)
     advised = solving(made, options)
     facts = describe(made, options, advised)
+    if checkpoint is not None and made.machine.kind == "cpu":
+        facts["engine"] = _engine(model, checkpoint, weights or "stored", workload)
     if as_json:
         print_json(facts)
     else:
@@ -107,6 +111,17 @@ def describe(plan: "Plan", options: "list[Lever]", advised: "Lever | None") -> d
     }
 
 
+def _engine(name: str, checkpoint: "Checkpoint", weights: str, load: "Workload") -> dict[str, Any]:
+    """What this engine allocates, exactly, and the command that starts it."""
+    from twostroke.backends.native.weights import FORMATS
+    from twostroke.planning.here import engine_memory, serve_command
+
+    memory = engine_memory(checkpoint, FORMATS, weights)
+    pool = memory.pool(load.concurrency, load.prompt + load.output)
+    command = serve_command(name, weights, pool, load.concurrency, load.itl_ms)
+    return {"weights_bytes": memory.matrices + memory.vectors, "pool_bytes": pool, "command": shlex.join(command)}
+
+
 def _step(step: Any) -> dict[str, Any]:
     return {
         "ms": 1e3 * step.seconds,
@@ -147,6 +162,9 @@ def print_tables(facts: dict[str, Any]) -> None:
     for title, rows in (("batches", facts["batches"]), ("chunks", facts["chunks"]), ("levers", facts["levers"])):
         if rows:
             console.print(_table(title, rows))
+    if engine := facts.get("engine"):
+        line(f"this engine allocates {engine['weights_bytes']:,} bytes of weights and {engine['pool_bytes']:,} of KV")
+        line(f"start it: {engine['command']}")
     missed = f" ({', '.join(facts['missed'])})" if facts["missed"] else ""
     line(f"verdict: {facts['verdict']}{missed}")
     if facts["levers"]:

@@ -13,7 +13,8 @@ from twostroke.backends.native.weights import FORMATS
 from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.cli.app import app
 from twostroke.llm import LLM
-from twostroke.planning.here import engine_memory, serve_command
+from twostroke.planning.here import engine_memory, serve_command, stored_format
+from twostroke.planning.models import find_model
 
 NATIVE = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
 
@@ -41,6 +42,14 @@ def test_predicted_is_allocated_for_a_real_file() -> None:
     with LLM("smollm2-135m", backend="native", kv_bytes=1 << 26, threads=1) as llm:
         compiled: Any = llm.model.compiled
         assert told.matrices == sum(matrix.nbytes for matrix in compiled.matrices)
+
+
+def test_a_file_is_planned_as_it_is_stored() -> None:
+    """Bytes of its matrices, and 2 for each number of its vectors."""
+    checkpoint = open_checkpoint("smollm2-135m")
+    model = find_model("smollm2-135m").model
+    matrices = sum(matrix.nbytes for matrix in checkpoint.matrices().values())
+    assert stored_format(checkpoint).total(model) == matrices + 2 * model.other_parameters
 
 
 def test_printed_commands_parse() -> None:

@@ -33,15 +33,19 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
+    from twostroke.planning.here import stored_format
     from twostroke.planning.machines import find_machine
     from twostroke.planning.models import find_model
     from twostroke.planning.plan import Workload, levers, make_plan, solving
     from twostroke.planning.weights import weight_format
 
     found, checkpoint = find_model(model)
-    named = weights or ("bf16" if found.weights == "stored" else found.weights)
+    if weights is None and checkpoint is not None:
+        form = stored_format(checkpoint)
+    else:
+        form = weight_format(weights or found.weights)
     workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
-    made = make_plan(found, find_machine(on, efficiency), weight_format(named), tp, workload)
+    made = make_plan(found, find_machine(on, efficiency), form, tp, workload)
     options = [] if made.verdict == "nothing to do" else levers(made)
     advised = solving(made, options)
     facts = describe(made, options, advised)

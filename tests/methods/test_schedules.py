@@ -37,6 +37,8 @@ TECHNIQUES: list[Method] = [
     method("drop", times=2, keep="last", window=9, every=4, by="attention", observed=3),
     method("snap", window=4, budget=12),
     method("snap", times=2, keep="last", sinks=2, window=4, budget=12, kernel=3),
+    method("compress", last=0, segment=8),
+    method("compress", last=0, segment=8, scorer="draft"),
 ]
 Asked = tuple[int, Method, int | None]  # a prompt's length, a technique, log-probabilities
 Models = Callable[[str, int, int], LLM]

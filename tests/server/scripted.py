@@ -14,7 +14,7 @@ def exchange(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
     """What an answer asks of its exchange: one request, which offered these functions."""
     reader = parser_factory(tokenizer, functions, parallel=True)
     params = SimpleNamespace(reader=reader)
-    request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_tokens=0)
+    request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_tokens=0, result=None)
     return SimpleNamespace(requests=[request])
 
 

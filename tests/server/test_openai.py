@@ -1,5 +1,6 @@
 """OpenAI's client: answers over HTTP equal those of `LLM.generate`."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -184,6 +185,28 @@ def test_methods_that_need_a_student(client: openai.OpenAI, open_tiny: Callable[
         with pytest.raises(openai.BadRequestError, match=f"method {fields['name']} needs a student"):
             client.chat.completions.create(**asked, extra_body={"method": fields})
     assert "tiny:overfill" not in {model.id for model in client.models.list()}
+
+
+def test_what_a_method_counts_is_in_the_answer(client: openai.OpenAI, reference: LLM) -> None:
+    """As a whole and in a stream, in every API of OpenAI."""
+    text = "the quick brown fox jumps over the lazy dog\n\nwho jumps?"
+    wanted: Any = {"name": "compress", "budget": 4}
+    expected = reference.chat(text, method=method(**wanted), max_tokens=4)
+    facts = dataclasses.asdict(expected.facts)
+    assert facts["dropped_tokens"] > 0
+    fields: Any = {"model": "tiny", "temperature": 0, "extra_body": {"method": wanted}}
+    asked: Any = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+    made: Any = client.chat.completions.create(**asked)
+    assert made.choices[0].message.content == expected.text
+    assert made.choices[0].method_facts == facts
+    *_, last = client.chat.completions.create(**asked, stream=True)
+    assert cast(Any, last.choices[0]).method_facts == facts
+    response: Any = client.responses.create(input=text, max_output_tokens=4, **fields)
+    assert response.method_facts == facts
+    single: Any = client.completions.create(prompt=text, max_tokens=4, **fields)
+    assert single.choices[0].method_facts["dropped_tokens"] > 0
+    plain: Any = client.chat.completions.create(**asked | {"extra_body": {}})
+    assert not hasattr(plain.choices[0], "method_facts")
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -111,7 +111,8 @@ class ModelOptions:
             if role in method.companions and getattr(self, role) is None:
                 raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
             if role not in method.companions and getattr(self, role) is not None:
-                hint = f"; with --method-option draft={role} it does" if hasattr(method, "draft") else ""
+                chooses = next((name for name in ("draft", "scorer") if hasattr(method, name)), None)
+                hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
                 note(f"method {method.name} does not use --{role}{hint}")
 
     def open(self, **changes: Any) -> "LLM":

@@ -1,6 +1,7 @@
 """Techniques, one file each. A technique imported here is known everywhere."""
 
 from twostroke.methods.best_of import BestOf
+from twostroke.methods.compress import Compress
 from twostroke.methods.drop import Drop
 from twostroke.methods.method import Method, Prompt
 from twostroke.methods.overfill import OverFill
@@ -16,6 +17,7 @@ from twostroke.methods.student import Student
 __all__ = [
     "METHODS",
     "BestOf",
+    "Compress",
     "Drop",
     "Method",
     "OverFill",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
@@ -25,6 +25,15 @@ class Prompt(list[int]):
     def turn(self) -> range | None:
         """The range of the last user's text; None where the prompt is no chat."""
         return self._asked.turn if isinstance(self._asked, ChatTokens) else None
+
+    @property
+    def contents(self) -> Sequence[tuple[str, range]]:
+        """(role, range) of each message's text; a prompt that is no chat is one text of the user's."""
+        return self._asked.contents if isinstance(self._asked, ChatTokens) else [("user", range(len(self)))]
+
+    def pieces(self, part: range) -> list[bytes]:
+        """The bytes of each token of a part; a special token has none."""
+        return [self._tokenizer.token_bytes(self[index]) for index in part]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text in the middle of a prompt."""

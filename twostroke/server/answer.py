@@ -1,5 +1,6 @@
 """What the answers of all endpoints share: an id, usage, timings, and two forms, whole and as a stream."""
 
+import dataclasses
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -74,6 +75,18 @@ class Answer(ABC):
             "total_tokens": prompt + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def figures(request: Request) -> dict[str, Any]:
+    """The fields of a finished answer that are this server's own: its timings, and what its technique counted."""
+    facts = request.result
+    names = [field.name for field in dataclasses.fields(facts)] if dataclasses.is_dataclass(type(facts)) else []
+    counted = {name: value for name in names if _numbers(value := getattr(facts, name))}
+    return {"timings": timings(request)} | ({"method_facts": counted} if counted else {})
+
+
+def _numbers(value: object) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_numbers, value)))
 
 
 def timings(request: Request) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import watched
 from twostroke.evals.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
 from twostroke.evals.task import random_stream
+from twostroke.methods.compress import Compression
 from twostroke.methods.refresh import Refreshes
 from twostroke.methods.speculative import Speculation
 
@@ -26,6 +27,7 @@ class Answers(Measure):
         *KEPT,
         Metric("kv_bytes", "KV at the end", "bytes", "K and V of the value that the last stroke ends with"),
         Metric("prefilled_tokens", "prefilled tokens", "count", "tokens that prefills asked for"),
+        Metric("dropped_tokens", "tokens dropped", "count", "of the prompt, before it was prefilled"),
         Metric("refreshes", "refreshes", "count", "as a refreshing method counts them"),
         Metric("late_prefills", "prefills in mid-answer", "count", "prefills after the first decode, probes included"),
         Metric("teacher_tokens", "teacher tokens in mid-answer", "count", "entered by the engine's own model in them"),
@@ -76,7 +78,7 @@ class Answers(Measure):
             text = "".join(token.text for token in tokens)
             pace = Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)
             result = request.result
-            facts = dataclasses.asdict(result) if isinstance(result, Refreshes | Speculation) else {}
+            facts = dataclasses.asdict(result) if isinstance(result, Refreshes | Speculation | Compression) else {}
             assert request.timings.finished is not None
             records.append(
                 {
@@ -86,6 +88,7 @@ class Answers(Measure):
                     "correct": comparison.task.correct(case.item, text),
                     "kept_bytes": watch.kept_bytes,
                     "facts": facts,
+                    "dropped_tokens": facts.get("dropped_tokens"),
                     "refreshes": len(facts["at"]) if "at" in facts else None,
                     "late_prefills": watch.late_prefills,
                     "teacher_tokens": watch.teacher_tokens,

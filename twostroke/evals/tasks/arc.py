@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
 from twostroke.evals.task import Item, Task, random_stream
-from twostroke.fields import text
+from twostroke.fields import integer, text
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.tokenizer import Tokenizer
@@ -37,11 +37,15 @@ class _Arc(Task):
         choices=("letter", "text"),
         help="What is asked for: the letter, or the option's text. The smallest models know no letters.",
     )
+    shots: int = integer(0, least=0, most=64, help="Other questions with their answers, shown before.")
 
     def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
         questions = list(self._questions())
         random_stream(seed, self.name).shuffle(questions)
-        return [self._item(*question) for question in questions[:limit]]
+        shown = questions[len(questions) - self.shots :]  # the last ones, which are not asked themselves
+        before = "".join(f"{self._shot(*question)}\n\n" for question in shown)
+        asked = questions[: len(questions) - self.shots]
+        return [self._item(*question, before) for question in asked[:limit]]
 
     def _questions(self) -> Iterator[tuple[str, str, list[str], int]]:
         """Id, question, choices, and which is right; the file has two lines for every choice."""
@@ -54,15 +58,24 @@ class _Arc(Task):
                     question = row["doc"]["query"].removeprefix("Question: ").removesuffix("\nAnswer:")
                     yield row["native_id"], question, row["doc"]["choices"], row["doc"]["gold"]
 
-    def _item(self, id: str, question: str, choices: list[str], gold: int) -> Item:
+    def _item(self, id: str, question: str, choices: list[str], gold: int, before: str = "") -> Item:
         letters = self.answer == "letter"
-        marks = [f"{letter}." for letter in LETTERS] if letters else ["-"] * len(LETTERS)
+        wanted = "letter of the right option" if letters else "right option, word for word"
+        parts = [*self._parts(question, choices), f"Answer with the {wanted}, and nothing else."]
+        answers = tuple(LETTERS[: len(choices)]) if letters else tuple(choices)
+        return Item(id, before + "\n\n".join(parts), answers, gold)
+
+    def _parts(self, question: str, choices: list[str]) -> list[str]:
+        """Options and question, in the order of this task."""
+        marks = [f"{letter}." for letter in LETTERS] if self.answer == "letter" else ["-"] * len(LETTERS)
         options = "\n".join(["Options:", *(f"{mark} {choice}" for mark, choice in zip(marks, choices, strict=False))])
         asked = f"Question: {question}"
-        parts = [options, asked] if self.order == "options" else [asked, options]
-        wanted = "letter of the right option" if letters else "right option, word for word"
-        prompt = "\n\n".join([*parts, f"Answer with the {wanted}, and nothing else."])
-        return Item(id, prompt, tuple(LETTERS[: len(choices)]) if letters else tuple(choices), gold)
+        return [options, asked] if self.order == "options" else [asked, options]
+
+    def _shot(self, _: str, question: str, choices: list[str], gold: int) -> str:
+        """A question with its answer, without blank lines."""
+        answer = LETTERS[gold] if self.answer == "letter" else choices[gold]
+        return "\n".join([*self._parts(question, choices), f"Answer: {answer}"])
 
     def correct(self, item: Item, text: str) -> bool | None:
         """Letters: the first that stands for itself, alone or after "answer is". Texts: the right one and no other."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answer import Answer, timings
+from twostroke.server.answer import Answer, figures
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.answers.scores import prompt_logprobs
@@ -61,7 +61,7 @@ class ChatAnswer(Answer):
                 message["content"] = ""
             logprobs = {"content": self._entries[index], "refusal": None} if self._logprobs else None
             choice = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
-            choices.append({**choice, "finish_reason": self._reasons[index], **self._timings(index)})
+            choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
         scores = prompt_logprobs(self.exchange.requests[0], self._tokenizer, self._asked.prompt_logprobs)
         return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}
 
@@ -70,14 +70,14 @@ class ChatAnswer(Answer):
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         if reason is not None:
-            choice |= self._timings(index)
+            choice |= self._figures(index)
         chunk = self._object("chat.completion.chunk", [choice])
         if self._options.include_usage or self._options.continuous_usage_stats:
             chunk["usage"] = self.usage() if self._options.continuous_usage_stats else None
         return chunk
 
-    def _timings(self, index: int) -> dict[str, Any]:
-        return {"timings": timings(self.exchange.requests[0])} if index == 0 else {}
+    def _figures(self, index: int) -> dict[str, Any]:
+        return figures(self.exchange.requests[0]) if index == 0 else {}
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

@@ -6,7 +6,7 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answer import Answer, logprob, timings
+from twostroke.server.answer import Answer, figures, logprob
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.completions import CompletionBody
@@ -102,7 +102,7 @@ class CompletionAnswer(Answer):
         if not self._asked.stream:
             made |= prompt_logprobs(request, self._tokenizer, self._asked.prompt_logprobs)
         if reason is not None and index == 0:
-            made["timings"] = timings(request)
+            made |= figures(request)
         return made
 
     def _log_probabilities(self, prompt: int, index: int, tokens: Sequence[Token], echo: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
-from twostroke.server.answer import Answer, timings
+from twostroke.server.answer import Answer, figures
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
@@ -204,8 +204,8 @@ class ResponsesAnswer(Answer):
             "service_tier": "default",
             "text": {"format": wanted},
             "usage": self.usage() if done else None,
-            "timings": timings(self.exchange.requests[0]) if done else None,
-        }
+            "timings": None,
+        } | (figures(self.exchange.requests[0]) if done else {})
         return response | {name: getattr(body, name) for name in _ECHOED}
 
 

@@ -30,6 +30,12 @@ class Forecast:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([Rows(1, 0, 1)])
 
+    def prefill(self, model: Model, context: int, count: int, chunk: int) -> float:
+        """Predicted seconds to compute `count` tokens after `context` entries alone, `chunk` in a step."""
+        starts = range(context, context + count, max(1, chunk))
+        steps = [Rows(min(chunk, context + count - start), start) for start in starts]
+        return sum(self._predictors[model].seconds([rows]) for rows in steps) * self._corrections["chunks"].factor
+
     def planned(self, plan: Plan) -> float:
         """Predicted seconds of a planned step."""
         return self._seconds(

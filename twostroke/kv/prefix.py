@@ -114,6 +114,11 @@ class PrefixIndex(ABC):
         """Number of indexed pages, in the pool or in the host."""
         return len(self._order) + len(self._hosted)
 
+    @property
+    def num_in_pool(self) -> int:
+        """Number of indexed pages in the pool."""
+        return len(self._order)
+
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:
         """The pages along `keys`, from the first on, as far as they are known."""

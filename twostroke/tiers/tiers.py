@@ -69,7 +69,8 @@ class Tiers:
             return max(0.0, until - time.monotonic())
 
         done = self._readers.settle(left()) and self._clerk.settle(left())
-        return all([outbox.settle(left()) for outbox in self.outboxes.values()]) and done
+        written = [outbox.settle(left()) for outbox in self.outboxes.values()]
+        return done and all(written)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
         """Write what waits, within `limit_s` seconds, and let go of the stores. A second call does nothing."""

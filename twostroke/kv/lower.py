@@ -1,0 +1,159 @@
+"""What lies below one model's prefix index: pages in stores, found, read and written by their keys."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE, START, STOP
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pool import PagePool
+from twostroke.tiers.admission import Admission
+from twostroke.tiers.names import Namespace, PageName, chain
+from twostroke.tiers.store import Store
+from twostroke.tiers.tiers import Tiers
+
+log = logging.getLogger(__name__)
+
+GROUP_BYTES = 8 << 20  # bytes that are read or written at once
+TOUCHES = {"disk": 2, "remote": 1}
+MOST_SEGMENTS = 8
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Pages [start, stop) of a prompt, counted from the first one asked for, in one store."""
+
+    store: Store
+    start: int
+    stop: int
+
+
+class Lower:
+    """The stores of one model. Methods other than `offer` are called from I/O threads.
+
+    Attributes:
+        namespace: what its pages have in common.
+        group: number of pages that are read or written at once.
+        computing: predicted seconds to compute (context, count) tokens; the engine sets it once it has measured.
+    """
+
+    def __init__(self, tiers: Tiers, pool: PagePool, name: str, model: str) -> None:
+        self.tiers, self.pool, self.model = tiers, pool, model
+        self.computing: Callable[[int, int], float] = lambda context, count: 0.0
+        geometry, layout = pool.geometry.fingerprint, pool.memory.layout
+        self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
+        self.group = max(1, min(GROUP_BYTES // pool.page_bytes, pool.num_pages // 8))
+        self._admissions = {store.tier: Admission(TOUCHES.get(store.tier, 1)) for store in tiers.stores}
+
+    def worth_asking(self, context: int, count: int) -> bool:
+        """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""
+        one = min((link.seconds(self.pool.page_bytes) for link in self.tiers.links.values()), default=float("inf"))
+        return self.computing(context, count) > one
+
+    def names(self, tokens: np.ndarray) -> list[PageName]:
+        return chain(self.namespace, tokens)
+
+    def find(self, names: Sequence[PageName]) -> list[Segment]:
+        """Where the leading pages are, each in the nearest store that has it."""
+        segments: list[Segment] = []
+        done = 0
+        while done < len(names) and len(segments) < MOST_SEGMENTS:
+            for store in self.tiers.stores:
+                began = time.perf_counter()
+                count = store.find(self.namespace, names[done:])
+                self.tiers.links[store.tier].answered(time.perf_counter() - began)
+                store.traffic.looked_up(count, len(names) - done - count)
+                if count:
+                    segments.append(Segment(store, done, done + count))
+                    done += count
+                    break
+                self._admissions[store.tier].missing(names[done:])
+            else:
+                break
+        return segments
+
+    def read(self, store: Store, names: Sequence[PageName], limit_s: float) -> list[int]:
+        """Read pages into fresh frames. Returns the leading ones that are right, each with a reference for the caller.
+
+        Raises OutOfPages.
+        """
+        pool, size = self.pool, self.pool.page_size
+        pages = pool.allocate(len(names))
+        table = np.array([[page, 0, size, i * size] for i, page in enumerate(pages)], np.int32)
+        link, bytes_asked, count = self.tiers.links[store.tier], len(pages) * pool.page_bytes, 0
+        link.reserve(bytes_asked)
+        try:
+            with pool.pinned(table), ExitStack() as views:
+                into = [views.enter_context(pool.memory.filling(pool.frame(page))) for page in pages]
+                began = time.perf_counter()
+                count = store.read(self.namespace, names, into, limit_s)
+                link.moved(count * pool.page_bytes, time.perf_counter() - began)
+        finally:
+            link.reserve(-bytes_asked)
+            for page in pages[:count]:
+                pool.claim(page, 0, size)
+            wrong = pages[count:]
+            for page in wrong:  # frames are used again, and must not hold NaN
+                pool.put(page, bytes(pool.page_bytes), 0)
+            if wrong:
+                pool.release(np.array(wrong))
+        if count < len(names):
+            self._admissions[store.tier].missing(names[count:])
+        return pages[:count]
+
+    def offer(self, kv: KVCache, seconds: float, start: int) -> None:
+        """Count a use of a value's canonical pages from page `start` on, and queue those that are admitted.
+
+        `seconds` is the predicted time to compute all of them. Returns at once.
+        """
+        self.tiers.note(partial(self._consider, kv, seconds, start))
+
+    def _consider(self, kv: KVCache, seconds: float, start: int) -> None:
+        size = self.pool.page_size
+        table = kv.table[: kv.canonical_length(self.model) // size]
+        whole = table[:, STOP] - table[:, START] == size
+        count = len(table) if whole.all() else int(np.argmin(whole))
+        names = self.names(kv.token_array[: count * size])
+        for store in self.tiers.stores:
+            admission = self._admissions[store.tier]
+            at_once = TOUCHES.get(store.tier, 1) == 1 or seconds >= self.tiers.first_touch_s
+            first, stop = admission.touch(names, start, at_once)
+            store.traffic.skipped("second_touch", max(0, count - max(stop, start)))
+            if first:
+                self.tiers.submit(partial(store.touch, self.namespace, names[:first]))
+            for at in range(first, stop, self.group):
+                end = min(at + self.group, stop)
+                part = kv[at * size : end * size]
+                self.tiers.outboxes[store.tier].put(Pages(self, store, names[at:end], part, admission))
+
+
+class Pages:
+    """Some pages of a prompt that wait to be written to a store."""
+
+    def __init__(self, lower: Lower, store: Store, names: list[PageName], kv: KVCache, admission: Admission) -> None:
+        self._lower, self._store, self._names, self._admission = lower, store, names, admission
+        self._kv: KVCache | None = kv
+        self._written = 0
+        self.owner, self.pages = lower.pool, len(names)
+        self.size = self.pages * lower.pool.page_bytes
+
+    def write(self) -> None:
+        """Write a copy: a store that hangs keeps no frame."""
+        kv, pool = self._kv, self._lower.pool
+        assert kv is not None
+        copy = np.empty((self.pages, pool.page_bytes), np.uint8)
+        with pool.pinned(kv.table):
+            for row, page in zip(copy, kv.table[:, PAGE].tolist(), strict=True):
+                np.copyto(row, np.frombuffer(pool.page(page), np.uint8))
+        self._kv = kv = None
+        views = [row.data.toreadonly() for row in copy]
+        self._written = self._store.write(self._lower.namespace, self._names, views)
+
+    def drop(self) -> None:
+        self._kv = None
+        self._admission.missing(self._names[self._written :])

@@ -13,6 +13,7 @@ from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill, close
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
+from twostroke.kv.cache import KVCache
 from twostroke.sampling.draw import Sampled
 
 
@@ -175,7 +176,7 @@ class Driver:
         if model.lower is not None and (count := kv.canonical_length(model.id)) >= model.pool.page_size:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
-            model.lower.offer(kv, model.lower.computing(0, count), start)
+            model.lower.offer(kv.token_array[:count], start)
 
     def keep(self, choice: Choice) -> None:
         """Index what a choice has computed before it loses its pages, so that it is found again."""

@@ -90,7 +90,7 @@ class Engine:
         self._driver = Driver(self.models, default)
         self._loads = Loads(self.tiers, self._arrival)
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self.tiers, self._driver.keep, lambda: self._loads.returning)
+        self._placement = Placement(unique, self._queues, self._driver.keep, lambda: self._loads.returning)
         self._predict_loads()
         self.report = StepReport()
 

@@ -84,8 +84,7 @@ class Load:
         try:
             if not self._closed:
                 self._bring()
-                if self.computing is not None and len(self.tokens) > len(self.known):
-                    self._search(self.computing)
+                self._ask()
         except TwostrokeError as error:
             error.__traceback__ = None  # it would keep pages
             self.error = error
@@ -132,6 +131,14 @@ class Load:
             size = len(absent) * pool.page_bytes
             self.tiers.host_traffic.moved("in", len(absent), size, time.perf_counter() - began)
         self.known = kv
+
+    def _ask(self) -> None:
+        """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
+        if self.computing is not None and len(self.tokens) > len(self.known):
+            try:
+                self._search(self.computing)
+            except Exception:
+                log.exception("a tier failed")
 
     def _search(self, computing: Computing) -> None:
         lower, size = self.model.lower, self.model.pool.page_size

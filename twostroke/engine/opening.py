@@ -77,7 +77,7 @@ def open_model(
     if prefixes is not None and host is not None:
         prefixes.host = host
     if prefixes is not None and tiers is not None and tiers.stores:
-        lower = Lower(tiers, pool, checkpoint.name, identity)
+        lower = Lower(tiers, prefixes, checkpoint.name)
     return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
 
 

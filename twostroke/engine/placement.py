@@ -20,7 +20,6 @@ from twostroke.engine.request import WAITING_FOR, Choice
 from twostroke.engine.runner import Chunk
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
-from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +37,11 @@ class Placement:
         self,
         models: Iterable[Model],
         queues: Queues,
-        tiers: Tiers,
         keep: Callable[[Choice], None],
         returning: Callable[[], bool],
     ) -> None:
         """`keep` indexes what a choice has computed; `returning` says whether frames will soon be free."""
-        self._models, self._queues, self._tiers = list(models), queues, tiers
+        self._models, self._queues = list(models), queues
         self._keep, self._returning = keep, returning
         self._blocked = False  # whether a prefill waits for room
         self.preemptions = 0
@@ -192,18 +190,9 @@ class Placement:
             self._queues.wait(one)
 
     def _evict(self, pool: PagePool, count: int) -> None:
-        count -= self._evict_unused(pool, count)
-        if count > 0 and any(outbox.size for outbox in self._tiers.outboxes.values()):
-            for outbox in self._tiers.outboxes.values():  # pages that wait to be written are in use
-                outbox.cut(pool)
-            self._evict_unused(pool, count)
-
-    def _evict_unused(self, pool: PagePool, count: int) -> int:
-        freed = 0
         for model in self._models:
-            if model.index is not None and model.pool is pool and freed < count:
-                freed += model.index.evict(count - freed)
-        return freed
+            if model.index is not None and model.pool is pool and count > 0:
+                count -= model.index.evict(count)
 
 
 def _pages_held(choice: Choice) -> dict[PagePool, int]:

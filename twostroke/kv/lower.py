@@ -9,9 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, START, STOP
-from twostroke.kv.cache import KVCache
-from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix import PrefixIndex
 from twostroke.tiers.admission import Admission
 from twostroke.tiers.names import Namespace, PageName, chain
 from twostroke.tiers.store import Store
@@ -20,6 +18,7 @@ from twostroke.tiers.tiers import Tiers
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20  # bytes that are read or written at once
+LOCKED_BYTES = 1 << 20  # bytes that are copied while the pool's lock is held
 TOUCHES = {"disk": 2, "remote": 1}
 MOST_SEGMENTS = 8
 
@@ -42,8 +41,9 @@ class Lower:
         computing: predicted seconds to compute (context, count) tokens; the engine sets it once it has measured.
     """
 
-    def __init__(self, tiers: Tiers, pool: PagePool, name: str, model: str) -> None:
-        self.tiers, self.pool, self.model = tiers, pool, model
+    def __init__(self, tiers: Tiers, index: PrefixIndex, name: str) -> None:
+        self.tiers, self.index, self.pool = tiers, index, index.pool
+        pool, model = index.pool, index.model
         self.computing: Callable[[int, int], float] = lambda context, count: 0.0
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
         self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
@@ -106,19 +106,16 @@ class Lower:
             self._admissions[store.tier].missing(names[count:])
         return pages[:count]
 
-    def offer(self, kv: KVCache, seconds: float, start: int) -> None:
-        """Count a use of a value's canonical pages from page `start` on, and queue those that are admitted.
+    def offer(self, tokens: np.ndarray, start: int) -> None:
+        """Count a use of a prompt's indexed pages from page `start` on, and queue those that are admitted.
 
-        `seconds` is the predicted time to compute all of them. Returns at once.
+        `tokens` is [n] int32 from position 0. Returns at once. What waits to be written holds no page.
         """
-        self.tiers.note(partial(self._consider, kv, seconds, start))
+        self.tiers.note(partial(self._consider, tokens, start))
 
-    def _consider(self, kv: KVCache, seconds: float, start: int) -> None:
-        size = self.pool.page_size
-        table = kv.table[: kv.canonical_length(self.model) // size]
-        whole = table[:, STOP] - table[:, START] == size
-        count = len(table) if whole.all() else int(np.argmin(whole))
-        names = self.names(kv.token_array[: count * size])
+    def _consider(self, tokens: np.ndarray, start: int) -> None:
+        size, names = self.pool.page_size, self.names(tokens)
+        count, seconds = len(names), self.computing(0, len(tokens))
         for store in self.tiers.stores:
             admission = self._admissions[store.tier]
             at_once = TOUCHES.get(store.tier, 1) == 1 or seconds >= self.tiers.first_touch_s
@@ -128,32 +125,42 @@ class Lower:
                 self.tiers.submit(partial(store.touch, self.namespace, names[:first]))
             for at in range(first, stop, self.group):
                 end = min(at + self.group, stop)
-                part = kv[at * size : end * size]
-                self.tiers.outboxes[store.tier].put(Pages(self, store, names[at:end], part, admission))
+                parcel = Pages(self, store, names[at:end], tokens[: end * size], admission)
+                self.tiers.outboxes[store.tier].put(parcel)
 
 
 class Pages:
-    """Some pages of a prompt that wait to be written to a store."""
+    """Some pages of a prompt that wait to be written to a store: the last `len(names)` of `tokens`."""
 
-    def __init__(self, lower: Lower, store: Store, names: list[PageName], kv: KVCache, admission: Admission) -> None:
+    def __init__(
+        self, lower: Lower, store: Store, names: list[PageName], tokens: np.ndarray, admission: Admission
+    ) -> None:
         self._lower, self._store, self._names, self._admission = lower, store, names, admission
-        self._kv: KVCache | None = kv
+        self._tokens = tokens
         self._written = 0
-        self.owner, self.pages = lower.pool, len(names)
+        self.pages = len(names)
         self.size = self.pages * lower.pool.page_bytes
 
     def write(self) -> None:
-        """Write a copy: a store that hangs keeps no frame."""
-        kv, pool = self._kv, self._lower.pool
-        assert kv is not None
-        copy = np.empty((self.pages, pool.page_bytes), np.uint8)
-        with pool.pinned(kv.table):
-            for row, page in zip(copy, kv.table[:, PAGE].tolist(), strict=True):
-                np.copyto(row, np.frombuffer(pool.page(page), np.uint8))
-        self._kv = kv = None
-        views = [row.data.toreadonly() for row in copy]
-        self._written = self._store.write(self._lower.namespace, self._names, views)
+        """Write a copy: a store that hangs keeps no frame, and no index waits for it."""
+        copies = self._copies()
+        self._store.traffic.skipped("queue", self.pages - len(copies))
+        if copies:
+            self._written = self._store.write(self._lower.namespace, self._names[: len(copies)], copies)
+
+    def _copies(self) -> list[memoryview]:
+        """The bytes of the leading pages that are still indexed."""
+        lower, size, copies = self._lower, self._lower.pool.page_size, list[memoryview]()
+        few = max(1, LOCKED_BYTES // lower.pool.page_bytes)
+        first = len(self._tokens) // size - self.pages
+        while len(copies) < self.pages:
+            end = min(self.pages, len(copies) + few)
+            with lower.pool.lock:
+                known = lower.index.peek(self._tokens[: (first + end) * size])[first + len(copies) :]
+                copies += [memoryview(bytes(lower.pool.page(page))) for page in known]
+            if len(copies) < end:
+                break
+        return copies
 
     def drop(self) -> None:
-        self._kv = None
         self._admission.missing(self._names[self._written :])

@@ -70,6 +70,10 @@ class PrefixIndex(ABC):
             self.hit_tokens += len(pages) * size
             return whole_pages(self.pool, self.model, array[: len(pages) * size], pages)
 
+    def peek(self, tokens: np.ndarray) -> list[int]:
+        """The indexed pages of the longest prefix of `tokens`, which does not count as a use. Hold the pool's lock."""
+        return self._find(self._keys(tokens))
+
     def insert(self, kv: KVCache) -> None:
         """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
         if kv.pool is not self.pool:
@@ -155,10 +159,10 @@ class PrefixIndex(ABC):
         size, pages = self.pool.page_bytes, []
         if self.host.most < size or count <= 0:
             return 0
-        for page in self._order:
+        for page in list(self._order):  # making room changes it
             if len(pages) == count:
                 break
-            if self.pool.frees(page):
+            if page in self._order and self.pool.frees(page):
                 if not self.host.take(size) and not (self._make_room() and self.host.take(size)):
                     break
                 pages.append(page)

@@ -8,20 +8,19 @@ from typing import Protocol
 from twostroke.tiers.traffic import Traffic
 from twostroke.tiers.workers import Workers
 
-MOST_BYTES = 256 << 20
+MOST_BYTES = 4 << 30
 
 
 class Parcel(Protocol):
-    """Pages to write. `owner` is the pool that they take room in."""
+    """Pages to write, of `size` bytes in all. It holds none of them: those that have left meanwhile are not written."""
 
     size: int
     pages: int
-    owner: object
 
     def write(self) -> None: ...
 
     def drop(self) -> None:
-        """Let go of the pages, written or not."""
+        """Called at the end, written or not."""
         ...
 
 
@@ -48,16 +47,6 @@ class Outbox:
         else:
             self._worker.submit(self._write)
 
-    def cut(self, owner: object) -> None:
-        """Drop the parcels that keep pages of a pool which needs the room."""
-        with self._lock:
-            cut = [one for one in self._waiting if one.owner is owner]
-            self._waiting = deque(one for one in self._waiting if one.owner is not owner)
-            self.size -= sum(one.size for one in cut)
-        for parcel in cut:
-            self._traffic.skipped("queue", parcel.pages)
-            parcel.drop()
-
     def settle(self, limit_s: float) -> bool:
         """Wait until all is written, at most `limit_s` seconds."""
         return self._worker.settle(limit_s)
@@ -76,7 +65,7 @@ class Outbox:
 
     def _write(self) -> None:
         with self._lock:
-            if not self._waiting:  # it was cut
+            if not self._waiting:  # dropped by `close`
                 return
             parcel = self._waiting.popleft()
             self.size -= parcel.size

@@ -98,6 +98,9 @@ class PrefixIndex(ABC):
         """
         with self.pool.lock:
             freed = self._spill(count)
+            if freed < count and self._hosted:
+                self._came_back()
+                freed += self._spill(count - freed)
             freed += self._leave(self._order, count - freed, in_use=False)
             return freed + self._leave(self._order, count - freed, in_use=True)
 
@@ -105,7 +108,7 @@ class PrefixIndex(ABC):
     def num_unused(self) -> int:
         """Number of frames that `evict` could free."""
         with self.pool.lock:
-            return sum(map(self.pool.frees, self._order))
+            return sum(map(self.pool.frees, self._order)) + sum(map(self.pool.frees, self._hosted))
 
     def clear(self) -> None:
         """Drop all pages from the index."""
@@ -150,9 +153,12 @@ class PrefixIndex(ABC):
     def _use(self, pages: list[int]) -> None:
         """Note the use of a prompt's pages: the deepest is the first of them to go."""
         for page in reversed(pages):
-            where = self._hosted if page in self._hosted else self._order
-            del where[page]
-            where[page] = None
+            hosted = page in self._hosted
+            del (self._hosted if hosted else self._order)[page]
+            if hosted and self.pool.frame(page) != NOWHERE:  # a stroke has brought it back
+                self.host.take(-self.pool.page_bytes)
+                hosted = False
+            (self._hosted if hosted else self._order)[page] = None
 
     def _spill(self, count: int) -> int:
         """Move unused pages to the host as far as there is room. Returns the number of frames freed."""
@@ -190,11 +196,10 @@ class PrefixIndex(ABC):
 
     def _came_back(self) -> None:
         """Note the pages that strokes have brought back from the host."""
-        back = [page for page in self._hosted if self.pool.frame(page) != NOWHERE]
-        for page in back:
+        for page in [page for page in self._hosted if self.pool.frame(page) != NOWHERE]:
             del self._hosted[page]
-        self._order |= dict.fromkeys(back)
-        self.host.take(-self.pool.page_bytes * len(back))
+            self._order[page] = None
+            self.host.take(-self.pool.page_bytes)
 
     def _leave(self, order: dict[int, None], count: int, in_use: bool) -> int:
         """Remove unused pages of the pool, or of the host, with all after them; returns how many places are free.

@@ -1,5 +1,6 @@
 """Prompts find their pages in the host and in stores, with the same bits as without tiers."""
 
+import asyncio
 import faulthandler
 import functools
 import threading
@@ -7,13 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.conftest import no_page_may_be_lost
 from tests.tiers.memory_store import MemoryStore, Pages
 from tests.watching import Answer, answers
 from twostroke import llm as llm_module
+from twostroke.async_llm import AsyncLLM
 from twostroke.backends.native import library
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.kv.lower import Lower
 from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams
@@ -52,6 +57,25 @@ class Opener:
         self.opened.append(llm)
         return llm
 
+    def close(self) -> None:
+        """Close all. No model may have lost a page."""
+        for llm in self.opened:
+            if "engine" in llm.__dict__:
+                llm.tiers.settle(20.0)
+                no_page_may_be_lost([llm])
+                llm.close()
+        self.opened.clear()
+
+
+def over(tier: str, pages: Pages) -> Tiers:
+    store = MemoryStore(tier, pages)
+    return Tiers(disk=store) if tier == "disk" else Tiers(remote=store)
+
+
+def lower(llm: LLM) -> Lower:
+    assert llm.model.lower is not None
+    return llm.model.lower
+
 
 def make_eager(llm: LLM) -> None:
     for model in llm.engine.models.values():
@@ -63,11 +87,7 @@ def make_eager(llm: LLM) -> None:
 def opener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     opener = Opener(monkeypatch)
     yield opener
-    for llm in opener.opened:
-        if "engine" in llm.__dict__:
-            llm.tiers.settle(20.0)
-            no_page_may_be_lost([llm])
-            llm.close()
+    opener.close()
 
 
 @functools.cache
@@ -98,12 +118,12 @@ def found(llm: LLM, prompt: int) -> dict[str, int]:
 def test_a_restart(opener: Opener, index: str, tier: str) -> None:
     """Another process finds what this one has written, without a second touch where computing took long."""
     pages: Pages = {}
-    first = opener(Tiers(**{tier: MemoryStore(tier, pages)}), index=index)
+    first = opener(over(tier, pages), index=index)
     assert found(first, 0) == {}
     assert first.tiers.settle()
     first.close()
     assert len(pages) == (130 + 6) // 16
-    second = opener(Tiers(**{tier: MemoryStore(tier, pages)}), index=index)
+    second = opener(over(tier, pages), index=index)
     assert found(second, 0) == {tier: 128}
     assert found(second, 0) == {"pool": 128}
     assert found(second, 1) == {"pool": 64}
@@ -114,7 +134,7 @@ def test_second_touch(opener: Opener) -> None:
     """A short prompt is written to the disk when it comes again, and to the remote tier at once."""
     disk, remote = MemoryStore("disk"), MemoryStore("remote")
     llm = opener(Tiers(disk=disk, remote=remote))
-    llm.model.lower.computing = lambda context, count: 0.1
+    lower(llm).computing = lambda context, count: 0.1
     found(llm, 0)
     assert llm.tiers.settle()
     assert (len(disk.pages), len(remote.pages)) == (0, 8)
@@ -152,6 +172,7 @@ def test_the_host_has_a_budget(opener: Opener) -> None:
     for prompt in (0, 1, 0, 1):
         found(llm, prompt)
         assert llm.pool.num_copies <= 3
+        assert llm.model.index is not None
         assert llm.model.index.host.used <= 3 * PAGE_BYTES
 
 
@@ -172,6 +193,7 @@ def test_steps_go_on_while_pages_come(opener: Opener) -> None:
     opener.opened[0].tiers.settle()
     disk, gate = MemoryStore("disk", pages), threading.Event()
     llm = opener(Tiers(disk=disk))
+    disk.threads.clear()
     disk.before = lambda what: what != "read" or gate.wait(20)
     waiting, other = llm.request(PROMPTS[0], PARAMS), llm.request(list(range(300, 330)), PARAMS)
     llm.engine.config = SchedulerConfig(max_running=1)
@@ -210,7 +232,7 @@ def test_a_bad_store_costs_time_only(opener: Opener, fault: str) -> None:
     if fault == "short":
         disk.share = 0.5
     if fault == "slow":
-        llm.model.lower.computing = lambda context, count: 0.001 * count
+        lower(llm).computing = lambda context, count: 0.001 * count
     where = found(llm, 0)
     gate.set()
     assert where == {"slow": {}, "error": {}, "lost": {"disk": 64}, "short": {"disk": 64}}[fault]
@@ -241,10 +263,10 @@ def test_the_gate(opener: Opener) -> None:
     opener.opened[0].tiers.settle()
     disk = MemoryStore("disk", pages)
     llm = opener(Tiers(disk=disk))
-    llm.model.lower.computing = lambda context, count: 0.0005 * count
+    lower(llm).computing = lambda context, count: 0.0005 * count
     llm.tiers.links["disk"].bytes_per_s = PAGE_BYTES / 0.1
     llm.tiers.links["disk"].latency_s = 0
-    llm.model.lower.worth_asking = lambda context, count: True
+    lower(llm).worth_asking = lambda context, count: True
     assert found(llm, 0) == {}
     assert disk.traffic.read().reasons["slow"] == 8
 
@@ -273,3 +295,85 @@ def test_a_small_pool(opener: Opener, index: str, technique: str, host: int) -> 
         one, two = expected(0, TECHNIQUES[technique]), expected(1, TECHNIQUES[technique])
         assert ask(llm, [0, 1, 0, 1], TECHNIQUES[technique]) == [one, two, one, two]
         assert llm.tiers.settle()
+
+
+ASKED = st.tuples(st.sampled_from([0, 1]), st.sampled_from(list(TECHNIQUES)))
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=5),
+    chunk=st.sampled_from([7, 16, 50, 512]),
+    pages=st.sampled_from([26, 40]),
+    host=st.sampled_from([0, 7, 60]),
+    stores=st.sampled_from(["", "disk", "remote", "disk remote"]),
+    share=st.sampled_from([0.3, 1.0]),
+    running=st.sampled_from([1, 256]),
+    index=st.sampled_from(["radix", "hash"]),
+)
+def test_any_schedule(
+    opener: Opener,
+    asked: list[tuple[int, str]],
+    chunk: int,
+    pages: int,
+    host: int,
+    stores: str,
+    share: float,
+    running: int,
+    index: str,
+) -> None:
+    """Tokens, log-probabilities, keys and values do not depend on tiers, nor on what they give."""
+    made = {tier: MemoryStore(tier) for tier in stores.split()}
+    for store in made.values():
+        store.share = share
+    tiers = Tiers(host * PAGE_BYTES, made.get("disk"), made.get("remote"))
+    llm = opener(tiers, pages=pages, index=index)
+    config = SchedulerConfig(max_step_tokens=chunk, max_running=running)
+    for _ in range(2):
+        requests = [llm.request(PROMPTS[prompt], PARAMS, TECHNIQUES[name]) for prompt, name in asked]
+        assert answers(llm, requests, config, 1) == [expected(prompt, TECHNIQUES[name]) for prompt, name in asked]
+        assert tiers.settle()
+    opener.close()
+
+
+def test_asyncio(opener: Opener) -> None:
+    """The engine's thread sleeps until pages come, and is woken by them."""
+    pages: Pages = {}
+    found(opener(over("disk", pages)), 0)
+    opener.opened[0].tiers.settle()
+    llm = opener(over("disk", pages))
+
+    async def ask_twice() -> list[list[int]]:
+        async with AsyncLLM(llm) as other:
+            both = await asyncio.gather(*(other.generate([PROMPTS[0]], PARAMS) for _ in range(2)))
+            return [[token.id for token in one.tokens] for (one,) in both]
+
+    ids = [token.id for token in expected(0)[0]]
+    assert asyncio.run(ask_twice()) == [ids, ids]
+
+
+def test_a_value_of_the_host_comes_back_beside_steps(opener: Opener) -> None:
+    llm = opener(Tiers(), index="off")
+    kv = llm.prefill(PROMPTS[0] * 2)
+    tokens = [token.id for token in llm.decode(kv, PARAMS)]
+    host = kv.to("host")
+    del kv
+    request = llm.engine.submit(llm.decode_request(host, PARAMS))
+    llm.engine.step()
+    assert llm.engine.num_arriving == 1
+    llm.engine.finish([request])
+    assert [token.id for token in request.events] == tokens
+
+
+def test_a_preempted_answer_is_found_again(opener: Opener) -> None:
+    """What was computed before a preemption is not computed again, prompts and answers."""
+    llm = opener(Tiers(host_bytes=200 * PAGE_BYTES), pages=24)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=3, temperature=0.7)
+    prompts = [[100 + (i * k) % 71 for i in range(100)] for k in (3, 5, 11)]
+    requests = [llm.request(prompt, params) for prompt in prompts]
+    llm.engine.run(requests)
+    assert llm.engine.preemptions > 0
+    assert llm.tiers.host_traffic.read().pages_out > 0
+    for prompt, request in zip(prompts, requests, strict=True):
+        (alone,) = plain().generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True, seed=3, temperature=0.7))
+        assert [token.id for token in request.events] == [token.id for token in alone.tokens]

@@ -121,6 +121,7 @@ class Engine:
         forecast = self._forecast = self._forecast or Forecast.calibrated(self.models.values())
         for model in dict.fromkeys(self.models.values()):
             if model.lower is not None:
+                model.lower.probe()
                 model.lower.computing = lambda context, count, model=model: forecast.prefill(
                     model, context, count, self.config.max_step_tokens
                 )

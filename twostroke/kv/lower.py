@@ -1,6 +1,7 @@
 """What lies below one model's prefix index: pages in stores, found, read and written by their keys."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,9 +10,10 @@ from functools import partial
 
 import numpy as np
 
+from twostroke.errors import KVError
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.tiers.admission import Admission
-from twostroke.tiers.names import Namespace, PageName, chain
+from twostroke.tiers.names import Namespace, PageName, chain, private_name
 from twostroke.tiers.store import Store
 from twostroke.tiers.tiers import Tiers
 
@@ -49,6 +51,24 @@ class Lower:
         self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
         self.group = max(1, min(GROUP_BYTES // pool.page_bytes, pool.num_pages // 8))
         self._admissions = {store.tier: Admission(TOUCHES.get(store.tier, 1)) for store in tiers.stores}
+
+    def probe(self) -> None:
+        """Measure each store with one page, so that the first load can be predicted. Failures leave the guesses."""
+        data, back = secrets.token_bytes(self.pool.page_bytes), bytearray(self.pool.page_bytes)
+        for store in self.tiers.stores:
+            link, name = self.tiers.links[store.tier], private_name()
+            try:
+                store.find(self.namespace, [name])
+                began = time.perf_counter()
+                store.find(self.namespace, [name])
+                link.latency_s = time.perf_counter() - began
+                store.keep(self.namespace, name, memoryview(data))
+                began = time.perf_counter()
+                store.fetch(self.namespace, name, memoryview(back))
+                link.bytes_per_s = len(back) / max(time.perf_counter() - began, 1e-5)
+                store.discard(self.namespace, [name])
+            except KVError as error:
+                log.info("%s is not measured: %s", store.where, error)
 
     def worth_asking(self, context: int, count: int) -> bool:
         """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,9 +89,10 @@ class Engine:
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
         self._driver = Driver(self.models, default)
-        self._loads = Loads(self.tiers, self._arrival)
+        arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
+        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._driver.keep, lambda: self._loads.returning)
+        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
         self._predict_loads()
         self.report = StepReport()
 
@@ -122,9 +124,7 @@ class Engine:
         for model in dict.fromkeys(self.models.values()):
             if model.lower is not None:
                 model.lower.probe()
-                model.lower.computing = lambda context, count, model=model: forecast.prefill(
-                    model, context, count, self.config.max_step_tokens
-                )
+                model.lower.computing = forecast.prefill(model, self.config.max_step_tokens)
 
     @property
     def num_waiting(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from twostroke.backends.interface import PAGE
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane, PrefillLane
+from twostroke.engine.loads import Loads
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import WAITING_FOR, Choice
@@ -38,11 +39,11 @@ class Placement:
         models: Iterable[Model],
         queues: Queues,
         keep: Callable[[Choice], None],
-        returning: Callable[[], bool],
+        loads: Loads,
     ) -> None:
-        """`keep` indexes what a choice has computed; `returning` says whether frames will soon be free."""
+        """`keep` indexes what a choice has computed."""
         self._models, self._queues = list(models), queues
-        self._keep, self._returning = keep, returning
+        self._keep, self._loads = keep, loads
         self._blocked = False  # whether a prefill waits for room
         self.preemptions = 0
         for model in self._models:
@@ -105,7 +106,7 @@ class Placement:
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
-                    if self._returning():  # the next step tries again
+                    if self._loads.returning:  # the next step tries again
                         break
                     failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
@@ -122,7 +123,7 @@ class Placement:
         """
         active = self._queues.active
         if active == [choice]:
-            return self._returning() and self._again(choice)
+            return self._loads.returning and self._again(choice)
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
         for one in {active[-1], choice}:
             self._preempt(one)
@@ -138,7 +139,7 @@ class Placement:
         if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
             return
         pool = lane.model.pool
-        if not self.has_room(pool, lane.least_pages) and not self._returning():
+        if not self.has_room(pool, lane.least_pages) and not self._loads.returning:
             raise OutOfPages(
                 f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
                 f"drop values that are no longer used, or give the pool more memory (kv_bytes)"

@@ -19,8 +19,8 @@ def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterabl
         assert not len(wrong), f"pages {wrong.tolist()} are miscounted in the {tier}"
     live, frames = expected[POOL] + expected[HOST] > 0, pool._frames[:ids]
     assert pool.num_held == np.count_nonzero(live)
-    assert set(pool._copies) >= set(np.flatnonzero(expected[HOST]).tolist())
-    assert set(pool._copies) == set(np.flatnonzero((expected[HOST] > 0) | (live & (frames == NOWHERE))).tolist())
+    assert set(pool._copies[HOST]) >= set(np.flatnonzero(expected[HOST]).tolist())
+    assert set(pool._copies[HOST]) == set(np.flatnonzero((expected[HOST] > 0) | (live & (frames == NOWHERE))).tolist())
     here = frames[(expected[POOL] > 0) & (frames != NOWHERE)]
     assert len(set(here.tolist())) == len(here) == pool.num_used
     assert sorted([*here.tolist(), *pool._free]) == list(range(pool.num_pages))

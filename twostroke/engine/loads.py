@@ -24,9 +24,9 @@ from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
 from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.kv.arrival import Arrival
 from twostroke.kv.cache import KVCache
 from twostroke.kv.lower import Segment
-from twostroke.kv.pages import NOWHERE, Pin
 from twostroke.kv.prefix import whole_pages
 from twostroke.tiers.names import PageName
 from twostroke.tiers.tiers import Tiers
@@ -69,7 +69,7 @@ class Load:
     done: bool = False
     _pages: list[int] = field(default_factory=list)
     _closed: bool = False
-    _pin: Pin | None = None
+    _arrival: Arrival | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grant(self) -> None:
@@ -119,17 +119,13 @@ class Load:
             self.take()
 
     def _bring(self) -> None:
-        pool = self.model.pool
+        began, pool = time.perf_counter(), self.model.pool
         kv = self.known.copy_to(pool)
-        with pool.lock:  # nothing may spill them before a lane holds them
-            absent = [page for page in kv.table[:, PAGE].tolist() if pool.frame(page) == NOWHERE]
-            began = time.perf_counter()
-            pool.fetch(kv.table[:, PAGE])
-            self._pin = Pin(kv.table)
-            pool.pin(self._pin)
-        if absent:
-            size = len(absent) * pool.page_bytes
-            self.tiers.host_traffic.moved("in", len(absent), size, time.perf_counter() - began)
+        self._arrival = arrival = kv.arrival()  # open until the load is dropped: nothing may spill them before
+        arrival.load()
+        arrival.attach()
+        if count := arrival.missing.get("host", 0):
+            self.tiers.host_traffic.moved("in", count, count * pool.page_bytes, time.perf_counter() - began)
         self.known = kv
 
     def _ask(self) -> None:

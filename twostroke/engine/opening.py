@@ -73,6 +73,8 @@ def open_model(
             checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
         )  # fmt: skip
     _trim()
+    if tiers is not None:
+        pool.stores.update(tiers.by_name)  # a student shares the pool
     prefixes, lower = None if made is None else made(pool, identity), None
     if prefixes is not None and host is not None:
         prefixes.host = host

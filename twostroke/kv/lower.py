@@ -11,6 +11,8 @@ from functools import partial
 import numpy as np
 
 from twostroke.errors import KVError
+from twostroke.kv import spans
+from twostroke.kv.moves import Pin
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.tiers.admission import Admission
 from twostroke.tiers.names import Namespace, PageName, chain, private_name
@@ -104,16 +106,18 @@ class Lower:
         """
         pool, size = self.pool, self.pool.page_size
         pages = pool.allocate(len(names))
-        table = np.array([[page, 0, size, i * size] for i, page in enumerate(pages)], np.int32)
+        pin = Pin(spans.of_pages(np.array(pages, np.int64)))
         link, bytes_asked, count = self.tiers.links[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
         try:
-            with pool.pinned(table), ExitStack() as views:
+            pool.pin(pin)
+            with ExitStack() as views:
                 into = [views.enter_context(pool.memory.filling(pool.frame(page))) for page in pages]
                 began = time.perf_counter()
                 count = store.read(self.namespace, names, into, limit_s)
                 link.moved(count * pool.page_bytes, time.perf_counter() - began)
         finally:
+            pool.unpin(pin)
             link.reserve(-bytes_asked)
             for page in pages[:count]:
                 pool.claim(page, 0, size)
@@ -177,7 +181,9 @@ class Pages:
             end = min(self.pages, len(copies) + few)
             with lower.pool.lock:
                 known = lower.index.peek(self._tokens[: (first + end) * size])[first + len(copies) :]
-                copies += [memoryview(bytes(lower.pool.page(page))) for page in known]
+                pages = np.array(known, np.int64)
+                with lower.pool.reading(pages, np.full_like(pages, size)) as sources:
+                    copies += [memoryview(bytes(source.data())) for source in sources]
             if len(copies) < end:
                 break
         return copies

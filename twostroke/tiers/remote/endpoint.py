@@ -155,6 +155,7 @@ def _parse(url: str) -> tuple[str, Any, dict[str, Any]]:
     wrong = KVError(f"this is not the URL of a remote tier; its form is {FORM}")
     try:
         options: dict[str, Any] = parse_url(url)
+        str(options.get("host", "")).encode("idna")
     except (ValueError, TypeError, AttributeError):
         raise wrong from None
     kind = options.pop("connection_class", Connection)

@@ -17,6 +17,8 @@ STALL_S = 1.0  # nothing comes or goes for this long: the server hangs
 PATIENCE_S = 0.2  # a shorter silence says nothing about the server, even if the call's time is over
 PIECE_BYTES = 256 << 10  # sent at once
 BUFFER_BYTES = 64 << 10
+MOST_BYTES = 512 << 20  # of one value: the servers' own limit
+DEEPEST = 2  # arrays in arrays, as SCAN replies
 Command = tuple[bytes | str | int, ...]
 
 
@@ -235,7 +237,7 @@ class Line:
             raise ValueError("a reply is not of Redis' protocol")
         return line[:1], line[1:-2]
 
-    def _reply(self) -> Any:
+    def _reply(self, depth: int = 0) -> Any:
         kind, rest = self._head()
         if kind == b"-":
             return Refused(rest.decode(errors="replace"))
@@ -243,11 +245,11 @@ class Line:
             return rest
         if kind == b":":
             return int(rest)
-        if kind == b"*":
-            return [self._reply() for _ in range(int(rest))]
-        if kind != b"$":
+        if kind == b"*" and depth < DEEPEST:
+            return [self._reply(depth + 1) for _ in range(int(rest))]
+        if kind != b"$" or (size := int(rest)) > MOST_BYTES:
             raise ValueError("a reply is not of Redis' protocol")
-        if (size := int(rest)) < 0:
+        if size < 0:
             return None
         data = bytearray(size)
         self._fill(memoryview(data))

@@ -85,6 +85,21 @@ class RedisStore:
             raise KVError("a remote tier needs the user's key, which cannot be used here: see the warning before")
         return cls(endpoint, key, ttl_s, private_ttl_s, refresh_s)
 
+    @property
+    def answering(self) -> bool:
+        """Whether the server is asked; it is left alone for a while after failures."""
+        return self._endpoint.circuit.closed
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Not known: others write there too."""
+        return None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Not known: the server decides."""
+        return None
+
     # Pages of prompts -----------------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:

@@ -89,6 +89,8 @@ def _scopes(line: Line, key: bytes) -> list[_Scope]:
         own = name.decode().split(":")[2]
         if own == scope(namespace, key):
             keys = by_scope[own]
+            if not any(keys.values()):
+                continue
             size = sum(_asked(line, [("STRLEN", one) for kind in keys.values() for one in kind]))
             scopes.append(_Scope("".join(filter(str.isprintable, model)), keys[PAGE], keys[PRIVATE], size))
     return sorted(scopes, key=lambda one: one.model)

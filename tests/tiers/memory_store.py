@@ -27,6 +27,11 @@ class MemoryStore:
         self.share = 1.0
         self.threads: set[str] = set()
         self.most_bytes = 1 << 40
+        self.answering = True
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(map(len, [*self.pages.values(), *self.private.values()]))
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
         self._enter("find")

@@ -18,11 +18,22 @@ class Store(Protocol):
     Attributes:
         tier: "disk" or "remote"; where: the directory or the URL (without a password), for messages.
         traffic: what went in and out, and what went wrong.
+        used_bytes, most_bytes: what it takes and may take, for operators; None if it does not know. Never waits.
+        answering: False while it is not asked, since it failed before (the circuit is open).
     """
 
     tier: str
     where: str
     traffic: Traffic
+
+    @property
+    def used_bytes(self) -> int | None: ...
+
+    @property
+    def most_bytes(self) -> int | None: ...
+
+    @property
+    def answering(self) -> bool: ...
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
         """How many leading pages are there, without reading them. A hint: they may be gone when they are read."""

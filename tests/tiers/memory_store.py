@@ -15,7 +15,7 @@ class MemoryStore:
     """Keeps pages in `pages`, which several stores may share, as processes share a directory.
 
     Attributes:
-        before: called with "find", "read" or "write" before each; it may sleep, wait, or drop pages.
+        before: called with the name of each method before it does anything; it may sleep, wait, raise, or drop pages.
         least: reads return at most this share of the pages that were asked for.
     """
 
@@ -70,6 +70,7 @@ class MemoryStore:
         self._enter("touch")
 
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
+        self._enter("keep")
         if len(self.private) >= 1 << 20:
             raise OutOfPages("full")
         self.private[name.key] = bytes(page)
@@ -81,6 +82,7 @@ class MemoryStore:
         into[:] = self.private[name.key]
 
     def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        self._enter("discard")
         for name in names:
             self.private.pop(name.key, None)
 

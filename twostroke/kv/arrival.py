@@ -67,8 +67,12 @@ class Arrival:
             for frame, copy in zip(self._frames, self._sources, strict=True):
                 if self._closed:
                     return
-                with memory.filling(frame) as view:
-                    copy.read(view)
+                try:
+                    with memory.filling(frame) as view:
+                        copy.read(view)
+                except BaseException:
+                    memory.write_page(frame, bytes(memory.page_bytes))  # it is used again, and must not hold NaN
+                    raise
             done = True
         finally:
             with self._pool.lock:

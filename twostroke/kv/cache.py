@@ -148,7 +148,7 @@ class KVCache:
     def __repr__(self) -> str:
         positions = self.positions
         where = f"positions {positions[0]} to {positions[-1]}, " if positions else ""
-        tier = "" if self.tier == POOL else f" of the {self.tier}"
+        tier = "" if self.tier == POOL else f", tier {self.tier}"
         return f"KVCache({len(self)} entries, {where}{self.nbytes:,} bytes in {self.num_pages} pages{tier})"
 
     # Operations ------------------------------------------------------------------------------------------------

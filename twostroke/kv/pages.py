@@ -12,7 +12,8 @@ These rules decide where a page is:
 - Pages that an open writer holds stay in their frames. `frames` finds a frame for each of them.
 
 The contents of a claimed slot never change, so a copy stays valid for the slots that it was made for. A frame holds
-all claimed slots of its page.
+all claimed slots of its page. So a page comes back from its fullest copy, which may be that of a longer value; a value
+is read where it is from any copy that has its slots.
 
 Any thread may make, cut and drop values. `lock` guards the counts, the places of pages, and the prefix indexes.
 """
@@ -168,17 +169,19 @@ class Pages:
         in_pool = self._references[POOL]
         with Postponed(), self.lock:
             outer, self._settling = self._settling, True
-            np.subtract.at(self._references[tier], pages, 1)
-            if any(self._copies.values()):
-                self._drop_copies(pages)
-            idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
-            frames = self._frames[idle]
-            self._frames[idle] = NOWHERE
-            self._free.extend(frames[::-1].tolist())
-            gone = np.unique(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
-            self._filled[gone] = FREE
-            self._free_ids.extend(gone[::-1].tolist())
-            self._settling = outer
+            try:
+                np.subtract.at(self._references[tier], pages, 1)
+                if any(self._copies.values()):
+                    self._drop_copies(pages)
+                idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
+                frames = self._frames[idle]
+                self._frames[idle] = NOWHERE
+                self._free.extend(frames[::-1].tolist())
+                gone = np.unique(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
+                self._filled[gone] = FREE
+                self._free_ids.extend(gone[::-1].tolist())
+            finally:
+                self._settling = outer
             if not outer:
                 self._settled()
             return len(idle)

@@ -58,7 +58,11 @@ class Writer:
         self._closed = False
         self._own: list[int] = []  # pages allocated here, one reference each, released by close
         base.pool.pin(self)  # first: nothing may spill them in between
-        base.pool.fetch(base.table[:, PAGE])
+        try:
+            base.pool.fetch(base.table[:, PAGE])
+        except BaseException:
+            base.pool.unpin(self)
+            raise
 
     def __len__(self) -> int:
         return len(self.base) + len(self._tokens)

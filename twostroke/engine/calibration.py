@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.backends.interface import Backend, CompiledModel, RaggedBatch
+from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.model import Model
 from twostroke.engine.opening import new_pool
-from twostroke.kv.geometry import Geometry
-from twostroke.models.cost import Cost, Predictor, Rows
+from twostroke.models.cost import Predictor, Rows
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +27,13 @@ def calibrate(model: Model) -> Predictor:
     are not the cost of a row or a key, and `Correction` follows the machine's load later.
     """
     began = time.perf_counter()
-    pool = model.pool
-    predictor = fit(model.compiled, model.backend, pool.geometry, pool.page_size, model.cost)
-    log.info(
-        "calibrated %s in %.1f s: %.1f ms for one row, %.1f ms for %d",
-        model.name,
-        time.perf_counter() - began,
-        1e3 * predictor.seconds([Rows(1)]),
-        1e3 * predictor.seconds([Rows(min(MOST_ROWS, model.max_position))]),
-        min(MOST_ROWS, model.max_position),
-    )
-    return predictor
-
-
-def fit(compiled: CompiledModel, backend: Backend, geometry: Geometry, page_size: int, cost: Cost) -> Predictor:
-    """The prices of `calibrate`, for weights that belong to no engine."""
-    began, longest = time.perf_counter(), compiled.config.max_position
-    context = max(0, min(MOST_CONTEXT, longest - MOST_ROWS, MOST_BYTES // geometry.entry_bytes))
-    timer = StepTimer(compiled, backend, geometry, page_size, context + MOST_ROWS)
-    timer.seconds([Rows(1)])  # the first step of a process also allocates
+    entry_bytes, longest = model.pool.entry_bytes, model.max_position
+    context = max(0, min(MOST_CONTEXT, longest - MOST_ROWS, MOST_BYTES // entry_bytes))
+    bench = _Bench(model, context + MOST_ROWS)
+    bench.seconds([Rows(1)])  # the first step of a process also allocates
     steps: list[list[Rows]] = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, context)]]
     chunk = min(16, longest)
-    while timer.quickest([Rows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MOST_ROWS, longest):
+    while bench.quickest([Rows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MOST_ROWS, longest):
         steps.append([Rows(chunk)])
         chunk *= 2
     steps += [[Rows(chunk)], [Rows(chunk, min(context, longest - chunk))]]
@@ -57,19 +41,26 @@ def fit(compiled: CompiledModel, backend: Backend, geometry: Geometry, page_size
     for number in range(MORE_ROUNDS):
         if number < ROUNDS or time.perf_counter() - began < ENOUGH_S:
             for step, times in zip(steps, taken, strict=True):
-                times.append(timer.seconds(step))
-    return Predictor.fit(cost, [(step, min(times)) for step, times in zip(steps, taken, strict=True)])
+                times.append(bench.seconds(step))
+    predictor = Predictor.fit(model.cost, [(step, min(times)) for step, times in zip(steps, taken, strict=True)])
+    log.info(
+        "calibrated %s in %.1f s: %.1f ms for one row, %.1f ms for %d",
+        model.name,
+        time.perf_counter() - began,
+        1e3 * predictor.seconds([Rows(1)]),
+        1e3 * predictor.seconds([Rows(chunk)]),
+        chunk,
+    )
+    return predictor
 
 
-class StepTimer:
+class _Bench:
     """Times steps of any shape over zeroed pages that belong to no pool in use."""
 
-    def __init__(
-        self, compiled: CompiledModel, backend: Backend, geometry: Geometry, page_size: int, entries: int
-    ) -> None:
-        """`entries`: the longest sequence of a step, its context and its rows."""
-        self.compiled, self.size = compiled, page_size
-        self.memory = new_pool(geometry, -(-entries // page_size), page_size, backend).memory
+    def __init__(self, model: Model, entries: int) -> None:
+        self.model = model
+        self.size = model.pool.page_size
+        self.memory = new_pool(model.pool.geometry, -(-entries // self.size), self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
         self.memory.storage[:] = 0
 
@@ -77,7 +68,7 @@ class StepTimer:
         """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
-        rows, _ = self.compiled.forward(batch, self.memory)
+        rows, _ = self.model.compiled.forward(batch, self.memory)
         if len(rows):
             rows.read()
         self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
@@ -93,7 +84,7 @@ class StepTimer:
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
         return RaggedBatch(
             # Unlike tokens: rows that are all the same would choose the same experts.
-            token_ids=(positions * 7919 + 1) % self.compiled.config.vocab_size,
+            token_ids=(positions * 7919 + 1) % self.model.vocab_size,
             positions=positions,
             pages=positions // self.size,
             slots=positions % self.size,

@@ -60,6 +60,7 @@ def plan(
 def describe(plan: "Plan", options: "list[Lever]", advised: "Lever | None") -> dict[str, Any]:
     """All facts, for JSON. Milliseconds, bytes, FLOPs; `verdict` is one of three answers."""
     from twostroke.planning.plan import BATCHES, CHUNKS
+    from twostroke.planning.specification import VALUE_BYTES
 
     memory, prefill, decode = plan.memory, plan.prefill, plan.decode()
     load = plan.workload
@@ -78,7 +79,7 @@ def describe(plan: "Plan", options: "list[Lever]", advised: "Lever | None") -> d
         "devices": plan.tp,
         "memory": {
             "weights_bytes": memory.weights,
-            "kv_bytes_per_token": plan.model.kv_values * 2,
+            "kv_bytes_per_token": plan.model.kv_values * VALUE_BYTES,
             "kv_bytes_per_user": memory.kv_per_user,
             "room_for_kv_bytes": memory.room,
             "users": memory.users,

@@ -36,6 +36,14 @@ def attended(rows: Rows, window: int | None) -> tuple[int, int]:
     return pairs, rows.count + min(rows.context, window - 1)
 
 
+def experts_read(count: int, chosen: int, rows: float) -> float:
+    """Expected number of distinct experts of `count` that `rows` rows choose: E (1 - (1 - k / E)^n), each choosing k.
+
+    This assumes that experts are equally likely and rows independent; rows of one text are similar and choose fewer.
+    """
+    return count * (1 - (1 - chosen / count) ** rows)
+
+
 class Work(NamedTuple):
     """The work of a step. A multiplication and an addition are two FLOPs."""
 
@@ -81,13 +89,9 @@ class Cost:
         return [(feed_forward, sizes[i]) for i, feed_forward in layers if isinstance(feed_forward, Experts)]
 
     def layer_bytes(self, rows: int) -> float:
-        """Expected bytes of the layers' matrices that a step of `rows` rows reads.
-
-        If each row chooses k of E experts, n rows choose E (1 - (1 - k / E)^n) distinct experts on average. This
-        assumes that experts are equally likely and rows independent; rows of one text are similar and choose fewer.
-        """
+        """Expected bytes of the layers' matrices that a step of `rows` rows reads (see `experts_read`)."""
         return self.dense_bytes + sum(
-            size * (1 - (1 - experts.chosen / experts.count) ** rows) for experts, size in self._experts
+            size / experts.count * experts_read(experts.count, experts.chosen, rows) for experts, size in self._experts
         )
 
     @cached_property

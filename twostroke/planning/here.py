@@ -7,8 +7,8 @@ from math import prod
 from twostroke.backends.native.weights import PANEL, packed_bytes
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import fitted, quantize
-from twostroke.formats.blocks import numpy_dtype
-from twostroke.models.config import ModelConfig, is_weight_matrix
+from twostroke.kv.geometry import Geometry
+from twostroke.models.config import is_weight_matrix
 from twostroke.planning.weights import WeightFormat
 
 KV_DTYPE = "bfloat16"  # of the native backend
@@ -69,13 +69,8 @@ def engine_memory(checkpoint: Checkpoint, formats: tuple[str, ...], weights: str
         del matrices["embed"]
     packed = sum(packed_bytes(one.format, -(-one.shape[0] // PANEL) * PANEL, one.shape[1]) for one in matrices.values())
     others = (one for name, one in made.stored.items() if not is_weight_matrix(name, one.shape))
-    return EngineMemory(packed, sum(4 * prod(one.shape) for one in others), page_bytes(config))
-
-
-def page_bytes(config: ModelConfig) -> int:
-    """Layers x 2 x KV heads x head_dim x bytes of a value, for each of the page's entries."""
-    entry = config.num_layers * 2 * config.num_kv_heads * config.head_dim * numpy_dtype(KV_DTYPE).itemsize
-    return PAGE_SIZE * entry
+    page = PAGE_SIZE * Geometry.of(config, KV_DTYPE, tokenizer="").entry_bytes
+    return EngineMemory(packed, sum(4 * prod(one.shape) for one in others), page)
 
 
 def serve_command(

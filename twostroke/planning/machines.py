@@ -6,13 +6,13 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
+from twostroke.planning.near import near
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ def find_machine(name: str, efficiency: float | None = None) -> Machine:
     elif os.path.isfile(name):
         machine = _of_file(Path(name))
     else:
-        close = get_close_matches(name.lower(), machines(), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}? " if close else ""
+        hint = near(name, machines())
         raise InvalidRequest(f"unknown machine {name!r}: {hint}known are {', '.join(machines())}, or give a file")
     return machine if efficiency is None else replace(machine, compute=efficiency)
 

@@ -3,7 +3,6 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ from twostroke.checkpoints.gguf.file import open_gguf
 from twostroke.checkpoints.huggingface.config import read_config
 from twostroke.checkpoints.resolve import open_path
 from twostroke.errors import CheckpointError, UnknownModel, UnsupportedArchitecture
+from twostroke.planning.near import near
 from twostroke.planning.specification import LayerKind, Specification, of_config
 
 # A config.json alone does not tell how many tensors there are; no model has more.
@@ -53,11 +53,9 @@ def find_model(name: str) -> Found:
     if name and os.path.exists(path):
         return _of_path(path)
     known = sorted({*specifications(), *CATALOG})
-    close = get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}? " if close else ""
     raise UnknownModel(
-        f"unknown model {name!r}: {hint}known are {', '.join(known)}; a GGUF file or a directory with a config.json "
-        f"also works"
+        f"unknown model {name!r}: {near(name, known)}known are {', '.join(known)}; a GGUF file or a directory with a "
+        f"config.json also works"
     )
 
 

@@ -1,5 +1,6 @@
 """The plan of a deployment: memory, both strokes, what binds, and what to change."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -7,13 +8,14 @@ from math import ceil
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import Rows
 from twostroke.planning.machines import Machine
-from twostroke.planning.roofline import KV_BYTES, Roofline, StepTime
+from twostroke.planning.roofline import Roofline, StepTime
 from twostroke.planning.specification import Specification
 from twostroke.planning.weights import FORMATS, WeightFormat
 
 RESERVED = 0.10  # of the memory, for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization
 DEGREES = (1, 2, 4, 8)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LARGEST_BATCH = 1 << 16
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 
 
@@ -84,7 +86,7 @@ class Plan:
         """Memory for sequences of full length. KV heads are copied if there are fewer than devices."""
         copies = max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
         weights = self.weights.total(self.model)
-        kv = self.model.kv_bytes(self.workload.prompt + self.workload.output, KV_BYTES) * copies
+        kv = self.model.kv_bytes(self.workload.prompt + self.workload.output) * copies
         return Memory(weights, kv, int(self.tp * self.machine.memory * (1 - RESERVED)) - weights)
 
     @property
@@ -101,19 +103,22 @@ class Plan:
         """A step in which `batch` sequences make a token; None for the workload's concurrency."""
         return self.roofline.step([Rows(1, self.workload.context, 1)] * (batch or self.workload.concurrency))
 
+    @property
+    def _others(self) -> list[Rows]:
+        """A token for each sequence beside one that is prefilled."""
+        return [Rows(1, self.workload.context, 1)] * (self.workload.concurrency - 1)
+
     def mixed(self, chunk: int) -> StepTime:
         """The longest step of chunked prefill: the last chunk of a prompt, and a token for each other sequence."""
         chunk = min(chunk, self.workload.prompt)
-        others = [Rows(1, self.workload.context, 1)] * (self.workload.concurrency - 1)
-        return self.roofline.step([Rows(chunk, self.workload.prompt - chunk, 1), *others])
+        return self.roofline.step([Rows(chunk, self.workload.prompt - chunk, 1), *self._others])
 
     def chunked_ttft(self, chunk: int) -> float:
         """Seconds until the first token if each step has one chunk of the prompt beside the other sequences."""
         left, known, total = self.workload.prompt - self.workload.shared, self.workload.shared, 0.0
-        others = [Rows(1, self.workload.context, 1)] * (self.workload.concurrency - 1)
         while left:
             now = min(chunk, left)
-            total += self.roofline.step([Rows(now, known, int(now == left)), *others]).seconds
+            total += self.roofline.step([Rows(now, known, int(now == left)), *self._others]).seconds
             left, known = left - now, known + now
         return total
 
@@ -139,22 +144,18 @@ class Plan:
         prefill that makes it.
         """
         load = replace(self.workload, shared=0)
-        return self.model.kv_bytes(load.prompt, KV_BYTES) / replace(self, workload=load).prefill.seconds
+        return self.model.kv_bytes(load.prompt) / replace(self, workload=load).prefill.seconds
 
     def compute_bound_batch(self) -> int | None:
-        """The smallest batch whose matrices take longer to multiply than to read; None below 65,536."""
-        for batch in (1 << power for power in range(17)):
-            step = self.roofline.step([Rows(1, 0, 1)] * batch)
-            parts = [part for part in step.parts if part.name != "scores"]
-            if sum(part.compute_s for part in parts) >= sum(part.memory_s for part in parts):
-                low, high = batch // 2, batch
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    made = [p for p in self.roofline.step([Rows(1, 0, 1)] * middle).parts if p.name != "scores"]
-                    above = sum(p.compute_s for p in made) >= sum(p.memory_s for p in made)
-                    low, high = (low, middle) if above else (middle, high)
-                return high
-        return None
+        """The smallest batch whose matrices take longer to multiply than to read; None if none up to 65,536 does."""
+
+        def bound(batch: int) -> bool:
+            # For matrices, a token of each sequence is as much work as as many tokens of one.
+            parts = [part for part in self.roofline.step([Rows(batch, 0, batch)]).parts if part.name != "scores"]
+            return sum(part.compute_s for part in parts) >= sum(part.memory_s for part in parts)
+
+        found = 1 + bisect_left(range(1, LARGEST_BATCH + 1), True, key=bound)
+        return found if found <= LARGEST_BATCH else None
 
     def missed(self) -> list[str]:
         """Objectives that are predicted to be missed: "TTFT", "ITL"."""

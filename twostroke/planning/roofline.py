@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import Rows, attended
 from twostroke.planning.machines import Machine
-from twostroke.planning.specification import Matrix, Specification
+from twostroke.planning.specification import VALUE_BYTES, Matrix, Specification
 from twostroke.planning.weights import WeightFormat
-
-KV_BYTES = 2  # of a number in the KV cache, bfloat16
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Roofline:
             for one in rows:
                 pairs, entries = attended(one, kind.window)
                 flops += kind.count * kind.pair_flops * pairs / self.tp
-                read += kind.count * kind.kv_values * KV_BYTES * entries / min(self.tp, kind.kv_heads)
+                read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
         return self._part("scores", flops, read, "bf16")
 
     def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:

@@ -4,6 +4,7 @@ A `ModelConfig` describes what the engine can run. A `Specification` describes a
 that the engine cannot run (GPT-3, gpt-oss), so that plans can be made for them.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from math import prod
 from typing import NamedTuple
 
 from twostroke.models.config import Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
-from twostroke.models.cost import Rows, attended
+from twostroke.models.cost import Rows, attended, experts_read
+
+LONGEST = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
+VALUE_BYTES = 2  # of a number in the KV cache, bfloat16
 
 
 class Matrix(NamedTuple):
@@ -35,10 +39,8 @@ class Matrix(NamedTuple):
         return 2 * self.used * self.inputs * self.outputs
 
     def read(self, rows: float) -> float:
-        """Expected number of copies that a step of `rows` rows reads: E (1 - (1 - k / E)^rows) of E experts."""
-        if self.copies == self.used:
-            return self.copies
-        return self.copies * (1 - (1 - self.used / self.copies) ** rows)
+        """Expected number of copies that a step of `rows` rows, at least one, reads."""
+        return experts_read(self.copies, self.used, rows)
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,10 @@ class Specification:
         matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in self.matrices())
         return matrices + self.head.parameters + self.hidden + self.other_parameters
 
-    def kv_bytes(self, entries: int, value_bytes: float = 2) -> int:
+    def kv_bytes(self, entries: int) -> int:
         """Bytes of the KV of one sequence of `entries` entries; a layer with a window keeps its window alone."""
-        return int(
-            sum(
-                kind.count * kind.kv_values * value_bytes * min(entries, kind.window or entries) for kind in self.layers
-            )
-        )
+        kept = ((kind, min(entries, kind.window or entries)) for kind in self.layers)
+        return VALUE_BYTES * sum(kind.count * kind.kv_values * count for kind, count in kept)
 
     @property
     def kv_values(self) -> int:
@@ -193,14 +192,12 @@ class Specification:
 
         Without windows, pair_flops n (n + 1) / 2 > row_flops n. Layers with windows grow linearly, and may never.
         """
-        low, high = 0, 1 << 40
-        if self.attention_flops(Rows(high)) <= self.row_flops * high:
-            return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            above = self.attention_flops(Rows(middle)) > self.row_flops * middle
-            low, high = (low, middle) if above else (middle, high)
-        return high
+
+        def dominate(tokens: int) -> bool:
+            return self.attention_flops(Rows(tokens)) > self.row_flops * tokens
+
+        found = 1 + bisect_left(range(1, LONGEST + 1), True, key=dominate)
+        return found if found <= LONGEST else None
 
 
 def of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> Specification:

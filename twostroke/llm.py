@@ -8,11 +8,12 @@ from typing import Any
 
 from twostroke.backends.choose import create_backend
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.checkpoints.verify import verify
 from twostroke.completion import Completion, Decoding, Output
 from twostroke.engine.engine import Engine

@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import processors
 
 from twostroke.checkpoints.chat import ChatTemplates
+from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
 from twostroke.checkpoints.gguf import tokenizer as gguf_tokenizer
 from twostroke.checkpoints.huggingface.tokenizer import read_directory
@@ -37,32 +38,6 @@ HARMONY = ("<|return|>", "<|call|>")  # with both, <|end|> ends a message of sev
 # The tokenizer's files in a Hugging Face directory.
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
          "vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja")  # fmt: skip
-
-
-class ChatTokens(list[int]):
-    """The ids of a conversation."""
-
-    def __init__(
-        self,
-        ids: Iterable[int],
-        find_turn: Callable[[], range | None],
-        find_contents: Callable[[], Sequence[tuple[str, range]]],
-    ) -> None:
-        super().__init__(ids)
-        self._find_turn, self._find_contents = find_turn, find_contents
-
-    @cached_property
-    def turn(self) -> range | None:
-        """The indices of the last user message's text; None if unknown. Computed on first access."""
-        return self._find_turn()
-
-    @cached_property
-    def contents(self) -> Sequence[tuple[str, range]]:
-        """(role, indices of the text) of each message; all other tokens are the template's.
-
-        If the template changes a text, only the last user's is found, or none. Computed on first access.
-        """
-        return self._find_contents()
 
 
 class Tokenizer:
@@ -252,56 +227,14 @@ class Tokenizer:
         variables["continue_final_message"] = continue_final_message
         text = self.chat(messages, **variables)
         said = [dict(message) for message in messages]
-        return ChatTokens(
-            self.encode(text, add_bos=False),
-            lambda: self._turn(said, text, variables),
-            lambda: self._contents(said, text, variables),
-        )
+        ids = self.encode(text, add_bos=False)
+        return ChatTokens(ids, said, text, lambda changed: self.chat(changed, **variables), self._offsets)
 
-    def _turn(self, messages: Sequence[Mapping[str, Any]], text: str, variables: dict[str, Any]) -> range | None:
-        """The indices of the tokens of `text` that lie entirely in the last user message's content."""
-        last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
-        if last is None or not isinstance(messages[last].get("content"), str):
-            return None
-        # The template surrounds the mark with the same text as the content it replaces.
-        mark = "\ue000"
-        marked = self.chat([*messages[:last], {**messages[last], "content": mark}, *messages[last + 1 :]], **variables)
-        before, found, after = marked.rpartition(mark)
-        if not found or mark in before or not (text.startswith(before) and text.endswith(after)):
-            return None
-        return self._ranges(text, [(len(before), len(text) - len(after))])[0]
-
-    def _contents(
-        self, messages: Sequence[Mapping[str, Any]], text: str, variables: dict[str, Any]
-    ) -> Sequence[tuple[str, range]]:
-        """(role, indices of the tokens that lie entirely in its content) of each message that has a content."""
-        said = [i for i, one in enumerate(messages) if isinstance(one.get("content"), str) and one["content"]]
-        marked = [{**one, "content": f"\ue000{i}\ue001"} if i in said else one for i, one in enumerate(messages)]
-        with suppress(InvalidRequest):
-            first, *between = re.split("\ue000([0-9]+)\ue001", self.chat(marked, **variables))
-            contents = [messages[int(i)]["content"] for i in between[::2]]
-            spans = _spans(text, contents, [first, *between[1::2]]) if between[::2] == [str(i) for i in said] else None
-            if spans is not None:
-                found = zip(said, self._ranges(text, spans), strict=True)
-                return [(messages[i]["role"], place) for i, place in found if place is not None]
-        turn = self._turn(messages, text, variables)
-        return [] if turn is None else [("user", turn)]
-
-    def _ranges(self, text: str, spans: Sequence[tuple[int, int]]) -> list[range | None]:
-        """The indices of the tokens that lie entirely in each span of characters; None where there are none."""
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends in it, in characters."""
         with self._lock:
             self._backend.encode_special_tokens = False
-            offsets = self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
-        found: list[range | None] = []
-        token = 0
-        for start, stop in spans:
-            inside: list[int] = []
-            while token < len(offsets) and offsets[token][1] <= stop:
-                if start <= offsets[token][0] < offsets[token][1]:
-                    inside.append(token)
-                token += 1
-            found.append(range(inside[0], inside[-1] + 1) if inside else None)
-        return found
+            return self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
 
     def save(self, directory: Path) -> None:
         """Write the files of a Hugging Face directory: the same ids, the same EOS, the same (default) template."""
@@ -318,24 +251,6 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({str(self._where)!r}, vocab_size={self.vocab_size})"
-
-
-def _spans(text: str, contents: Sequence[str], around: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Where each content is in a text that has `around` before, between and after them; None if it has not.
-
-    A template may strip a content.
-    """
-    found: list[tuple[int, int]] = []
-    place = len(around[0])
-    if not text.startswith(around[0]):
-        return None
-    for content, after in zip(contents, around[1:], strict=True):
-        ends = [place + len(one) for one in (content, content.strip()) if text.startswith(one + after, place)]
-        if not ends:
-            return None
-        found.append((place, ends[0]))
-        place = ends[0] + len(after)
-    return found if place == len(text) else None
 
 
 def _end_texts(backend: tokenizers.Tokenizer, chat: ChatTemplates) -> set[str]:

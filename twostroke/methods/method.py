@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from twostroke.checkpoints.tokenizer import ChatTokens, Tokenizer
+from twostroke.checkpoints.chat_tokens import ChatTokens
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.fields import Checked
 from twostroke.methods.registry import register
@@ -38,6 +39,11 @@ class Prompt(list[int]):
     def encode(self, text: str) -> list[int]:
         """The ids of a text in the middle of a prompt."""
         return self._tokenizer.encode(text, add_bos=False) if text else []
+
+
+def method_facts(result: object) -> dict[str, Any]:
+    """What a technique counted: the dataclass that its program returned, as a dictionary; empty for anything else."""
+    return dataclasses.asdict(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else {}
 
 
 @dataclasses.dataclass(frozen=True)

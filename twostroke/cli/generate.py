@@ -1,7 +1,6 @@
 """`twostroke generate`: answer one prompt."""
 
 import sys
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,6 +118,7 @@ def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) 
 def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:
     """All facts of a finished request, for JSON."""
     from twostroke.engine.timings import DEFINITIONS, Pace
+    from twostroke.methods.method import method_facts
 
     outputs = [
         {
@@ -132,7 +132,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     ]
     return {
         "method": method,
-        "method_facts": method_facts(request.result),
+        "method_facts": method_facts(request.result) or None,
         "backend": llm.backend.label,
         **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
         "outputs": outputs,
@@ -153,11 +153,6 @@ def total_rate(request: "Request", tokens: int) -> float | None:
     if not times.tokens or times.finished is None or times.finished <= times.tokens[0]:
         return None
     return (tokens - len(request.choices)) / (times.finished - times.tokens[0])
-
-
-def method_facts(result: Any) -> dict[str, Any] | None:
-    """The facts that a technique returned, if it returned any."""
-    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else None
 
 
 def logprob(llm: "LLM", token: "Token") -> dict[str, Any]:

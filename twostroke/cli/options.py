@@ -111,7 +111,7 @@ class ModelOptions:
             if role in method.companions and getattr(self, role) is None:
                 raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
             if role not in method.companions and getattr(self, role) is not None:
-                chooses = next((name for name in ("draft", "scorer") if hasattr(method, name)), None)
+                chooses = next((name for name, rule in rules(type(method)).items() if role in rule.choices), None)
                 hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
                 note(f"method {method.name} does not use --{role}{hint}")
 

@@ -1,6 +1,5 @@
 """What the answers of all endpoints share: an id, usage, timings, and two forms, whole and as a stream."""
 
-import dataclasses
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -12,6 +11,7 @@ from pydantic_core import to_json
 from twostroke.engine.request import Request
 from twostroke.engine.timings import Pace
 from twostroke.engine.track import Token
+from twostroke.methods.method import method_facts
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 
@@ -79,9 +79,7 @@ class Answer(ABC):
 
 def figures(request: Request) -> dict[str, Any]:
     """The fields of a finished answer that are this server's own: its timings, and what its technique counted."""
-    facts = request.result
-    names = [field.name for field in dataclasses.fields(facts)] if dataclasses.is_dataclass(type(facts)) else []
-    counted = {name: value for name in names if _numbers(value := getattr(facts, name))}
+    counted = {name: value for name, value in method_facts(request.result).items() if _numbers(value)}
     return {"timings": timings(request)} | ({"method_facts": counted} if counted else {})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from twostroke.engine.strokes import Decode, Prefill, Program, Stroke
@@ -11,9 +10,7 @@ from twostroke.evals.contenders import Contender
 from twostroke.evals.forced import watched
 from twostroke.evals.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
 from twostroke.evals.task import random_stream
-from twostroke.methods.compress import Compression
-from twostroke.methods.refresh import Refreshes
-from twostroke.methods.speculative import Speculation
+from twostroke.methods.method import method_facts
 
 
 class Answers(Measure):
@@ -77,8 +74,7 @@ class Answers(Measure):
             tokens = list(request.events)
             text = "".join(token.text for token in tokens)
             pace = Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)
-            result = request.result
-            facts = dataclasses.asdict(result) if isinstance(result, Refreshes | Speculation | Compression) else {}
+            facts = method_facts(request.result)
             assert request.timings.finished is not None
             records.append(
                 {

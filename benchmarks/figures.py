@@ -5,6 +5,13 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from twostroke.models.cost import Rows
+from twostroke.planning.machines import Machine, find_machine
+from twostroke.planning.models import specifications
+from twostroke.planning.roofline import Roofline
+from twostroke.planning.specification import Specification
+from twostroke.planning.weights import FORMATS
+
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "figures-of-the-sources.md"
 HEAD = """# The figures of the sources, derived again
 
@@ -20,18 +27,12 @@ Which figures of the texts that this project was built from hold? Every number o
 |---|---|--:|--:|---|
 """
 
-Row = tuple[str, str, str, str, str]
+Row = tuple[str, str, str, str, str]  # source, item, theirs, ours, verdict
 
 
-def rows() -> Iterator[Row]:
-    """One row for each figure: source, item, theirs, ours, verdict."""
-    from twostroke.models.cost import Rows
-    from twostroke.planning.machines import find_machine
-    from twostroke.planning.models import specifications
-    from twostroke.planning.roofline import Roofline
-    from twostroke.planning.weights import FORMATS
-
-    known, bf16 = specifications(), FORMATS["bf16"]
+def source_001() -> Iterator[Row]:
+    """Sizes of the KV cache, and what it saves."""
+    known = specifications()
     for name, theirs, verdict in (
         ("llama-2-7b", "0.5 MB; 1.0 GB", "agree, in binary units"),
         ("llama-2-13b", "0.8 MB; 1.6 GB", "agree"),
@@ -48,8 +49,10 @@ def rows() -> Iterator[Row]:
         f"{naive:,} to {cached:,}, {naive / cached:.1f} times", "agree (the last token is not entered)",
     )  # fmt: skip
 
-    llama2, llama3 = known["llama-2-70b"], known["llama-3-70b"]
-    a100, h100 = find_machine("a100"), find_machine("h100")
+
+def source_002() -> Iterator[Row]:
+    """Prefill of Llama 70B on A100s."""
+    llama2, a100, bf16 = specifications()["llama-2-70b"], find_machine("a100"), FORMATS["bf16"]
     yield "002", "crossover of an A100, FLOPs a byte", "156", f"{a100.balance():.0f}", "agree, with 2.0 TB/s"
     crossover = llama2.crossover() or 0
     yield (
@@ -79,14 +82,8 @@ def rows() -> Iterator[Row]:
             f"{attention}; {scores}; {mlp}; {share}%", f"{ours}; {percent:.0f}%", f"FFN {low:.1f} times low",
         )  # fmt: skip
 
-    def floor(model_name: str, machine_name: str, tokens: int, cards: int = 1) -> float:
-        model, machine = known[model_name], find_machine(machine_name)
-        step = Roofline(model, machine, bf16).step([Rows(tokens, 0, 1)])
-        needed = max(step.flops / machine.flops["bf16"], bf16.total(model) / machine.bandwidth)
-        return 1e3 * needed / cards
-
     for tokens, ms in ((128, 45), (512, 120), (1024, 210), (2048, 390), (4096, 780), (8192, 1800), (32768, 12500)):
-        least = floor("llama-2-70b", "a100", tokens)
+        least = floor(llama2, a100, tokens)
         weights = f"impossible ({least / ms:.1f} times); weights of {bf16.total(llama2) / 1e9:.0f} GB in 80"
         yield "002", f"prefill of {tokens:,} tokens on one A100, ms", f"{ms:,}", f"floor {least:,.0f}", weights
     for tokens, tera in ((128, 1.7), (512, 6.8), (1024, 13.7), (2048, 27.7), (4096, 57.5), (8192, 125), (32768, 920)):
@@ -99,7 +96,7 @@ def rows() -> Iterator[Row]:
             f"{ours / tera:.1f} times low",
         )
     for cards, ms in ((2, 410), (4, 215), (8, 120)):
-        least = floor("llama-2-70b", "a100", 4096, cards)
+        least = floor(llama2, a100, 4096, cards)
         yield "002", f"4,096 tokens on {cards} A100, ms", str(ms), f"floor {least:,.0f}", "impossible"
     ring = Roofline(llama2, a100, bf16, 8).all_reduce_bytes(4096)
     one_way = 1e3 * ring / 300e9
@@ -109,12 +106,16 @@ def rows() -> Iterator[Row]:
     )  # fmt: skip
     prefix = sum(llama2.prefill_flops(2000).values()) / 1e12
     yield "002", "prefix of 2,000 tokens, TFLOPs", "50", f"{prefix:.0f}", f"{prefix / 50:.1f} times low"
-    least = floor("llama-2-70b", "a100", 2048, 4)
+    least = floor(llama2, a100, 2048, 4)
     yield (
         "002", "1,520 ms to 22 ms, 69 times (2,048 tokens on 4 A100)", "22 ms", f"floor {least:.0f} ms uncached",
         "impossible; with 2,048 tokens cached nothing is left to prefill",
     )  # fmt: skip
 
+
+def source_004() -> Iterator[Row]:
+    """Both strokes of Llama 3 70B on H100s."""
+    llama3, h100, bf16 = specifications()["llama-3-70b"], find_machine("h100"), FORMATS["bf16"]
     values = 11 * llama3.kv_values
     yield (
         "004", "KV of 11 tokens: values; bytes", "22,528,000; 43 MB",
@@ -133,7 +134,7 @@ def rows() -> Iterator[Row]:
         (128, 0.5, 8), (512, 8, 25), (2048, 128, 85), (4096, 512, 180), (8192, 2048, 450), (32768, 32768, 3500),
     ):  # fmt: skip
         scores = llama3.attention_flops(Rows(tokens)) / 1e12
-        least = floor("llama-3-70b", "h100", tokens)
+        least = floor(llama3, h100, tokens)
         yield (
             "004", f"{tokens:,} tokens on one H100: TFLOPs of attention; ms", f"{tera:g}; {ms:,}",
             f"{scores:.3f} causal, {2 * scores:.3f} full; floor {least:,.0f}",
@@ -167,8 +168,17 @@ def rows() -> Iterator[Row]:
         )  # fmt: skip
 
 
+def floor(model: Specification, machine: Machine, tokens: int, cards: int = 1) -> float:
+    """Milliseconds of a prefill in bf16 below which no program can be."""
+    step = Roofline(model, machine, FORMATS["bf16"]).step([Rows(tokens, 0, 1)])
+    needed = max(step.flops / machine.flops["bf16"], FORMATS["bf16"].total(model) / machine.bandwidth)
+    return 1e3 * needed / cards
+
+
 def page() -> str:
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows())
+    return HEAD + "".join(
+        f"| {' | '.join(row)} |\n" for source in (source_001, source_002, source_004) for row in source()
+    )
 
 
 def main() -> None:

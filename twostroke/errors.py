@@ -37,6 +37,10 @@ class OutOfPages(KVError):
     """The pool has no free page left and nothing could be evicted."""
 
 
+class PageLost(KVError):
+    """Pages of a value are gone from the tier that held them, or damaged there; the message names the tier."""
+
+
 class CorruptFile(KVError):
     """A saved KV cache is truncated, altered or of another format version."""
 

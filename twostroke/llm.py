@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from twostroke.backends.choose import create_backend
@@ -26,15 +27,17 @@ from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix import HostBudget
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 from twostroke.scoring import score, scored_request
 from twostroke.system.cores import count_threads
 from twostroke.system.memory import available_memory
+from twostroke.tiers.tiers import open_tiers
 
 MAIN = "main"  # the model's role in its engine
-OPENED = ("engine", "model", "pool", "backend")  # attributes that an LLM has until it is closed
+OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
 TextOrTokens = str | Sequence[int]  # a prompt
 
 
@@ -52,6 +55,7 @@ class LLM:
         pool: holds its KV values.
         engine: runs its requests.
         backend: computes its steps.
+        tiers: where pages may be besides the pool, with what went in and out.
         verified: the result of the check of its weights; None without `check`.
     """
 
@@ -69,6 +73,10 @@ class LLM:
         kv_bytes: int | None = None,
         page_size: int = 16,
         prefix_index: str = "radix",
+        kv_host: int | None = None,
+        kv_disk: str | Path | None = None,
+        kv_disk_bytes: int | None = None,
+        kv_remote: str | None = None,
         max_step_tokens: int = 512,
         max_running: int = 256,
         itl_ms: float | None = None,
@@ -94,7 +102,12 @@ class LLM:
             kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
                 its container's limit; file cache counts as available), at most 4 GiB.
             page_size: entries per page.
-            prefix_index: "radix", "hash", or "off".
+            prefix_index: "radix", "hash", or "off" (tiers then serve values only).
+            kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
+            kv_disk: a directory for prefixes and values, which outlives the process. Several processes may share it.
+                With it or `kv_remote`, opening takes about a second longer, to measure what computing costs.
+            kv_disk_bytes: the most that it takes; None: a tenth of what is free there, at most 50 GiB.
+            kv_remote: the URL of a server that speaks Redis' protocol, such as "redis://localhost:6379/0".
             max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
             max_running: maximum number of choices that run at once.
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
@@ -106,6 +119,7 @@ class LLM:
         Raises:
             CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
             names the tensor or the file. InvalidRequest: an argument is out of range.
+            KVError: a tier cannot be opened.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         if prefix_index not in INDEXES:
@@ -113,26 +127,36 @@ class LLM:
         check_weights(weights)  # before anything is fetched
         threads = count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
-        opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
-        self.verified = verify(opened, progress) if check else None
-        if self.verified is not None:
-            self.verified.require()
-        checkpoint = quantize(opened, weights, threads)
-        chosen = create_backend(backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size)
+        tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)
+        try:
+            opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+            self.verified = verify(opened, progress) if check else None
+            if self.verified is not None:
+                self.verified.require()
+            checkpoint = quantize(opened, weights, threads)
+            chosen = create_backend(
+                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size
+            )
 
-        def pool_for(geometry: Geometry) -> PagePool:
-            return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
+            def pool_for(geometry: Geometry) -> PagePool:
+                return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
 
-        self.generation = dict(checkpoint.generation)
-        self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-        self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-        self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for, progress)
-        self.pool, self.backend = self.model.pool, self.model.backend
-        models = {MAIN: self.model}
-        for role, wanted in (("student", student), ("draft", draft)):
-            if wanted is not None:
-                models[role] = open_companion(role, wanted, self.model, opened, prefix_index, threads, progress, check)
-        self.engine = Engine(models, MAIN, scheduler)
+            self.generation = dict(checkpoint.generation)
+            self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
+            self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
+            host = HostBudget(tiers.host_bytes, tiers.host_traffic)
+            self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for, progress, tiers, host)
+            self.pool, self.backend = self.model.pool, self.model.backend
+            models = {MAIN: self.model}
+            for role, wanted in (("student", student), ("draft", draft)):
+                if wanted is not None:
+                    models[role] = open_companion(
+                        role, wanted, self.model, opened, prefix_index, threads, progress, check, tiers
+                    )
+            self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
+        except BaseException:
+            tiers.close()
+            raise
 
     @property
     def max_model_len(self) -> int:
@@ -241,6 +265,7 @@ class LLM:
         """
         if "engine" in self.__dict__:
             self.engine.close()
+            self.tiers.close()
             for name in OPENED:
                 del self.__dict__[name]
 

@@ -14,8 +14,8 @@ from twostroke.methods import METHODS, Method, method, registry
 PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
 FIELDS = {"model", "prompt", "method", "method_facts", "backend", "text", "token_ids", "finish_reason", "outputs",
-          "prompt_tokens", "prefilled_tokens", "cached_tokens", "output_tokens", "kv_bytes", "definitions",
-          "total_output_tokens_per_second", *PACE}  # fmt: skip
+          "prompt_tokens", "prefilled_tokens", "cached_tokens", "cached_tokens_by_tier", "output_tokens", "kv_bytes",
+          "definitions", "total_output_tokens_per_second", *PACE}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Pools that must be empty at the end of the test, without the garbage collector."""
+"""Pools with stores, all of which must be empty at the end of the test, without the garbage collector."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.kv.values import GEOMETRY, make_pool
+from tests.tiers.faults import kept
+from tests.tiers.memory_store import MemoryStore
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 
@@ -25,13 +27,17 @@ def new_pool() -> Iterator[Callable[..., PagePool]]:
     pools: list[PagePool] = []
 
     def make(num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY) -> PagePool:
-        pools.append(make_pool(num_pages, page_size, geometry))
-        return pools[-1]
+        pool = make_pool(num_pages, page_size, geometry)
+        pool.stores = {tier: MemoryStore(tier) for tier in ("disk", "remote")}
+        pools.append(pool)
+        return pool
 
     gc.disable()
     yield make
     gc.enable()
     assert [(pool.num_used, pool.num_held, pool.num_copies) for pool in pools] == [(0, 0, 0)] * len(pools)
+    for pool in pools:
+        assert (pool._slots.num_used, pool.num_arriving, kept(pool, "disk"), kept(pool, "remote")) == (0, 0, 0, 0)
 
 
 @pytest.fixture

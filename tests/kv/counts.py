@@ -1,26 +1,35 @@
 """A check that a pool counts exactly the pages that are held."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from twostroke.kv.pages import HOST, NOWHERE, POOL
+from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS
 from twostroke.kv.pool import PagePool
 
 
-def check_counts(pool: PagePool, holders: Iterable[np.ndarray], in_host: Iterable[np.ndarray] = ()) -> None:
-    """Raise AssertionError unless the pool counts exactly the references of `holders` and `in_host`."""
+def check_counts(
+    pool: PagePool, holders: Iterable[np.ndarray], elsewhere: Mapping[str, Iterable[np.ndarray]] | None = None
+) -> None:
+    """Raise AssertionError unless the pool counts exactly the references of `holders` and those of other tiers.
+
+    No arrival may be open.
+    """
     ids = pool._num_ids
-    expected = {POOL: np.zeros(ids, np.int64), HOST: np.zeros(ids, np.int64)}
-    for tier, held in ((POOL, holders), (HOST, in_host)):
-        for pages in held:
+    expected = {tier: np.zeros(ids, np.int64) for tier in TIERS}
+    for tier, tables in {POOL: holders, **(elsewhere or {})}.items():
+        for pages in tables:
             np.add.at(expected[tier], pages, 1)
         wrong = np.flatnonzero(pool._references[tier][:ids] != expected[tier])
-        assert not len(wrong), f"pages {wrong.tolist()} are miscounted in the {tier}"
-    live, frames = expected[POOL] + expected[HOST] > 0, pool._frames[:ids]
+        assert not len(wrong), f"pages {wrong.tolist()} are miscounted in the tier {tier}"
+    live, frames = sum(expected.values()) > 0, pool._frames[:ids]
     assert pool.num_held == np.count_nonzero(live)
-    assert set(pool._copies) >= set(np.flatnonzero(expected[HOST]).tolist())
-    assert set(pool._copies) == set(np.flatnonzero((expected[HOST] > 0) | (live & (frames == NOWHERE))).tolist())
+    spilled = (expected[POOL] > 0) & (frames == NOWHERE)
+    for tier, copies in pool._copies.items():
+        needed = (expected[tier] > 0) | (spilled & (tier == HOST))
+        assert set(copies) == set(np.flatnonzero(needed).tolist()), f"copies in the tier {tier}"
+    assert pool._slots.num_used == pool.num_copies
     here = frames[(expected[POOL] > 0) & (frames != NOWHERE)]
     assert len(set(here.tolist())) == len(here) == pool.num_used
     assert sorted([*here.tolist(), *pool._free]) == list(range(pool.num_pages))
+    assert pool.num_arriving == 0

@@ -14,13 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.kv.counts import check_counts
 from tests.kv.values import array, computed, make_pool, same_tail
+from tests.tiers.faults import Faults
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
-from twostroke.errors import KVError, OutOfPages
+from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 
@@ -33,6 +34,7 @@ token_lists = st.lists(st.integers(0, 2), max_size=9)
 tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
 rows = st.floats(width=32, allow_nan=False).map(lambda x: Stored(np.array([[x, -0.0]], np.float32)))
 tails = tails | st.builds(Tail, st.just("m"), rows)
+faults = st.none() | st.integers(0, 4)  # how many calls of stores succeed before one fails
 
 
 class Entry:
@@ -85,6 +87,10 @@ class Values(RuleBasedStateMachine):
         super().__init__()
         gc.disable()  # pages must be freed by reference counts alone
         self.pools = [make_pool(40), make_pool(14)]  # the second one sometimes runs out of pages
+        self.faults = Faults()
+        for pool in self.pools:
+            pool.stores = {tier: self.faults.store(tier) for tier in TIERS[2:]}
+        self.pools[1].host_pages = 9
         self.values: list[tuple[KVCache, Expected]] = []
         self.writers: list[tuple[Writer, Expected]] = []
 
@@ -100,13 +106,14 @@ class Values(RuleBasedStateMachine):
         self.keep(KVCache.empty(self.pools[i]), Expected([], 0))
 
     @precondition(lambda self: self.values)
-    @rule(i=indices, model=st.sampled_from(MODELS))
-    def open(self, i: int, model: str) -> None:
+    @rule(i=indices, model=st.sampled_from(MODELS), fault=faults)
+    def open(self, i: int, model: str, fault: int | None = None) -> None:
         kv, expected = self.pick(i)
         used, copies = kv.pool.num_used, kv.pool.num_copies
         try:
-            writer = Writer(kv, model)
-        except OutOfPages:
+            with self.faults.after(fault):
+                writer = Writer(kv, model)
+        except (OutOfPages, PageLost):
             assert (kv.pool.num_used, kv.pool.num_copies) == (used, copies)
             return
         self.writers.append((writer, Expected(list(expected.entries), expected.next_position)))
@@ -160,9 +167,9 @@ class Values(RuleBasedStateMachine):
         assert kv.pool.num_used <= used
 
     @precondition(lambda self: self.values)
-    @rule(i=indices, j=indices)
-    def add(self, i: int, j: int) -> None:
-        self._join(*self.pick(i), *self.pick(j))
+    @rule(i=indices, j=indices, fault=faults)
+    def add(self, i: int, j: int, fault: int | None) -> None:
+        self._join(*self.pick(i), *self.pick(j), fault)
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=indices, at=st.integers(0, 12), skip=st.integers(0, 3))
@@ -170,27 +177,32 @@ class Values(RuleBasedStateMachine):
         (left, left_expected), (right, right_expected) = self.pick(i), self.pick(j)
         self._join(left[:at], left_expected[:at], right[at + skip :], right_expected[at + skip :])
 
-    def _join(self, left: KVCache, left_expected: Expected, right: KVCache, right_expected: Expected) -> None:
+    def _join(
+        self, left: KVCache, left_expected: Expected, right: KVCache, right_expected: Expected, fault: int | None = None
+    ) -> None:
         used, moves = left.pool.num_used, left.pool is not right.pool or left.tier != right.tier
         if not left_expected.joins(right_expected):
             with pytest.raises(KVError, match="positions must increase"):
                 _ = left + right
         else:
             try:
-                self.keep(left + right, left_expected + right_expected)
-            except OutOfPages:
-                assert moves or not left.pool.num_free
+                with self.faults.after(fault):
+                    self.keep(left + right, left_expected + right_expected)
+            except (OutOfPages, PageLost):
+                full = left.pool.num_free == 0 or left.pool.host_pages == left.pool.num_copies
+                assert moves or full or self.faults.raised
         # Adjacent parts of two pages may share one page.
         assert moves or left.pool.num_used <= used + 1
 
     @precondition(lambda self: self.values)
-    @rule(i=indices, j=st.integers(0, 1))
-    def copy(self, i: int, j: int) -> None:
+    @rule(i=indices, j=st.integers(0, 1), fault=faults)
+    def copy(self, i: int, j: int, fault: int | None) -> None:
         kv, expected = self.pick(i)
         try:
-            self.keep(kv.copy_to(self.pools[j]), expected)
-        except OutOfPages:
-            assert self.pools[j].num_free < kv.num_pages
+            with self.faults.after(fault):
+                self.keep(kv.copy_to(self.pools[j]), expected)
+        except (OutOfPages, PageLost):
+            assert self.faults.raised or self.pools[j].num_free < kv.num_pages
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=st.integers(0, 1))
@@ -204,18 +216,40 @@ class Values(RuleBasedStateMachine):
                 assert self.pools[j].num_free < kv.num_pages
 
     @precondition(lambda self: self.values)
-    @rule(i=indices, tier=st.sampled_from([POOL, HOST]))
-    def move(self, i: int, tier: str) -> None:
+    @rule(i=indices, tier=st.sampled_from(TIERS), fault=faults)
+    def move(self, i: int, tier: str, fault: int | None) -> None:
         kv, expected = self.pick(i)
-        before = kv.pool.num_used, kv.pool.num_copies
+        before = [kv.pool.num_used, *(kv.pool.copies(one) for one in TIERS[1:])]
         try:
-            moved = kv.to(tier)
-        except OutOfPages:
-            assert tier == POOL
-            assert (kv.pool.num_used, kv.pool.num_copies) == before
+            with self.faults.after(fault):
+                moved = kv.to(tier)
+        except (OutOfPages, PageLost):
+            assert self.faults.raised or tier in (POOL, HOST)
+            assert [kv.pool.num_used, *(kv.pool.copies(one) for one in TIERS[1:])] == before
             return
         assert moved.tier == tier
         self.keep(moved, expected)
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, j=indices, fault=faults, order=st.permutations(["load", "load", "attach", "close"]))
+    def arrive(self, i: int, j: int, fault: int | None, order: list[str]) -> None:
+        """Two values come at once, in any order of phases, and one of them may fail or be given up."""
+        (kv, expected), (other, _) = self.pick(i), self.pick(j)
+        try:
+            with kv.arrival() as one, other.arrival() as two, self.faults.after(fault):
+                two.load()
+                for phase in order:
+                    getattr(one, phase)()
+                two.attach()
+        except (OutOfPages, PageLost, KVError):
+            return
+        with kv.arrival() as one:
+            one.load()
+            one.attach()
+            assert kv.arrival().missing == {}
+            frames = kv.pool.frames([kv.table])[0]
+            places = spans.pages_and_slots(frames)
+            assert np.array_equal(kv.pool.memory.read(*places), array([entry.data for entry in expected.entries]))
 
     @rule(j=st.integers(0, 1), which=st.integers(0, 7))
     def spill(self, j: int, which: int) -> None:
@@ -224,7 +258,10 @@ class Values(RuleBasedStateMachine):
         held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
         if held:
             used = pool.num_used
-            assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
+            try:
+                assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
+            except OutOfPages:
+                assert pool.num_copies == pool.host_pages
 
     @dataclass
     class Holder:
@@ -260,9 +297,11 @@ class Values(RuleBasedStateMachine):
         holders = {id(kv): kv for kv, _ in self.values} | {id(w.base): w.base for w, _ in self.writers}
         for pool in self.pools:
             mine = [kv for kv in holders.values() if kv.pool is pool]
-            tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in (POOL, HOST)}
+            tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in TIERS}
             own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
-            check_counts(pool, tables[POOL] + own, tables[HOST])
+            check_counts(pool, tables.pop(POOL) + own, tables)
+            assert pool.host_pages is None or pool.num_copies <= pool.host_pages
+            assert self.faults.kept(pool) == {tier: pool.copies(tier) for tier in pool.stores}
 
     @invariant()
     def what_writers_hold_is_in_the_pool(self) -> None:
@@ -277,8 +316,10 @@ class Values(RuleBasedStateMachine):
         self.values.clear()
         self.writers.clear()
         used = [(pool.num_used, pool.num_held, pool.num_copies) for pool in self.pools]
+        kept = [self.faults.kept(pool) for pool in self.pools]
         gc.enable()
         assert used == [(0, 0, 0)] * 2
+        assert kept == [{"disk": 0, "remote": 0}] * 2
 
 
 TestValues = Values.TestCase

@@ -152,7 +152,9 @@ def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: s
 def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=2)
     page, other = filled_pool(pool)
-    alone = np.frombuffer(pool.part(page, np.array([1, 2])), np.float32).reshape(2, 2, 2, 4, 4)
+    alone = np.frombuffer(pool.part(pool.memory.read_pages([page])[0], np.array([1, 2])), np.float32).reshape(
+        2, 2, 2, 4, 4
+    )
     assert np.array_equal(alone[..., 1:3, :], pool.memory.storage[:, :, 0, :, 1:3])
     assert not alone[..., [0, 3], :].any()
     pool.release(np.array([page, other]))

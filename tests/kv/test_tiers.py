@@ -1,4 +1,4 @@
-"""Values in the host tier: the same values, with pages in another memory."""
+"""Values in other tiers: the same values, with pages elsewhere."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kv.values import contents, prefill
+from tests.kv.values import contents, make_pool, prefill
+from tests.tiers.memory_store import MemoryStore
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
-from twostroke.errors import KVError, OutOfPages
+from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.kv.hashed import HashIndex
@@ -19,6 +20,7 @@ from twostroke.kv.radix import RadixIndex
 from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]
+TIERS = ["host", "disk", "remote"]
 TAILS = [None, Tail("m", Stored(np.array([[0.5, -1.0]], np.float32))), Tail("m", pending=7)]
 
 
@@ -36,63 +38,69 @@ def values(pool: PagePool, tail: Tail | None) -> list[KVCache]:
 
 @pytest.mark.parametrize("which", range(9))
 @pytest.mark.parametrize("tail", TAILS)
-def test_any_value_is_the_same_in_the_host(pool: PagePool, which: int, tail: Tail | None) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_any_value_is_the_same_in_another_tier(pool: PagePool, which: int, tail: Tail | None, tier: str) -> None:
     kv = values(pool, tail)[which]
     expected, table = facts(kv), kv.table.copy()
-    host = kv.to("host")
-    assert (kv.tier, host.tier) == ("pool", "host")
-    assert facts(host) == facts(kv) == expected
-    assert all(np.array_equal(host.keys(layer), kv.keys(layer)) for layer in range(2))
-    assert host.to("host") is host
+    away = kv.to(tier)
+    assert (kv.tier, away.tier) == ("pool", tier)
+    assert facts(away) == facts(kv) == expected
+    assert all(np.array_equal(away.keys(layer), kv.keys(layer)) for layer in range(2))
+    assert away.to(tier) is away
     del kv
-    assert (pool.num_used, pool.num_copies) == (0, host.num_pages)
-    assert facts(host) == expected
-    back = host.to("pool")
+    assert (pool.num_used, pool.copies(tier)) == (0, away.num_pages)
+    assert facts(away) == expected
+    back = away.to("pool")
     assert facts(back) == expected
     assert (back.table == table).all()  # attention reads the same pages
-    del host
-    assert (pool.num_used, pool.num_copies) == (back.num_pages, 0)
+    del away
+    assert (pool.num_used, pool.copies(tier)) == (back.num_pages, 0)
     assert facts(back) == expected
 
 
-def test_values_that_share_pages_share_them_in_the_host(pool: PagePool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_values_that_share_pages_share_them_in_another_tier(
+    pool: PagePool, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
     kv = prefill(pool, range(16))
     longer = prefill(kv, range(5))
     family = [kv, kv[3:], longer, kv[:2] + longer[9:]]
     bits, moved = [contents(one) for one in family], []
     read = pool.memory.read_pages
     monkeypatch.setattr(pool.memory, "read_pages", lambda frames: moved.extend(frames) or read(frames))
-    host = [one.to("host") for one in family]
-    assert len(moved) == len(set(moved)) == pool.num_copies == pool.num_used == 6
+    away = [one.to(tier) for one in family]
+    assert len(moved) == len(set(moved)) == pool.copies(tier) == pool.num_used == 6
     del family, kv, longer
-    assert (pool.num_used, pool.num_copies) == (0, 6)
-    back = [one.to("pool") for one in host]
+    assert (pool.num_used, pool.copies(tier)) == (0, 6)
+    back = [one.to("pool") for one in away]
     assert pool.num_used == 6
-    assert [contents(one) for one in back] == [contents(one) for one in host] == bits
+    assert [contents(one) for one in back] == [contents(one) for one in away] == bits
     assert back[0].table[0, PAGE] == back[1].table[0, PAGE] == back[2].table[0, PAGE]
-    del host
-    assert pool.num_copies == 0
+    del away
+    assert pool.copies(tier) == 0
 
 
-def test_what_is_still_in_the_pool_is_not_brought_back(pool: PagePool) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_still_in_the_pool_is_not_brought_back(pool: PagePool, tier: str) -> None:
     kv = prefill(pool, range(9))
-    host, held = kv.to("host"), kv[:4]
+    away, held = kv.to(tier), kv[:4]
     del kv
     assert pool.num_used == 1
-    back = host.to("pool")
+    back = away.to("pool")
     assert pool.num_used == 3
     assert back.table[0, PAGE] == held.table[0, PAGE]
 
 
-def test_a_page_that_was_written_behind_goes_again(pool: PagePool) -> None:
-    """The host's copy has the entries of the first value; the second value has more of the same page."""
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_page_that_was_written_behind_goes_again(pool: PagePool, tier: str) -> None:
+    """The copy has the entries of the first value; the second value has more of the same page."""
     kv = prefill(pool, range(2))
-    first = kv.to("host")
+    first = kv.to(tier)
     longer = prefill(kv, [2])
-    second = longer.to("host")
+    second = longer.to(tier)
     bits = contents(longer)
     del kv, longer
-    assert (pool.num_used, pool.num_copies) == (0, 1)
+    assert (pool.num_used, pool.copies(tier)) == (0, 1)
     assert (contents(first), contents(second)) == (bits[:2], bits)
     back, short = second.to("pool"), first.to("pool")
     del first, second
@@ -101,73 +109,79 @@ def test_a_page_that_was_written_behind_goes_again(pool: PagePool) -> None:
     assert (contents(back), contents(forked)[:2]) == (bits, bits[:2])
 
 
-def test_what_nobody_kept_is_written_over(pool: PagePool) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_nobody_kept_is_written_over(pool: PagePool, tier: str) -> None:
     kv = prefill(pool, range(2))
-    host = kv.to("host")
+    away = kv.to(tier)
     longer = prefill(kv, [2])
     del kv, longer
-    again = prefill(host, [5])  # in place: the owner of the third slot is gone
+    again = prefill(away, [5])  # in place: the owner of the third slot is gone
     assert pool.num_used == 1
     assert contents(again) == contents(prefill(pool, [0, 1, 5]))
 
 
-def test_values_in_the_host_are_cut_and_joined_there(pool: PagePool) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_values_in_another_tier_are_cut_and_joined_there(pool: PagePool, tier: str) -> None:
     kv = prefill(pool, range(12))
-    host, bits = kv.to("host"), contents(kv)
+    away, bits = kv.to(tier), contents(kv)
     del kv
     for a, b in ((1, 1), (4, 4), (5, 7), (3, 9), (0, 2), (12, 12)):
-        joined = host[:a] + host[b:]
-        assert (joined.tier, pool.num_used) == ("host", 0)
+        joined = away[:a] + away[b:]
+        assert (joined.tier, pool.num_used) == (tier, 0)
         assert contents(joined) == bits[:a] + bits[b:]
     # Parts of two pages become one, as in the pool.
-    other = prefill(pool, range(12), model="other").to("host")
-    joined = host[:6] + other[6:]
+    other = prefill(pool, range(12), model="other").to(tier)
+    joined = away[:6] + other[6:]
     assert [span[1:] for span in joined.table.tolist()] == [[0, 4, 0], [0, 4, 4], [0, 4, 8]]
     assert contents(joined) == bits[:6] + contents(other)[6:]
-    assert (pool.num_used, pool.num_copies) == (0, 7)
+    assert (pool.num_used, pool.copies(tier)) == (0, 7)
 
 
-def test_a_join_lies_where_its_left_side_does(pool: PagePool, new_pool: NewPool) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_join_lies_where_its_left_side_does(pool: PagePool, new_pool: NewPool, tier: str) -> None:
     kv = prefill(pool, range(12))
-    host, bits = kv.to("host"), contents(kv)
-    assert ((host[:5] + kv[7:]).tier, (kv[:5] + host[7:]).tier) == ("host", "pool")
-    assert contents(host[:5] + kv[7:]) == contents(kv[:5] + host[7:]) == bits[:5] + bits[7:]
+    away, bits = kv.to(tier), contents(kv)
+    assert ((away[:5] + kv[7:]).tier, (kv[:5] + away[7:]).tier) == (tier, "pool")
+    assert contents(away[:5] + kv[7:]) == contents(kv[:5] + away[7:]) == bits[:5] + bits[7:]
     elsewhere = prefill(new_pool(), range(12))
-    assert contents(host[:5] + elsewhere[7:]) == bits[:5] + bits[7:]
-    assert (host[:5] + elsewhere[7:]).tier == "host"
+    assert contents(away[:5] + elsewhere[7:]) == bits[:5] + bits[7:]
+    assert (away[:5] + elsewhere[7:]).tier == tier
 
 
-def test_a_writer_brings_a_value_back(pool: PagePool) -> None:
-    host = prefill(pool, range(6)).to("host")
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_writer_brings_a_value_back(pool: PagePool, tier: str) -> None:
+    away = prefill(pool, range(6)).to(tier)
     assert pool.num_used == 0
-    longer = prefill(host, [6, 7, 8])
+    longer = prefill(away, [6, 7, 8])
     assert (longer.tier, pool.num_used) == ("pool", 3)
     assert contents(longer) == contents(prefill(pool, range(9)))
     assert longer.canonical_length("m") == 9
 
 
-def test_saved_and_copied_from_the_host(pool: PagePool, new_pool: NewPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_saved_and_copied_from_another_tier(pool: PagePool, new_pool: NewPool, tmp_path: Path, tier: str) -> None:
     kv = prefill(pool, range(11))
     kv = kv[:3] + kv[6:]
     kv.save(tmp_path / "one")
-    host, bits = kv.to("host"), contents(kv)
+    away, bits = kv.to(tier), contents(kv)
     del kv
-    host.save(tmp_path / "two")
+    away.save(tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     there = new_pool()
-    copy = host.copy_to(there)
+    copy = away.copy_to(there)
     assert (copy.tier, contents(copy), pool.num_used) == ("pool", bits, 0)
 
 
-def test_without_room_nothing_changes(new_pool: NewPool) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_without_room_nothing_changes(new_pool: NewPool, tier: str) -> None:
     pool = new_pool(num_pages=3)
-    host = prefill(pool, range(9)).to("host")
-    held, bits = prefill(pool, range(4)), contents(host)
-    for use in (lambda: host.to("pool"), lambda: Writer(host, "m"), lambda: host.copy_to(pool)):
+    away = prefill(pool, range(9)).to(tier)
+    held, bits = prefill(pool, range(4)), contents(away)
+    for use in (lambda: away.to("pool"), lambda: Writer(away, "m"), lambda: away.copy_to(pool)):
         with pytest.raises(OutOfPages):
             use()
-        assert (pool.num_used, pool.num_copies, contents(host)) == (1, 3, bits)
-    assert contents(held + host[5:]) == contents(held) + bits[5:]
+        assert (pool.num_used, pool.copies(tier), contents(away)) == (1, 3, bits)
+    assert contents(held + away[5:]) == contents(held) + bits[5:]
 
 
 @pytest.mark.parametrize("kind", [RadixIndex, HashIndex])
@@ -189,11 +203,78 @@ def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool, kind: typ
     assert index.evict(5) == 3
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_value_says_where_it_is(pool: PagePool, tier: str) -> None:
+    kv = prefill(pool, range(5))
+    assert repr(kv) == "KVCache(5 entries, positions 0 to 4, 640 bytes in 2 pages)"
+    assert repr(kv.to(tier)) == f"KVCache(5 entries, positions 0 to 4, 640 bytes in 2 pages, tier {tier})"
+
+
+@pytest.mark.parametrize("one", TIERS)
+@pytest.mark.parametrize("other", TIERS)
+def test_from_any_tier_to_any_other(pool: PagePool, one: str, other: str) -> None:
+    kv = prefill(pool, range(6))
+    bits, kv = contents(kv), kv.to(one)
+    moved = kv.to(other)
+    assert (contents(kv), contents(moved), pool.num_used) == (bits, bits, 0)
+    del kv
+    assert {tier: pool.copies(tier) for tier in TIERS} == {tier: 2 * (tier == other) for tier in TIERS}
+    assert contents(moved) == bits
+
+
+def test_no_other_values_entries_are_written(pool: PagePool) -> None:
+    """Slots of a page that belong to other values are zeros in a store."""
+    kv = prefill(pool, range(6))
+    longer = prefill(kv, [6])
+    away = kv.to("disk")
+    store = pool.stores["disk"]
+    assert isinstance(store, MemoryStore)
+    pages = [np.frombuffer(page, np.float32).reshape(2, 2, 2, 4, 4) for page in store.private.values()]
+    assert sorted(np.count_nonzero(page[..., 2:, :]) > 0 for page in pages) == [False, True]
+    assert contents(away) == contents(longer)[:6]
+
+
+@pytest.mark.parametrize("tier", ["disk", "remote"])
+def test_lost_pages_leave_the_facts(pool: PagePool, tier: str, tmp_path: Path) -> None:
+    kv = prefill(pool, range(6), tail=TAILS[2])
+    away, expected = kv.to(tier), [kv.tokens, kv.positions, kv.tail, kv.nbytes]
+    del kv
+    store = pool.stores[tier]
+    assert isinstance(store, MemoryStore)
+    kept, store.private = store.private, {}
+    seam = prefill(pool, range(6), model="other")[5:]
+    uses: list[Callable[[], object]] = [
+        away.entries,
+        lambda: away.keys(0),
+        lambda: away.to("pool"),
+        lambda: away.to("host"),
+        lambda: away.copy_to(pool),
+        lambda: Writer(away, "m"),
+        lambda: away.save(tmp_path / "value"),
+        lambda: away[:5] + seam,
+    ]
+    used = pool.num_used
+    for use in uses:
+        with pytest.raises(PageLost, match=f"memory:{tier}"):
+            use()
+        assert (pool.num_used, pool.num_copies, pool.num_arriving) == (used, 0, 0)
+        assert [away.tokens, away.positions, away.tail, away.nbytes] == expected
+    assert not list(tmp_path.iterdir())
+    store.private = kept  # the server answers again
+    assert contents(away) == contents(prefill(pool, range(6)))
+
+
 @pytest.mark.parametrize(
-    ("tier", "why"), [("disk", "not there yet"), ("remote", "not there yet"), ("attic", "use pool or host")]
+    ("tier", "why"),
+    [
+        ("disk", "there is no disk tier: open the model with kv_disk=DIRECTORY"),
+        ("remote", "there is no remote tier: open the model with kv_remote=URL"),
+        ("attic", "the tier 'attic' is unknown: use pool, host, disk or remote"),
+    ],
 )
-def test_other_tiers_are_told(pool: PagePool, tier: str, why: str) -> None:
-    with pytest.raises(KVError, match=f"the tier '{tier}' is.*{why}"):
+def test_other_tiers_are_told(tier: str, why: str) -> None:
+    pool = make_pool()
+    with pytest.raises(KVError, match=why):
         prefill(pool, [1]).to(tier)
 
 

@@ -57,15 +57,15 @@ def latency(
     # A prefix index would skip the prefill that is measured, so it is on only where shared prefixes are measured.
     changes = {} if shared_prefix else {"prefix_index": "off"}
     began = time.perf_counter()
-    llm = model_options.open(**changes)
-    load_s = time.perf_counter() - began
-    from twostroke.perf.latency import PromptSource, Shape
+    with model_options.open(**changes) as llm:
+        load_s = time.perf_counter() - began
+        from twostroke.perf.latency import PromptSource, Shape
 
-    if prompt is not None:
-        prompt_tokens = [len(llm.encode(prompt))]
-    shapes = [Shape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
-    results = run(llm, shapes, repeats, warmup, PromptSource(seed, shared_prefix, prompt))
-    facts = describe(llm, results, load_s)
+        if prompt is not None:
+            prompt_tokens = [len(llm.encode(prompt))]
+        shapes = [Shape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
+        results = run(llm, shapes, repeats, warmup, PromptSource(seed, shared_prefix, prompt))
+        facts = describe(llm, results, load_s)
     if as_json:
         print_json(facts)
         return

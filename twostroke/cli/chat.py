@@ -47,23 +47,23 @@ def chat(
     else with a temperature of 0.7 and a top-p of 0.9.
     """
     sampling.params()  # wrong ones are reported before the model is loaded
-    llm = model_options.open()
-    from twostroke.conversation import Conversation
+    with model_options.open() as llm:
+        from twostroke.conversation import Conversation
 
-    own = llm.generation or UNSTATED
-    fields = own | sampling.fields()
-    if load is None:
-        conversation = Conversation(llm, system, **fields)
-    else:
-        conversation = Conversation.load(load, llm, **fields)
-        conversation.system = conversation.system if system is None else system
-    session = Session(conversation, sys.stderr if as_json else sys.stdout, sys.stdin.isatty())
-    if session.interactive:
-        how = ", ".join(f"{name} {fields[name]:g}" for name in own)
-        note(f"{llm.name}: {how}; /help lists commands, Ctrl-D leaves")
-    session.run()
-    if as_json:
-        print_json(session.facts())
+        own = llm.generation or UNSTATED
+        fields = own | sampling.fields()
+        if load is None:
+            conversation = Conversation(llm, system, **fields)
+        else:
+            conversation = Conversation.load(load, llm, **fields)
+            conversation.system = conversation.system if system is None else system
+        session = Session(conversation, sys.stderr if as_json else sys.stdout, sys.stdin.isatty())
+        if session.interactive:
+            how = ", ".join(f"{name} {fields[name]:g}" for name in own)
+            note(f"{llm.name}: {how}; /help lists commands, Ctrl-D leaves")
+        session.run()
+        if as_json:
+            print_json(session.facts())
 
 
 class Session:

@@ -15,6 +15,7 @@ from twostroke.cli.options import (
     options_of,
     parse_pair,
     spread,
+    without_password,
 )
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.evals.options import Options
@@ -143,8 +144,9 @@ def evaluate(
     from twostroke.system.machine import describe
 
     contenders, options = compared.contenders(), eval_options.options()  # before a model is loaded
-    evaluation = Evaluation(model_options.open(), task, contenders, options)
-    summary = summarize(evaluation, run(evaluation, eval_options.output))
+    with model_options.open() as llm:
+        evaluation = Evaluation(llm, task, contenders, options)
+        summary = summarize(evaluation, run(evaluation, eval_options.output))
     machine, command = describe(model_options.device), command_line(task, compared, eval_options, model_options)
     facts = {"command": command} | summary.as_dict() | machine
     if (directory := eval_options.output) is not None:
@@ -176,7 +178,8 @@ def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOpt
             if value == field.default:
                 continue
             flag = FLAGS.get((field.name, value))
-            words += [flag] if flag else [f"--{field.name.replace('_', '-')}", str(value)]
+            shown = without_password(str(value)) if field.name == "kv_remote" else str(value)
+            words += [flag] if flag else [f"--{field.name.replace('_', '-')}", shown]
     return shlex.join(words)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
-from twostroke.cli.report import note, pace_text, print_json, size, write
+from twostroke.cli.report import found_text, note, pace_text, print_json, size, write
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
@@ -51,30 +51,30 @@ def generate(
     params = sampling.params(n=n, logprobs=logprobs)
     method = method_options.build()
     model_options.check_companions(method)
-    llm = model_options.open()
-    tokens = prompt_tokens(llm, text, chat, system)
+    with model_options.open() as llm:
+        tokens = prompt_tokens(llm, text, chat, system)
 
-    streaming = n == 1 and not as_json
-    decoding = llm.stream(tokens, params, method=method)
-    choices: list[list[Token]] = [[] for _ in range(n)]
-    for token in decoding:
-        choices[token.choice].append(token)
+        streaming = n == 1 and not as_json
+        decoding = llm.stream(tokens, params, method=method)
+        choices: list[list[Token]] = [[] for _ in range(n)]
+        for token in decoding:
+            choices[token.choice].append(token)
+            if streaming:
+                write(token.text)
+        facts = describe(llm, decoding.request, choices, method_options.method)
+        if as_json:
+            print_json({"model": llm.name, "prompt": text, **facts})
+            return
         if streaming:
-            write(token.text)
-    facts = describe(llm, decoding.request, choices, method_options.method)
-    if as_json:
-        print_json({"model": llm.name, "prompt": text, **facts})
-        return
-    if streaming:
-        write("\n")
-    else:
-        for output in facts["outputs"]:
-            write(f"[{output['index'] + 1}] {output['text']}\n")
-    if logprobs is not None:
-        print_logprobs(facts["outputs"])
-    note(facts_line(decoding.request, facts))
-    if reason := unavailable():
-        note(f"without native kernels: {reason}")
+            write("\n")
+        else:
+            for output in facts["outputs"]:
+                write(f"[{output['index'] + 1}] {output['text']}\n")
+        if logprobs is not None:
+            print_logprobs(facts["outputs"])
+        note(facts_line(decoding.request, facts))
+        if reason := unavailable():
+            note(f"without native kernels: {reason}")
 
 
 def read_prompt(text: str | None, prompt: str | None, prompt_file: Path | None) -> str:
@@ -118,6 +118,7 @@ def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) 
 def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:
     """All facts of a finished request, for JSON."""
     from twostroke.engine.timings import DEFINITIONS, Pace
+    from twostroke.kv.pages import TIERS
     from twostroke.methods.method import method_facts
 
     outputs = [
@@ -139,6 +140,7 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
         "prompt_tokens": request.prompt_tokens,
         "prefilled_tokens": request.prefilled_tokens,
         "cached_tokens": request.cached_tokens,
+        "cached_tokens_by_tier": {tier: request.cached_by_tier[tier] for tier in TIERS},
         "output_tokens": sum(len(tokens) for tokens in choices),
         **Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens).as_dict(),
         "total_output_tokens_per_second": total_rate(request, sum(len(tokens) for tokens in choices)),
@@ -174,7 +176,7 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     """One line for people."""
     from twostroke.engine.timings import Pace
 
-    cached = f" ({facts['cached_tokens']} cached)" if facts["cached_tokens"] else ""
+    cached = f" ({found})" if (found := found_text(facts["cached_tokens_by_tier"])) else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
     parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
     if (total := facts["total_output_tokens_per_second"]) is not None and len(facts["outputs"]) > 1:

@@ -35,6 +35,21 @@ def parse_size(text: str) -> int:
     return int(match[1]) * UNITS[match[2]] if match[1].isdigit() else int(float(match[1]) * UNITS[match[2]])
 
 
+def parse_remote(text: str) -> str:
+    """The URL of a server that speaks Redis' protocol. A message never repeats it: it may hold a password."""
+    if not re.match(r"(rediss?|unix)://.", text):
+        raise typer.BadParameter(
+            "write redis://HOST:PORT/DB, rediss://... (TLS) or unix://PATH, as redis://:PASSWORD@HOST:PORT/DB where it "
+            "needs a password"
+        )
+    return text
+
+
+def without_password(url: str) -> str:
+    """A URL to show and to keep: what is before the @ may be a secret."""
+    return re.sub(r"://.*@", "://***@", url)
+
+
 def parse_id(text: str) -> int:
     """A token id."""
     if not text.isdecimal():
@@ -97,6 +112,42 @@ class ModelOptions:
         ),
     ] = None
     prefix_index: Annotated[str, _model(help="Share known prefixes: radix, hash or off.")] = "radix"
+    kv_host: Annotated[
+        Any,
+        _model(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Ordinary memory for KV that the pool has no room for.",
+            show_default="none",
+        ),
+    ] = None
+    kv_disk: Annotated[
+        str | None,
+        _model(
+            metavar="DIR",
+            help="A directory for KV, which outlives the process; several processes may share it.",
+            show_default="none",
+        ),
+    ] = None
+    kv_disk_bytes: Annotated[
+        Any,
+        _model(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Most that the directory may take.",
+            show_default="a tenth of what is free there, 50 GiB at most",
+        ),
+    ] = None
+    kv_remote: Annotated[
+        Any,
+        _model(
+            parser=parse_remote,
+            metavar="URL",
+            envvar="TWOSTROKE_KV_REMOTE",
+            help="A server for KV that speaks Redis' protocol: redis://HOST:PORT/DB, or rediss:// with TLS.",
+            show_default="none",
+        ),
+    ] = None
     max_step_tokens: Annotated[int, _model(min=1, help="Token budget of a step; longer prompts go in chunks.")] = 512
     page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
     check: Annotated[
@@ -116,7 +167,10 @@ class ModelOptions:
                 note(f"method {method.name} does not use --{role}{hint}")
 
     def open(self, **changes: Any) -> "LLM":
-        """Open the model; progress of downloads and loading is shown on stderr."""
+        """Open the model; progress of downloads and loading is shown on stderr.
+
+        Close it at the end: then what waits to be written to a tier is written.
+        """
         from twostroke.cli.report import Loading, note
         from twostroke.llm import LLM
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from twostroke.engine.timings import Pace
-
+    from twostroke.llm import LLM
 
 QUIET_S, EVERY_S = 2.0, 5.0  # seconds without a line, and between lines
+
+FOUND = {"pool": "the pool", "host": "the host", "disk": "disk", "remote": "the remote store"}
 
 
 def print_json(value: Any) -> None:
@@ -57,6 +60,23 @@ def size(count: int) -> str:
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
     return f"{count:,} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+def found_text(by_tier: Mapping[str, int]) -> str:
+    """Where prompt tokens were found that were not computed; empty if there are none."""
+    return ", ".join(f"{by_tier[tier]:,} from {words}" for tier, words in FOUND.items() if by_tier.get(tier))
+
+
+def tiers_text(llm: "LLM") -> str:
+    """Where the KV of a model may be, and how much of it."""
+    tiers = llm.tiers
+    parts = [f"{size(llm.pool.num_pages * llm.pool.page_bytes)} in the pool"]
+    if tiers.host_bytes:
+        parts.append(f"{size(tiers.host_bytes)} in ordinary memory")
+    for store in tiers.stores:
+        most = "" if store.most_bytes is None else f"{size(store.most_bytes)} "
+        parts.append(f"{most}{'on disk in' if store.tier == 'disk' else 'remote at'} {store.where}")
+    return ", ".join(parts)
 
 
 def pace_text(pace: "Pace") -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, option, parse_size, spread
-from twostroke.cli.report import note
+from twostroke.cli.report import note, tiers_text
 from twostroke.fields import rules
 from twostroke.server.settings import Settings
 from twostroke.system.extras import extra
@@ -107,7 +107,9 @@ def serve(
         server = make_server(llm, settings, host, port)
         server.warm()
     note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, itl_ms)}")
-    server.run(sockets)
+    note(f"KV: {tiers_text(llm)}")
+    with llm:
+        server.run(sockets)
 
 
 def _itl_text(llm: "LLM", asked: float | str) -> str:

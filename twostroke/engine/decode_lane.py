@@ -12,7 +12,7 @@ import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.backends.rows import Stored
-from twostroke.engine.lane import Lane, reopened
+from twostroke.engine.lane import Lane, reopened, reuse
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
 from twostroke.engine.strokes import Decode, Decoded
@@ -72,13 +72,21 @@ class DecodeLane(Lane[Decode]):
         # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
         self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
-        super().__init__(choice, slot, model, stroke, base, todo)
+        missing = None
+        if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
+            longer, todo, missing = reuse(model, base, todo, max(1, stroke.queries or 0))
+            base = longer
+        super().__init__(choice, slot, model, stroke, base, todo, missing=missing)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
-        if record.complete and not self.todo:
+        if self.missing is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.record.complete and not self.todo:
             self._finish()
 
     @property
@@ -88,7 +96,7 @@ class DecodeLane(Lane[Decode]):
     @property
     def ready(self) -> bool:
         """Whether the lane has a row to sample from."""
-        return bool(self._rows or self.drawn) and not self.todo and self.result is None
+        return bool(self._rows or self.drawn) and not self.todo and self.result is None and self.missing is None
 
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)

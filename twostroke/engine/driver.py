@@ -13,6 +13,7 @@ from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill, close
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
+from twostroke.kv.cache import KVCache
 from twostroke.sampling.draw import Sampled
 
 
@@ -112,8 +113,8 @@ class Driver:
             if not request.preemptions:
                 request.shared[key] = shared = SharedPrefill(len(request.choices) - 1)
         lane = PrefillLane(choice, slot, self._model(stroke.model), stroke, shared)
-        request.prefilled_tokens += lane.cached_tokens + len(lane.todo)
-        request.cached_tokens += lane.cached_tokens
+        request.prefilled_tokens += lane.cached.total() + len(lane.todo)
+        request.cached_by_tier += lane.cached
         choice.lanes.append(lane)
 
     def _emit(self, choice: Choice, stroke: Emit) -> bool:
@@ -159,13 +160,29 @@ class Driver:
                 raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
-            if lane.model.index is not None and lane.kv is not None:
-                lane.model.index.insert(lane.kv)
+            if lane.kv is not None:
+                self._know(lane, lane.kv)
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
             if isinstance(lane, PrefillLane) and lane.shared is not None:
                 lane.shared.arrived(lane.result)
             lane.close()
+
+    def _know(self, lane: Lane, kv: KVCache) -> None:
+        """Index a lane's canonical entries, and offer them to the stores."""
+        model, stroke = lane.model, lane.stroke
+        if model.index is not None:
+            model.index.insert(kv)
+        if model.lower is not None and (count := kv.canonical_length(model.id)) >= model.pool.page_size:
+            before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
+            start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
+            model.lower.offer(kv.token_array[:count], start)
+
+    def keep(self, choice: Choice) -> None:
+        """Index what a choice has computed before it loses its pages, so that it is found again."""
+        for lane in choice.lanes:
+            if lane.started and lane.dropout is None and lane.model.index is not None:
+                lane.model.index.insert(lane.writer.freeze()[: lane.num_computed])
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from twostroke.backends.interface import LazyLogits
@@ -15,6 +17,7 @@ from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
 from twostroke.engine.forecast import Forecast
+from twostroke.engine.loads import Loads, arrive
 from twostroke.engine.model import Model
 from twostroke.engine.objective import comfortable_itl_ms
 from twostroke.engine.placement import Placement
@@ -28,6 +31,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
 from twostroke.system.interrupts import Postponed
+from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 CLOSED = "this model is closed: open it again"
@@ -60,21 +64,36 @@ class Engine:
 
     Attributes:
         models: by role, the name that programs use; one model may have several roles.
+        tiers: where pages may be besides the pools.
+        on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
     """
 
-    def __init__(self, models: Mapping[str, Model], default: str, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        default: str,
+        config: SchedulerConfig | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
         self._news = threading.Condition()  # notified after each step; guards `_stepping`
         self._stepping = False  # whether one of the threads that wait for tokens steps
+        self._changes = 0  # number of events that may give a step something to do; guarded by `_news`
+        self.on_arrival: Callable[[], None] | None = None
         self._closed = False
         self._forecast: Forecast | None = None
+        self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
         self._driver = Driver(self.models, default)
-        self._placement = Placement(dict.fromkeys(self.models.values()), self._queues)
+        arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
+        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
+        unique = dict.fromkeys(self.models.values())
+        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
+        self._predict_loads()
         self.report = StepReport()
 
     @property
@@ -97,6 +116,16 @@ class Engine:
             step_s = self._forecast.decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
+    def _predict_loads(self) -> None:
+        """Measure the models, so that what is quicker can be chosen: to load pages or to compute them."""
+        if not self.tiers.stores:
+            return
+        forecast = self._forecast = self._forecast or Forecast.calibrated(self.models.values())
+        for model in dict.fromkeys(self.models.values()):
+            if model.lower is not None:
+                model.lower.probe()
+                model.lower.computing = forecast.prefill(model, self.config.max_step_tokens)
+
     @property
     def num_waiting(self) -> int:
         return len(self._queues.waiting)
@@ -105,10 +134,15 @@ class Engine:
     def num_running(self) -> int:
         return len(self._queues.running)
 
+    @property
+    def num_arriving(self) -> int:
+        """Number of choices that wait for pages from other tiers; they do not count as running."""
+        return len(self._queues.arriving)
+
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
         models = dict.fromkeys(self.models.values())
-        return sum(model.index.num_pages for model in models if model.index is not None and model.pool is pool)
+        return sum(model.index.num_in_pool for model in models if model.index is not None and model.pool is pool)
 
     @property
     def preemptions(self) -> int:
@@ -124,6 +158,7 @@ class Engine:
                 self._requests.add(request)
                 for choice in request.choices:
                     self._queues.wait(choice)
+            self._tell()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
             self.drop(request)
             raise
@@ -211,33 +246,51 @@ class Engine:
             request.raise_error()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Step until `ready()`, or wait while another thread steps."""
+        """Step until `ready()`, or wait while another thread steps, or until pages come."""
         while not ready():
-            if not self._stepped(ready):
+            seen = self._changes
+            worked = self._stepped(ready)
+            if worked is None:
                 with self._news:
                     while self._stepping and not ready():
                         self._news.wait()
+            elif not worked and self._loads:
+                with self._news:
+                    if seen == self._changes and not ready():
+                        self._news.wait(self._loads.patience())
 
-    def _stepped(self, ready: Callable[[], bool]) -> bool:
-        """Step unless `ready()`. Returns False if another of the waiting threads steps already."""
+    def _stepped(self, ready: Callable[[], bool]) -> bool | None:
+        """Step unless `ready()`. Returns whether there was work; None if another of the waiting threads steps."""
+        worked = True
         with Postponed():  # `_stepping` must not stay set
             with self._news:
                 if self._stepping:
-                    return False
+                    return None
                 self._stepping = True
             try:
                 with self._lock:
                     if not ready():  # a server's thread may step too
-                        self._step()
+                        worked = self._step()
             finally:
                 with self._news:
                     self._stepping = False
                     self._news.notify_all()
-        return True
+        return worked
 
     def _tell(self) -> None:
         with self._news:
+            self._changes += 1
             self._news.notify_all()
+
+    def _arrival(self) -> None:
+        """Called by I/O threads when a load is over."""
+        self._tell()
+        if (callback := self.on_arrival) is not None:
+            callback()
+
+    def pause(self) -> float | None:
+        """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
+        return self._loads.patience() if self._loads else None
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
@@ -257,6 +310,7 @@ class Engine:
 
     def _advance(self) -> bool:
         began, forecast = time.perf_counter(), self._forecast
+        arrived = bool(self._loads) and self._take_arrivals()
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
         for lane, error in failed:
@@ -272,11 +326,13 @@ class Engine:
         for model, group in by_model.items():
             self._guarded({chunk.lane.choice.request for chunk in group}, run, model, group)
         self._resume()
-        worked = bool(chunks)
+        worked = bool(chunks) or arrived
         while ready := self._ready():
             worked = True
             self._sample(ready)
             self._resume()
+        if self._loads:
+            self._loads.start(self._placement.may_load)
         if forecast is not None and predicted is not None and chunks:
             forecast.observe(chunks, predicted, time.perf_counter() - began)
         return worked
@@ -286,17 +342,41 @@ class Engine:
         forecast, itl_ms = self._forecast, self.config.itl_ms
         return forecast is None or itl_ms is None or forecast.planned(planned) <= itl_ms / 1e3
 
+    def _take_arrivals(self) -> bool:
+        """Let lanes go on whose loads are over. Returns whether there were any."""
+        over = self._loads.over()
+        for load in over:
+            lanes, kv = list(load.lanes), load.take()
+            if load.model.index is not None and len(load.tokens):
+                load.model.index.insert(kv)
+            for lane in lanes:
+                choice = lane.choice
+                if lane.load is load and not choice.done:
+                    self._guarded({choice.request}, self._drive, partial(arrive, lane, load, kv), choice)
+                    self._sort(choice)
+                    self._retire(choice)
+        return bool(over)
+
+    def _sort(self, choice: Choice) -> None:
+        """Move a choice that has nothing but strokes that wait for pages away from the running."""
+        if choice in self._queues.running and choice.arriving:
+            self._queues.arrive(choice)
+
     def _admit(self) -> None:
         queues = self._queues
+        for choice in [choice for choice in queues.arriving if not choice.arriving]:
+            if len(queues.running) < self.config.max_running:
+                queues.run(choice)
         while queues.waiting and len(queues.running) < self.config.max_running:
             choice = queues.waiting[0]
             # A preempted choice is admitted again when the pages that it held fit.
-            if queues.running and not self._placement.fits(choice):
+            if queues.active and not self._placement.fits(choice):
                 return
             queues.run(choice)
             timings = choice.request.timings
             timings.scheduled = timings.scheduled or time.perf_counter()
             self._guarded({choice.request}, self._drive, self._driver.start, choice)
+            self._sort(choice)
             self._retire(choice)
 
     def _resume(self) -> None:
@@ -305,6 +385,7 @@ class Engine:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
                     self._guarded({choice.request}, self._drive, self._driver.resume, choice)
+                    self._sort(choice)
                     self._retire(choice)
 
     def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
@@ -315,6 +396,9 @@ class Engine:
             hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice)
             if hopeless and not self._driver.outgrow(choice):
                 raise
+        for lane in choice.lanes:
+            if lane.missing is not None and lane.load is None:
+                self._loads.add(lane)
 
     def _ready(self) -> list[DecodeLane]:
         lanes = (lane for choice in self._queues.running for lane in choice.lanes)

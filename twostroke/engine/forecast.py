@@ -1,7 +1,7 @@
 """Predicts how long steps take, and corrects the prediction by measured steps."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
@@ -29,6 +29,17 @@ class Forecast:
     def decode_step(self, model: Model) -> float:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([Rows(1, 0, 1)])
+
+    def prefill(self, model: Model, chunk: int) -> Callable[[int, int], float]:
+        """A function that predicts the seconds to compute tokens alone, `chunk` in a step: (entries before, tokens)."""
+        predictor, correction = self._predictors[model], self._corrections["chunks"]
+
+        def seconds(context: int, count: int) -> float:
+            starts = range(context, context + count, chunk)
+            steps = [Rows(min(chunk, context + count - start), start) for start in starts]
+            return sum(predictor.seconds([rows]) for rows in steps) * correction.factor
+
+        return seconds
 
     def planned(self, plan: Plan) -> float:
         """Predicted seconds of a planned step."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from twostroke.backends.interface import LazyLogits
+from twostroke.backends.interface import PAGE, LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
+from twostroke.kv.pages import NOWHERE
+from twostroke.kv.provenance import NOTHING
 from twostroke.kv.writer import Places, Writer
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.scores import TokenScore
 
 if TYPE_CHECKING:
+    from twostroke.engine.loads import Load
     from twostroke.engine.request import Choice, SharedPrefill
 
+FEW_PAGES = 8  # pages of the host that are copied at once, in the step
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
 
@@ -30,9 +37,11 @@ class Lane(Generic[StrokeKind]):
     Attributes:
         slot: index of this stroke among its program's side-by-side strokes.
         todo: known tokens that are not entered yet.
+        missing: what it waits for, from other tiers; None while it can go on. load: what brings it.
+        num_computed: number of its entries that are computed.
         queries: collects the query vectors that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
-        cached_tokens: number of tokens that came from the prefix index.
+        cached: tokens that it found and need not enter, by tier.
         dropout: the dropout that its rows are computed with, or None.
     """
 
@@ -45,21 +54,47 @@ class Lane(Generic[StrokeKind]):
         base: KVCache,
         todo: list[int],
         dropout: Dropout | None = None,
+        missing: Missing | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
         if max([*todo, int(base.token_array.max(initial=0))]) >= model.vocab_size or min(todo, default=0) < 0:
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
-        # Entries under dropout are canonical only for the same dropout, as for another model.
-        self.writer = Writer(base.copy_to(model.pool), model.id if dropout is None else f"{model.id}, {dropout}")
         self.dropout = dropout
         self.todo = todo
+        self.missing = missing or missing_in_pool(model, base)
+        self.load: Load | None = None
+        self._base_length = len(base)
+        self._write_after(base if self.missing is None else KVCache.empty(model.pool))
         self.queries = LastQueries(stroke.queries or 0, model.config.windows)
         self.started = False
-        self.cached_tokens = 0
+        self.cached: Counter[str] = Counter()
         self.kv: KVCache | None = None
         self.result: KVCache | Prefilled | Decoded | None = None
+
+    def _write_after(self, base: KVCache) -> None:
+        # Entries under dropout are canonical only for the same dropout, as for another model.
+        name = self.model.id if self.dropout is None else f"{self.model.id}, {self.dropout}"
+        self.writer = Writer(base.copy_to(self.model.pool), name)
+        self.num_computed = len(self.writer)
+
+    def arrived(self, kv: KVCache, sources: Sequence[str] = ()) -> None:
+        """Go on after `kv`, which is in the pool: what the lane waited for, or as much of it as came.
+
+        `sources` are the tiers of its last pages. Raises OutOfPages if the pool has no room; the lane still waits then.
+        """
+        more = len(kv) - self._base_length
+        self._write_after(kv)
+        self.missing = self.load = None
+        self._base_length = len(kv)
+        del self.todo[:more]
+        for tier in sources:
+            self.cached[tier] += self.model.pool.page_size
+        self._begin()
+
+    def _begin(self) -> None:
+        """Called when the value that the lane extends is in the pool."""
 
     @property
     def decoding(self) -> bool:
@@ -91,8 +126,11 @@ class Lane(Generic[StrokeKind]):
 
     def close(self) -> None:
         """Release all pages. A plan or a traceback may still reference the lane; it must not keep KV alive."""
+        if self.load is not None:
+            self.load.leave(self)
         self.writer.close()
         del self.writer, self.stroke, self.queries
+        self.missing = self.load = None
         self.kv = self.result = None
         self._forget()
 
@@ -124,20 +162,26 @@ class PrefillLane(Lane[Prefill]):
         base, todo, first = _scored(model, stroke, base, todo)
         # The tokens to score, each by the row before it: the last ones of `todo`.
         self._targets = [] if first is None else todo[max(1, first) :]
-        known = base
+        known, missing = base, None
         if model.index is not None and stroke.logits != "all" and todo and stroke.dropout is None:
             needed = max(1, stroke.queries or 0, 1 + len(self._targets))
-            known, todo = _reuse(model, base, todo, needed)
-        super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout)
+            known, todo, missing = reuse(model, base, todo, needed)
+        found = tiers_of(known, len(base))
+        super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout, missing)
         self.shared = shared
-        self.cached_tokens = len(known) - len(base)
+        self.cached = found
+        self._tail = base.tail
         self._logits: list[np.ndarray] = []
         self._scores: list[TokenScore | None] = []
         if first == 0:  # its row is in the value's tail; the first token of a context has none
             row = None if base.tail is None else base.tail.row
             self._scores += [None] if row is None else row.scores(stroke.tokens[:1], stroke.logprobs or 0)
-        if not todo:
-            self._finish(base.tail)
+        if self.missing is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self.todo:
+            self._finish(self._tail)
 
     @property
     def least_pages(self) -> int:
@@ -207,14 +251,61 @@ def _scored(model: Model, stroke: Prefill, base: KVCache, todo: list[int]) -> tu
     return base, todo, first
 
 
-def _reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int]]:
-    """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed."""
+@dataclass(frozen=True, eq=False)
+class Missing:
+    """What a lane waits for: `known` is to be brought into the pool, and `tokens` to be looked for in stores.
+
+    `tokens` is [n] int32, a prompt from position 0 in whole pages; empty if there is nothing to look for.
+    """
+
+    known: KVCache
+    tokens: np.ndarray
+
+
+def missing_in_pool(model: Model, base: KVCache) -> Missing | None:
+    """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
+    if base.tier == "pool" and base.pool is model.pool:
+        absent = sum(model.pool.frame(page) == NOWHERE for page in base.table[:, PAGE].tolist())
+        return Missing(base, NOTHING) if absent > FEW_PAGES else None
+    waits = base.tier in ("disk", "remote") or (base.tier == "host" and base.num_pages > FEW_PAGES)
+    return Missing(base, NOTHING) if waits else None
+
+
+def tiers_of(kv: KVCache, start: int) -> Counter[str]:
+    """The tokens of a value from `start` on, by the tier that their pages are in now."""
+    tokens: Counter[str] = Counter()
+    if len(kv) > start:
+        size = kv.pool.page_size
+        for i, page in enumerate(kv.table[:, PAGE].tolist()):
+            tier = "host" if kv.pool.frame(page) == NOWHERE else "pool"
+            tokens[tier] += max(0, (i + 1) * size - max(start, i * size))
+    return +tokens
+
+
+def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int], Missing | None]:
+    """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed.
+
+    Returns the longer value, the tokens that are left, and what to wait for: pages in other tiers.
+    """
     assert model.index is not None
     whole = base.next_position == len(base) == base.canonical_length(model.id)
     if base.pool is not model.pool or not whole:
-        return base, todo
+        return base, todo, None
     tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
     known = model.index.match(tokens[:-last])
-    if len(known) <= len(base):
-        return base, todo
-    return known, tokens[len(known) :].tolist()
+    if len(known) > len(base):
+        todo = tokens[len(known) :].tolist()
+    else:
+        known = base
+    size = model.pool.page_size
+    end = (len(tokens) - last) // size * size
+    if model.lower is None or len(known) % size or end <= len(known) or not _in_pages(known):
+        return known, todo, None
+    if not model.lower.worth_asking(len(known), end - len(known)):
+        return known, todo, None
+    return known, todo, Missing(known, tokens[:end])
+
+
+def _in_pages(kv: KVCache) -> bool:
+    """Whether a value of canonical entries consists of whole pages."""
+    return len(kv.table) * kv.pool.page_size == len(kv)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from twostroke.backends.interface import Backend, CompiledModel
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import ContextLengthExceeded
+from twostroke.kv.lower import Lower
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.models.config import ModelConfig
@@ -20,6 +21,7 @@ class Model:
         id: its identity, which covers everything that its entries' bits depend on. Entries are canonical for an id.
         pool: holds its KV; models of one geometry may share a pool.
         index: its prefix index, or None.
+        lower: the stores below the index, or None.
         cost: computes the work of its steps.
     """
 
@@ -31,6 +33,7 @@ class Model:
     pool: PagePool
     index: PrefixIndex | None
     cost: Cost
+    lower: Lower | None = None
 
     @property
     def config(self) -> ModelConfig:

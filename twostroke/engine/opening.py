@@ -27,11 +27,13 @@ from twostroke.formats.encode import ENCODING
 from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
+from twostroke.kv.lower import Lower
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix import HostBudget, PrefixIndex
 from twostroke.kv.radix import RadixIndex
 from twostroke.models.cost import Cost
 from twostroke.models.rope import frequencies
+from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ def open_model(
     index: str,
     pool_for: Callable[[Geometry], PagePool],
     progress: Progress | None = None,
+    tiers: Tiers | None = None,
+    host: HostBudget | None = None,
 ) -> Model:
     """Load a checkpoint's weights; matrices that the backend has no kernel for are re-encoded, with a line in the log.
 
@@ -53,6 +57,8 @@ def open_model(
         index: a key of `INDEXES`.
         pool_for: returns the pool for a geometry.
         progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
+        tiers: where its pages may be besides the pool.
+        host: the budget of its prefix index in ordinary memory.
     """
     checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
@@ -67,8 +73,14 @@ def open_model(
             checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
         )  # fmt: skip
     _trim()
-    prefixes = None if made is None else made(pool, identity)
-    return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost)
+    if tiers is not None:
+        pool.stores.update(tiers.by_name)  # a student shares the pool
+    prefixes, lower = None if made is None else made(pool, identity), None
+    if prefixes is not None and host is not None:
+        prefixes.host = host
+    if prefixes is not None and tiers is not None and tiers.stores:
+        lower = Lower(tiers, prefixes, checkpoint.name)
+    return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
 
 
 def open_companion(
@@ -80,6 +92,7 @@ def open_companion(
     threads: int | None,
     progress: Progress | None = None,
     check: bool = False,
+    tiers: Tiers | None = None,
 ) -> Model:
     """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
 
@@ -118,7 +131,8 @@ def open_companion(
             return shared
         return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-    return open_model(checkpoint, tokenizer, backend, index, pool_for, progress)
+    host = None if main.index is None else main.index.host
+    return open_model(checkpoint, tokenizer, backend, index, pool_for, progress, tiers, host)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:

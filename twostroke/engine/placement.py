@@ -9,11 +9,12 @@ is the last, so while a page may be missing for what follows a token, the token 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane, PrefillLane
+from twostroke.engine.loads import Loads
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import WAITING_FOR, Choice
@@ -33,8 +34,17 @@ class Placement:
         preemptions: number of times that a choice was preempted.
     """
 
-    def __init__(self, models: Iterable[Model], queues: Queues) -> None:
+    def __init__(
+        self,
+        models: Iterable[Model],
+        queues: Queues,
+        keep: Callable[[Choice], None],
+        loads: Loads,
+    ) -> None:
+        """`keep` indexes what a choice has computed."""
         self._models, self._queues = list(models), queues
+        self._keep, self._loads = keep, loads
+        self._blocked = False  # whether a prefill waits for room
         self.preemptions = 0
         for model in self._models:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
@@ -60,8 +70,18 @@ class Placement:
         if lane.result is None:
             return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self.has_room(pool, 1)
         # A program decides what follows: strokes that continue the same value, or others of the same length.
-        cached = sum(model.index.num_pages for model in self._models if model.index is not None and model.pool is pool)
+        cached = sum(
+            model.index.num_in_pool for model in self._models if model.index is not None and model.pool is pool
+        )
         return pool.num_free + cached >= 4 * len(lane.writer.table) + MARGIN
+
+    def may_load(self, lane: Lane) -> bool:
+        """Whether the pages that a lane waits for and the rest of its tokens fit, and no earlier prefill waits."""
+        if lane.choice is self._queues.active[0]:
+            return True
+        pool, missing = lane.model.pool, lane.missing
+        absent = 0 if missing is None else len(missing.known.table)
+        return not self._blocked and self._could_hold(pool, absent + -(-len(lane.todo) // pool.page_size) + 1)
 
     def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Lane, OutOfPages]]]:
         """Enter the planned tokens. Returns the chunks to compute, and the lanes that ran out of pages alone."""
@@ -86,10 +106,13 @@ class Placement:
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
+                    if self._loads.returning:  # the next step tries again
+                        break
                     failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
                 entries.append(Chunk(lane, tokens, places, *rows))
                 break
+        self._blocked = blocked
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
     def make_way(self, choice: Choice) -> bool:
@@ -98,20 +121,25 @@ class Placement:
         The number of pages that the program needs is not known. It is therefore doubled each time before the choice is
         admitted again; otherwise others could take the freed pages first, again and again.
         """
-        if self._queues.running == [choice]:
-            return False
+        active = self._queues.active
+        if active == [choice]:
+            return self._loads.returning and self._again(choice)
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
-        for one in {self._queues.running[-1], choice}:
+        for one in {active[-1], choice}:
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
         return True
 
+    def _again(self, choice: Choice) -> bool:
+        self._preempt(choice)
+        return True
+
     def _refuse_if_hopeless(self, lane: Lane) -> None:
         """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
-        if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.running) > 1:
+        if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
             return
         pool = lane.model.pool
-        if not self.has_room(pool, lane.least_pages):
+        if not self.has_room(pool, lane.least_pages) and not self._loads.returning:
             raise OutOfPages(
                 f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
                 f"drop values that are no longer used, or give the pool more memory (kv_bytes)"
@@ -119,19 +147,27 @@ class Placement:
 
     def _preempt_youngest(self) -> bool:
         """Preempt the youngest choice, which may be the one that needs pages. Returns False if one runs alone."""
-        if len(self._queues.running) == 1:
+        active = self._queues.active
+        if len(active) == 1:
             return False
-        self._preempt(self._queues.running[-1])
+        self._preempt(active[-1])
         return True
 
     def _may_start(self, lane: Lane) -> bool:
         pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
-        return lane.choice is self._queues.running[0] or self.has_room(lane.model.pool, pages)
+        return lane.choice is self._queues.running[0] or self._could_hold(lane.model.pool, pages)
+
+    def _could_hold(self, pool: PagePool, pages: int) -> bool:
+        """`has_room`, without evicting now."""
+        free = pool.num_free
+        if pages > free:
+            free += sum(m.index.num_unused for m in self._models if m.index is not None and m.pool is pool)
+        return pages <= free
 
     def _unshare(self) -> bool:
         """Drop prefills kept for choices that have not used them yet; those choices compute them again."""
         dropped = False
-        for request in {choice.request for choice in [*self._queues.running, *self._queues.waiting]}:
+        for request in {choice.request for choice in [*self._queues.active, *self._queues.waiting]}:
             for key in [key for key, shared in request.shared.items() if shared.value is not WAITING_FOR]:
                 del request.shared[key]
                 dropped = True
@@ -150,6 +186,7 @@ class Placement:
             for lane in other.lanes:
                 lane.forget(choice)
         for one in {choice, *waiters}:
+            self._keep(one)
             one.release()
             self._queues.wait(one)
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +56,11 @@ class Choice:
         request = self._request()
         assert request is not None, "the engine keeps a request until it is done"
         return request
+
+    @property
+    def arriving(self) -> bool:
+        """Whether all of its strokes wait for pages from other tiers."""
+        return bool(self.lanes) and all(lane.missing is not None for lane in self.lanes)
 
     @property
     def resumable(self) -> bool:
@@ -155,7 +160,7 @@ class Request:
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
         prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
-        cached_tokens: number of these that came from the prefix index.
+        cached_by_tier: number of these that were found, by where: "pool", "host", "disk", "remote".
         prompt_scores: log-probabilities of the prompt's tokens, if the program computes them; None before.
         kv_bytes: bytes of K and V in the value of the first choice's last stroke.
     """
@@ -177,7 +182,8 @@ class Request:
         self.error: Exception | None = None
         self.cancelled = False
         self.prompt_scores: tuple[TokenScore | None, ...] | None = None
-        self.prefilled_tokens = self.cached_tokens = self.kv_bytes = 0
+        self.prefilled_tokens = self.kv_bytes = 0
+        self.cached_by_tier: Counter[str] = Counter()
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}
@@ -185,6 +191,11 @@ class Request:
     @property
     def done(self) -> bool:
         return all(choice.done for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of its prefills that were found and not computed."""
+        return self.cached_by_tier.total()
 
     @property
     def result(self) -> Any:

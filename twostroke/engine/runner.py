@@ -52,6 +52,7 @@ def run(model: Model, chunks: Sequence[Chunk]) -> None:
         if queries is not None and chunk.query_rows:
             chunk.lane.queries.add(queries[:, handed_out : handed_out + chunk.query_rows])
             handed_out += chunk.query_rows
+        chunk.lane.num_computed = len(chunk.lane.writer)
         chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
         taken += chunk.logit_rows
 

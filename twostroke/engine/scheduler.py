@@ -45,7 +45,7 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
         config: limits of the step.
         fits: whether a step would meet the ITL objective; called only if prefill would delay decoding lanes.
     """
-    lanes = [lane for choice in running for lane in choice.lanes if lane.todo]
+    lanes = [lane for choice in running for lane in choice.lanes if lane.todo and lane.missing is None]
     chosen = [(lane, 1) for lane in lanes if lane.decoding]
     # All decoding lanes go, even beyond the budget: leaving some out would stall streams to save a little time.
     # The oldest other lane enters at least one token: decoding never starves a prefill.

@@ -39,6 +39,10 @@ class Update:
     error: Exception | None = None
 
 
+def _look() -> None:
+    """The command that wakes the thread: pages have come."""
+
+
 class EngineThread:
     """Runs the step loop. Every method may be called from any thread; this one alone touches the engine.
 
@@ -62,6 +66,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self._engine.on_arrival = lambda: self._commands.put(_look)
         self._thread.start()
 
     def stop(self) -> None:
@@ -159,7 +164,9 @@ class EngineThread:
             self._publish(updates)
         if not self._owners:
             return None
-        return 0 if worked or updates else STALLED_S
+        if worked or updates:
+            return 0
+        return self._engine.pause() or STALLED_S  # an arrival is a command
 
     def _news(self, request: Request) -> Update | None:
         done = request.done  # read first: after it no token is added

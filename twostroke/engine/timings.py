@@ -37,6 +37,7 @@ class Timings:
     scheduled: float | None = None
     tokens: list[float] = field(default_factory=list)  # of the first choice
     finished: float | None = None
+    loading: float = 0.0  # seconds that its strokes waited for pages from other tiers
     in_bulk: bool = False  # tokens were emitted after decoding: the gaps between them have no meaning
 
     @property

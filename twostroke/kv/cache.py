@@ -14,12 +14,10 @@ from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
 from twostroke.kv.contents import Contents, Tail
-from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.arrival import Arrival
+from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import Stretch, canonical_length, cut
-
-TIERS = (POOL, HOST)
-TO_COME = ("disk", "remote")
 
 
 class PoolHolder(Protocol):
@@ -37,7 +35,7 @@ class KVCache:
 
     Attributes:
         pool: the pool whose pages hold the entries.
-        tier: the tier in which the value keeps its pages, "pool" or "host".
+        tier: the tier in which the value keeps its pages: "pool", "host", "disk" or "remote".
         stretches: provenance of the entries.
         tail: logits or pending token from which the next stroke starts.
     """
@@ -150,7 +148,7 @@ class KVCache:
     def __repr__(self) -> str:
         positions = self.positions
         where = f"positions {positions[0]} to {positions[-1]}, " if positions else ""
-        tier = "" if self.tier == POOL else f" of the {self.tier}"
+        tier = "" if self.tier == POOL else f", tier {self.tier}"
         return f"KVCache({len(self)} entries, {where}{self.nbytes:,} bytes in {self.num_pages} pages{tier})"
 
     # Operations ------------------------------------------------------------------------------------------------
@@ -192,6 +190,7 @@ class KVCache:
 
         Raises:
             KVError: positions overlap. GeometryMismatch: the fingerprints differ. OutOfPages: no room for a copy.
+            PageLost: a page to be copied is gone or damaged.
         """
         if not isinstance(other, KVCache):
             return NotImplemented
@@ -246,21 +245,21 @@ class KVCache:
     # Places ----------------------------------------------------------------------------------------------------
 
     def to(self, tier: str) -> KVCache:
-        """The same value in another tier: "pool", where strokes compute, or "host", ordinary memory.
+        """The same value in another tier.
 
-        A shared page moves once, and uses room in a tier while a value in that tier holds it. So pages of the pool
-        become free when the last value in the pool that holds them is dropped, even if values in the host remain. A
-        value in the host can be cut, joined, saved and copied as any other; a stroke moves it back to the pool.
+        "pool" is where strokes compute, "host" is ordinary memory, "disk" and "remote" are the stores that the model
+        was opened with. A shared page moves once, and uses room in a tier while a value in that tier holds it. So pages
+        of the pool become free when the last value in the pool that holds them is dropped, even if values elsewhere
+        remain. A value can be cut, joined, saved and copied in any tier; a stroke moves it back to the pool.
+
+        The limit of the host tier (`kv_host`) includes values moved there. What lies on disk or in the remote store is
+        deleted when it is dropped, or when this process ends: save a value to keep it.
 
         Raises:
-            OutOfPages: no room there; nothing is changed. KVError: there is no such tier.
+            OutOfPages: no room there. PageLost: its pages are gone or damaged where they were. KVError: there is no
+                such tier. After an error nothing has changed.
         """
-        if tier not in TIERS:
-            to_come = tier in TO_COME
-            reason = (
-                "is not there yet: save the value to a file" if to_come else f"is unknown: use {' or '.join(TIERS)}"
-            )
-            raise KVError(f"the tier {tier!r} {reason}")
+        self.pool.require(tier)
         if tier == self.tier:
             return self
         pages = spans.distinct_pages(self._table)
@@ -270,14 +269,21 @@ class KVCache:
         finally:
             self.pool.release(pages, tier)  # the value holds its own references
 
+    def arrival(self) -> Arrival:
+        """Begin to bring the value's pages into the pool, in three phases. The value must be held meanwhile.
+
+        Raises OutOfPages: nothing has changed.
+        """
+        return self.pool.arrival(spans.distinct_pages(self._table))
+
     def copy_to(self, pool: PagePool) -> KVCache:
         """A copy in another pool of the same geometry. For its own pool, the value in the tier "pool".
 
         Slots stay the same, page by page, so attention reads the copy in the same order as the original.
 
         Raises:
-            GeometryMismatch: the geometries differ. KVError: the page sizes differ. OutOfPages: no room. After an
-                error nothing has changed.
+            GeometryMismatch: the geometries differ. KVError: the page sizes differ. OutOfPages: no room. PageLost: its
+                pages are gone or damaged. After an error nothing has changed.
         """
         if pool is self.pool:
             return self.to(POOL)
@@ -287,13 +293,15 @@ class KVCache:
         pages = spans.distinct_pages(self._table)
         fresh = np.array(pool.allocate(len(pages)), np.int64)
         try:
-            with self.pool.pinned(self._table):
-                for page, copy, stop in zip(pages, fresh, spans.filled(self._table, pages), strict=True):
+            stops = spans.filled(self._table, pages)
+            with self.pool.reading(pages, stops) as sources:
+                for source, copy, stop in zip(sources, fresh.tolist(), stops.tolist(), strict=True):
                     if pool.memory.layout == self.pool.memory.layout:
-                        pool.put(copy, self.pool.page(page), stop)
+                        pool.put(copy, source.data(), stop)
                     else:
                         slots = np.arange(stop)
-                        pool.write(np.full_like(slots, copy), slots, self.pool.read(np.full_like(slots, page), slots))
+                        loose = self.pool.loose_page(np.frombuffer(source.data(), np.uint8))
+                        pool.write(np.full_like(slots, copy), slots, loose.read(np.zeros_like(slots), slots))
                         pool.claim(copy, 0, stop)
             table = spans.with_pages(self._table, pages, fresh)
             return KVCache(pool, table, self._tokens, self.stretches, self._next, self.tail)
@@ -325,8 +333,7 @@ class KVCache:
     def write_to(self, out: BinaryIO) -> None:
         """Write the value as a stream."""
         contents = Contents(self._table, self._tokens, self.stretches, self._next, self.tail)
-        with self.pool.pinned(self._table):
-            stream.write(out, self.pool, contents)
+        stream.write(out, self.pool, contents)
 
     @classmethod
     def read_from(cls, source: stream.Source, pool: PagePool) -> KVCache:

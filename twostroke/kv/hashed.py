@@ -1,8 +1,7 @@
 """Chained block hashes: a page's key is the digest of its tokens and of the key of the page before it."""
 
 import hashlib
-import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
@@ -12,8 +11,7 @@ from twostroke.kv.prefix import PrefixIndex
 class Block:
     page: int
     parent: bytes
-    last_used: int
-    num_children: int = 0
+    children: list[bytes] = field(default_factory=list)
 
 
 class HashIndex(PrefixIndex):
@@ -22,6 +20,7 @@ class HashIndex(PrefixIndex):
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)
         self._blocks: dict[bytes, Block] = {}
+        self._digests: dict[int, bytes] = {}  # of each page
         self._seed = model.encode()
 
     def _chain(self, keys: list[bytes]) -> list[bytes]:
@@ -37,37 +36,33 @@ class HashIndex(PrefixIndex):
             block = self._blocks.get(digest)
             if block is None:
                 break
-            block.last_used = self._clock
             pages.append(block.page)
         return pages
 
-    def _add(self, keys: list[bytes], pages: list[int]) -> None:
-        parent = self._seed
+    def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
+        parent, known = self._seed, list[int]()
         for digest, page in zip(self._chain(keys), pages, strict=True):
             block = self._blocks.get(digest)
             if block is None:
                 self._hold([page])
-                self._blocks[digest] = Block(page, parent, self._clock)
+                self._blocks[digest] = block = Block(page, parent)
+                self._digests[page] = digest
                 if parent in self._blocks:
-                    self._blocks[parent].num_children += 1
-            else:
-                block.last_used = self._clock
+                    self._blocks[parent].children.append(digest)
+            known.append(block.page)
             parent = digest
+        return known
 
-    def _evict(self, count: int, in_use: bool) -> int:
-        def goes(block: Block) -> bool:
-            return block.num_children == 0 and (in_use or self.pool.frees(block.page))
+    def _is_leaf(self, page: int) -> bool:
+        return not self._blocks[self._digests[page]].children
 
-        freed = 0
-        leaves = [(block.last_used, digest) for digest, block in self._blocks.items() if goes(block)]
-        heapq.heapify(leaves)
-        while freed < count and leaves:
-            _, digest = heapq.heappop(leaves)
-            block = self._blocks.pop(digest)
-            freed += self._drop(block.page)
-            parent = self._blocks.get(block.parent)
-            if parent is not None:
-                parent.num_children -= 1
-                if goes(parent):
-                    heapq.heappush(leaves, (parent.last_used, block.parent))
-        return freed
+    def _remove(self, page: int) -> list[int]:
+        gone, stack = list[int](), [self._digests[page]]
+        if (parent := self._blocks.get(self._blocks[stack[0]].parent)) is not None:
+            parent.children.remove(stack[0])
+        while stack:
+            block = self._blocks.pop(stack.pop())
+            stack += block.children
+            gone.append(block.page)
+            del self._digests[block.page]
+        return gone

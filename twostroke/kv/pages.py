@@ -1,44 +1,43 @@
 """Logical pages: reference counts, and where each page is.
 
 Values, writers and prefix indexes hold page ids, and the pool knows where each page is. A page may be in a *frame* of
-the pool's memory, where kernels read it, in a copy in the host's ordinary memory, or in both. So a page can leave the
-pool and come back without any change to its holders.
+the pool's memory, where kernels read it, and in copies elsewhere: in the host's ordinary memory, on disk, in a remote
+store. So a page can leave the pool and come back without any change to its holders (`kv.moves`).
 
 These rules decide where a page is:
 
-- A reference asks for a page in one tier: `POOL` or `HOST`. The last reference of `POOL` frees the frame, the last
-  reference of `HOST` frees the copy. The page's id is free when it has no reference at all.
-- `spill` takes frames away from pages that are still referenced; the host's copy is then the only one. `fetch` brings
-  them back.
-- Pages that an open writer holds stay in their frames. So a step needs only the `fetch` when a writer opens: `frames`
-  then finds a frame for each of its pages.
+- A reference asks for a page in one tier. The last reference of `POOL` frees the frame, the last reference of another
+  tier frees the copy there. The page's id is free when it has no reference at all.
+- A page that was spilled has references of `POOL` and no frame; the host's copy then stays for them.
+- Pages that an open writer holds stay in their frames. `frames` finds a frame for each of them.
 
-The contents of a claimed slot never change, so a copy stays valid for the slots that it was made for.
+The contents of a claimed slot never change, so a copy stays valid for the slots that it was made for. A frame holds
+all claimed slots of its page. So a page comes back from its fullest copy, which may be that of a longer value; a value
+is read where it is from any copy that has its slots.
 
 Any thread may make, cut and drop values. `lock` guards the counts, the places of pages, and the prefix indexes.
 """
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.backends.memory import HostMemory, Memory
+from twostroke.backends.memory import Memory
 from twostroke.errors import OutOfPages
+from twostroke.kv.copies import Copy
 from twostroke.system.interrupts import Postponed
+from twostroke.system.slots import Slots
 
-POOL, HOST = "pool", "host"  # the tiers that a reference can ask for
+POOL, HOST, DISK, REMOTE = TIERS = ("pool", "host", "disk", "remote")  # what a reference can ask for, nearest first
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
-MOST_COPIES = 1 << 20  # maximum number of pages in the host tier
+MOST_ELSEWHERE = 1 << 20  # maximum number of pages that are not in frames
 
 
 class Holder(Protocol):
@@ -48,40 +47,33 @@ class Holder(Protocol):
     def table(self) -> np.ndarray: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Pin:
-    """Keeps pages in place while they are read."""
-
-    table: np.ndarray
-
-
-@dataclass
-class HostCopy:
-    """A copy of a page in the host's ordinary memory (one frame), valid in the slots before `stop`."""
-
-    memory: HostMemory
-    stop: int = 0
-
-
-class Pages(ABC):
+class Pages:
     """All pages of a pool.
 
     Attributes:
         memory: the frames; num_pages: the number of frames.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
+        host_pages: the most pages in the host tier, whoever put them there; None: no limit.
+        reclaim_host: called with the number of pages missing in the host tier; may release some. Must not block.
         lock: held for every change of a count or a place, and across several changes that must agree.
     """
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
         self.memory, self.num_pages = memory, num_pages
         self.reclaim: Callable[[int], None] | None = None
+        self.host_pages: int | None = None
+        self.reclaim_host: Callable[[int], None] | None = None
+        self._slots = Slots(memory.page_bytes)  # memory of the host tier
+        self._reserved: set[int] = set()  # frames of pages that are on their way
+        self._settling = False  # the thread that holds the lock is removing references
         self._pins: dict[int, weakref.ref[Holder]] = {}  # those that need their pages in place, by id
         self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
-        most = num_pages + MOST_COPIES  # untouched parts of these arrays take no memory
-        self._references = {POOL: np.zeros(most, np.int64), HOST: np.zeros(most, np.int64)}
+        most = num_pages + MOST_ELSEWHERE  # untouched parts of these arrays take no memory
+        self._counts = np.zeros((len(TIERS), most), np.int64)
+        self._references = dict(zip(TIERS, self._counts, strict=True))
         self._filled = np.zeros(most, np.int64)  # claimed slots of each page, or FREE
         self._frames = np.zeros(most, np.int32)  # frame of each page, or NOWHERE
-        self._copies: dict[int, HostCopy] = {}
+        self._copies: dict[str, dict[int, Copy]] = {tier: {} for tier in TIERS if tier != POOL}
         self._free = list(range(num_pages - 1, -1, -1))  # free frames
         self._free_ids: list[int] = []
         self._num_ids = 0  # ids used so far
@@ -102,10 +94,19 @@ class Pages(ABC):
         return self.num_pages - self.num_free
 
     @property
+    def num_arriving(self) -> int:
+        """Number of frames that are reserved for pages on their way into the pool."""
+        return len(self._reserved)
+
+    def copies(self, tier: str) -> int:
+        """Number of pages with a copy in a tier other than the pool."""
+        self._settled()
+        return len(self._copies[tier])
+
+    @property
     def num_copies(self) -> int:
         """Number of pages in the host tier, each of `page_bytes` bytes."""
-        self._settled()
-        return len(self._copies)
+        return self.copies(HOST)
 
     @property
     def num_held(self) -> int:
@@ -123,25 +124,26 @@ class Pages(ABC):
 
     # References ------------------------------------------------------------------------------------------------
 
-    def allocate(self, count: int, tier: str = POOL) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Allocate `count` empty pages with one reference each. On OutOfPages none is taken."""
         if not count:
             return []
         with self.lock:
-            copies = [self._blank_copy() for _ in range(count if tier == HOST else 0)]
-            frames = self._take_frames(count if tier == POOL else 0)
-            pages = [self._new_id() for _ in range(count)]
+            frames = self._take_frames(count)
+            pages = self._new_ids(count)
             self._filled[pages] = 0
-            self._frames[pages] = frames or NOWHERE
-            self._copies.update(zip(pages, copies, strict=False))
-            self._references[tier][pages] = 1
+            self._frames[pages] = frames
+            self._references[POOL][pages] = 1
             return pages
 
-    def _new_id(self) -> int:
-        if self._free_ids:
-            return self._free_ids.pop()
-        self._num_ids += 1
-        return self._num_ids - 1
+    def _new_ids(self, count: int) -> list[int]:
+        fresh = max(0, count - len(self._free_ids))
+        if self._num_ids + fresh > len(self._frames):
+            raise OutOfPages(f"{MOST_ELSEWHERE:,} KV pages are outside of the pool: drop values")
+        ids = [self._free_ids.pop() for _ in range(count - fresh)]
+        ids += range(self._num_ids, self._num_ids + fresh)
+        self._num_ids += fresh
+        return ids
 
     def _take_frames(self, count: int) -> list[int]:
         self._settled()
@@ -154,42 +156,34 @@ class Pages(ABC):
             )
         return [self._free.pop() for _ in range(count)]
 
-    def _blank_copy(self) -> HostCopy:
-        if len(self._copies) >= MOST_COPIES:
-            raise OutOfPages(f"the host tier is full ({MOST_COPIES:,} pages): drop values in it")
-        try:
-            return HostCopy(self._blank())
-        except MemoryError:
-            raise OutOfPages("there is no memory for another page in the host tier: drop values in it") from None
-
-    @abstractmethod
-    def _blank(self) -> HostMemory:
-        """Uninitialized memory of one frame in the pool's layout."""
-
     def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
-        """Add one reference for every occurrence of a page, without moving it (see `bring` and `fetch`)."""
+        """Add one reference for every occurrence of a page, without moving it (see `moves`)."""
         with self.lock:
             np.add.at(self._references[tier], pages, 1)
 
     def release(self, pages: np.ndarray, tier: str = POOL) -> int:
         """Remove one reference for every occurrence, and free pages without references. Returns frames freed.
 
-        The garbage collector may drop another value between any two lines here, and free some of these pages. So each
-        step checks again which pages are still to be freed.
+        The garbage collector may drop another value between any two lines here. Its references are removed afterwards.
         """
-        in_pool, in_host = self._references[POOL], self._references[HOST]
+        in_pool = self._references[POOL]
         with Postponed(), self.lock:
-            np.subtract.at(self._references[tier], pages, 1)
-            if self._copies:
-                self._drop_copies(pages)
-            idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
-            frames = self._frames[idle]
-            self._frames[idle] = NOWHERE
-            self._free.extend(frames[::-1].tolist())
-            nobodys = (in_pool[pages] == 0) & (in_host[pages] == 0)
-            gone = np.unique(pages[nobodys & (self._filled[pages] != FREE)])
-            self._filled[gone] = FREE
-            self._free_ids.extend(gone[::-1].tolist())
+            outer, self._settling = self._settling, True
+            try:
+                np.subtract.at(self._references[tier], pages, 1)
+                if any(self._copies.values()):
+                    self._drop_copies(pages)
+                idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
+                frames = self._frames[idle]
+                self._frames[idle] = NOWHERE
+                self._free.extend(frames[::-1].tolist())
+                gone = np.unique(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
+                self._filled[gone] = FREE
+                self._free_ids.extend(gone[::-1].tolist())
+            finally:
+                self._settling = outer
+            if not outer:
+                self._settled()
             return len(idle)
 
     def drop(self, pages: np.ndarray, tier: str) -> None:
@@ -203,25 +197,33 @@ class Pages(ABC):
 
     def _settled(self) -> None:
         """Remove all references that were dropped so far."""
-        while self._dropped:
-            with self.lock:
-                try:
-                    dropped = self._dropped.popleft()
-                except IndexError:  # another thread took it
-                    return
-                self.release(*dropped)
+        if not self._dropped:
+            return
+        with self.lock:
+            if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
+                return
+            self._settling = True
+            try:
+                while self._dropped:
+                    self.release(*self._dropped.popleft())
+            finally:
+                self._settling = False
 
     def _drop_copies(self, pages: np.ndarray) -> None:
-        """Drop copies that no reference needs. If a copy is the only one left, its `stop` becomes the fill level."""
-        in_pool, in_host = self._references[POOL], self._references[HOST]
+        """Drop copies that no reference needs. Outside of the pool, the fullest copy says how many slots are claimed."""
+        in_pool = self._references[POOL]
         for page in np.unique(pages).tolist():
-            copy = self._copies.get(page)
-            if copy is None:
-                continue
-            if not in_host[page] and (not in_pool[page] or self._frames[page] != NOWHERE):
-                self._copies.pop(page, None)
-            elif not in_pool[page]:
-                self._filled[page] = copy.stop
+            left = 0
+            for tier, copies in self._copies.items():
+                if (copy := copies.get(page)) is None:
+                    continue
+                spilled = tier == HOST and in_pool[page] and self._frames[page] == NOWHERE
+                if self._references[tier][page] or spilled:
+                    left = max(left, copy.stop)
+                else:
+                    del copies[page]
+            if left and not in_pool[page]:
+                self._filled[page] = left
 
     def claim(self, page: int, start: int, stop: int) -> bool:
         """Take slots [start, stop) of a page for writing. Returns False if slot `start` is already claimed."""
@@ -256,70 +258,10 @@ class Pages(ABC):
         stops = accumulate(map(len, tables))
         return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops, strict=True)]
 
-    def bring(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
-        """Add one reference in a tier to each of these distinct pages, and move their slots before `stops` there.
-
-        Pages that are already there are not moved again. On OutOfPages nothing has changed.
-        """
-        self.retain(pages, tier)
-        try:
-            if tier == POOL:
-                self.fetch(pages)
-            else:
-                with self.lock:
-                    for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
-                        self._copy_out(page, stop)
-        except BaseException:
-            self.release(pages, tier)
-            raise
-
-    def fetch(self, pages: np.ndarray) -> None:
-        """Bring spilled pages back into frames. On OutOfPages nothing has changed."""
-        if (self._frames[pages] != NOWHERE).all():
-            return
-        with self.lock:
-            absent = np.unique(pages[self._frames[pages] == NOWHERE])
-            frames = self._take_frames(len(absent))  # may evict prefixes, but only pages that nothing else holds
-            for page, frame in zip(absent.tolist(), frames, strict=True):
-                self.memory.write_page(frame, self.page(page))
-                self._frames[page] = frame
-            self._drop_copies(absent)
-
-    def spill(self, pages: np.ndarray) -> int:
-        """Move pages to the host tier, except those of open writers. Returns the number of frames freed.
-
-        Holders need not know: `read` finds pages in either tier, and a writer brings them back. Raises OutOfPages if
-        the host has no more memory; pages moved before that stay moved.
-        """
-        count = 0
-        with self.lock:
-            holders = [pin() for pin in list(self._pins.values())]
-            kept = {page for one in holders if one is not None for page in one.table[:, PAGE].tolist()}
-            for page in np.unique(pages).tolist():
-                if page in kept or not self._references[POOL][page] or self._frames[page] == NOWHERE:
-                    continue
-                own = np.array([page])
-                self.retain(own)  # garbage collection during the copy may drop the last value that holds it
-                try:
-                    self._copy_out(page, int(self._filled[page]))
-                    self._free.append(int(self._frames[page]))
-                    self._frames[page] = NOWHERE
-                    count += 1
-                finally:
-                    self.release(own)
-        return count
-
-    def _copy_out(self, page: int, stop: int) -> None:
-        copy = self._copies.get(page) or self._blank_copy()
-        if copy.stop < stop:
-            copy.memory.write_page(0, self.page(page))
-            copy.stop, self._copies[page] = stop, copy
-
-    def _place(self, page: int) -> tuple[Memory, int]:
-        """The memory that holds a page, and the frame in it."""
-        with self.lock:
-            frame = self.frame(page)
-            return (self.memory, frame) if frame != NOWHERE else (self._copies[page].memory, 0)
+    def _kept(self) -> set[int]:
+        """The pages that stay in their frames."""
+        holders = [pin() for pin in list(self._pins.values())]
+        return {page for one in holders if one is not None for page in one.table[:, PAGE].tolist()}
 
     def pin(self, holder: Holder) -> None:
         """Keep the holder's pages where they are, until `unpin`. Its table may grow meanwhile."""
@@ -328,18 +270,3 @@ class Pages(ABC):
 
     def unpin(self, holder: Holder) -> None:
         self._pins.pop(id(holder), None)  # atomic: finalizers call this, and must not wait
-
-    @contextmanager
-    def pinned(self, table: np.ndarray) -> Generator[None]:
-        """Keep the pages of a span table where they are, while their bytes are read."""
-        pin = Pin(table)
-        self.pin(pin)
-        try:
-            yield
-        finally:
-            self.unpin(pin)
-
-    def page(self, page: int) -> memoryview:
-        """The bytes of a page in either tier. Read-only; unclaimed slots may hold anything. See `pinned`."""
-        memory, frame = self._place(page)
-        return memory.read_pages([frame])[0]

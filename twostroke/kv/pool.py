@@ -6,10 +6,11 @@ import numpy as np
 
 from twostroke.backends.memory import HostMemory, Layout, Memory
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.pages import NOWHERE, Pages
+from twostroke.kv.moves import Moves
+from twostroke.tiers.names import Namespace
 
 
-class PagePool(Pages):
+class PagePool(Moves):
     """All pages of one geometry on one device.
 
     Attributes:
@@ -33,16 +34,16 @@ class PagePool(Pages):
         g = self.geometry
         return frames, g.num_layers, 2, g.num_kv_heads, self.page_size, g.head_dim
 
-    def _blank(self) -> HostMemory:
-        return self.loose_page(np.empty(self.page_bytes, np.uint8))
+    @property
+    def namespace(self) -> Namespace:
+        """What private pages of this pool have in common."""
+        layout = self.memory.layout
+        return Namespace("", "", self.geometry.fingerprint, layout, self.page_size, self.page_bytes)
 
     def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
-        """Fill a fresh page with bytes and claim its slots before `stop`."""
-        memory, frame = self._place(page)
-        memory.write_page(frame, data)
+        """Fill a fresh page in the pool with bytes and claim its slots before `stop`."""
+        self.memory.write_page(self.frame(page), data)
         self._filled[page] = stop
-        if copy := self._copies.get(page):
-            copy.stop = stop
 
     def copy_page(self, source: int, target: int, stop: int) -> None:
         """Copy a page into a fresh one and claim its slots before `stop`. Both must be in the pool."""
@@ -51,20 +52,22 @@ class PagePool(Pages):
 
     def joined(self, left: int, right: int, at: int, stop: int, tier: str) -> int:
         """A fresh page with one reference: slots [0, at) of `left` and [at, stop) of `right`."""
+        data = np.empty(self.page_bytes, np.uint8)
+        with self.reading(np.array([left, right]), np.array([at, stop])) as (one, other):
+            data[:] = np.frombuffer(one.data(), np.uint8)
+            theirs = self.loose_page(np.frombuffer(other.data(), np.uint8))
         slots = np.arange(at, stop)
-        (page,) = self.allocate(1, tier)
-        try:
-            self.put(page, self.page(left), stop)
-            self.write(np.full_like(slots, page), slots, self.read(np.full_like(slots, right), slots))
-        except BaseException:
-            self.release(np.array([page]), tier)
-            raise
-        return page
+        zeros = np.zeros_like(slots)
+        self.loose_page(data).write(zeros, slots, theirs.read(zeros, slots))
+        return self.created(data.data, stop, tier)
 
-    def part(self, page: int, slots: np.ndarray) -> memoryview:
+    def part(self, data: memoryview, slots: np.ndarray) -> memoryview:
         """The bytes of a page, with zeros in all other slots."""
+        if len(slots) == self.page_size:
+            return data
         alone = self.loose_page(np.zeros(self.page_bytes, np.uint8))
-        alone.write(np.zeros_like(slots), slots, self.read(np.full_like(slots, page), slots))
+        zeros = np.zeros_like(slots)
+        alone.write(zeros, slots, self.loose_page(np.frombuffer(data, np.uint8)).read(zeros, slots))
         return alone.read_pages([0])[0]
 
     def loose_page(self, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
@@ -81,28 +84,24 @@ class PagePool(Pages):
 
     def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
         """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
-        with self.lock:  # no page may move meanwhile
-            return self._merge(pages, slots, read, axis)
-
-    def _merge(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
-        frames = self._frames[pages]
-        here = frames != NOWHERE
-        if here.all():
-            return read(self.memory, frames, slots)
-        parts, places = [read(self.memory, frames[here], slots[here])], [np.flatnonzero(here)]
-        for page in np.unique(pages[~here]).tolist():
-            where = np.flatnonzero(pages == page)
-            parts.append(read(self._copies[page].memory, np.zeros_like(where), slots[where]))
-            places.append(where)
+        distinct, owners = np.unique(pages, return_inverse=True)
+        stops = np.zeros(len(distinct), np.int64)
+        np.maximum.at(stops, owners, slots + 1)
+        with self.reading(distinct, stops) as sources:
+            frames = np.array([source.frame for source in sources], np.int64)
+            here = np.array([source.copy is None for source in sources], bool)[owners]
+            if here.all():
+                return read(self.memory, frames[owners], slots)
+            parts, places = [read(self.memory, frames[owners][here], slots[here])], [np.flatnonzero(here)]
+            for i, source in enumerate(sources):
+                if source.copy is not None:
+                    where = np.flatnonzero(owners == i)
+                    page = self.loose_page(np.frombuffer(source.data(), np.uint8))
+                    parts.append(read(page, np.zeros_like(where), slots[where]))
+                    places.append(where)
         bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
         return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
 
     def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        """Scatter entries, the inverse of `read`."""
-        here = self._frames[pages] != NOWHERE
-        if here.all():
-            self.memory.write(self._frames[pages], slots, entries)
-            return
-        for page in np.unique(pages).tolist():
-            mine, (memory, frame) = pages == page, self._place(page)
-            memory.write(np.full(np.count_nonzero(mine), frame), slots[mine], entries[:, :, mine])
+        """Scatter entries into pages in the pool, the inverse of `read`."""
+        self.memory.write(self._frames[pages], slots, entries)

@@ -1,21 +1,46 @@
 """Prefix reuse: the base class of all indexes of canonical pages.
 
-An index holds one reference to each whole page it knows, in any tier, for one model. Only canonical entries are
-indexed (`kv.provenance`), so a hit has the bits that the model would have computed. There are two kinds: a radix tree
-(`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after vLLM's
-automatic prefix caching).
+An index holds one reference to each whole page it knows, in the pool or in the host, for one model. Only canonical
+entries are indexed (`kv.provenance`), so a hit has the bits that the model would have computed. There are two kinds: a
+radix tree (`kv.radix`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`kv.hashed`, after
+vLLM's automatic prefix caching).
+
+Pages are kept in the order of their last use, the deepest of a prompt first. A use of a page is a use of all pages
+before it, so no page comes after one that is deeper. When frames are needed, the first pages that only the index holds
+are spilled to the host, where they stay indexed, as far as its budget goes; pages of the host that were not used for
+the longest time make room. Without room there, they leave the index.
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE, START, STOP
-from twostroke.errors import KVError
+from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.tiers.traffic import Traffic
+
+
+class HostBudget:
+    """Bytes of ordinary memory that prefix indexes may take, all together."""
+
+    def __init__(self, most: int = 0, traffic: Traffic | None = None) -> None:
+        self.most, self.used = most, 0
+        self.traffic = traffic or Traffic()
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Take bytes, or return False if they are not left. A negative size gives bytes back."""
+        with self._lock:
+            if size > 0 and self.used + size > self.most:
+                return False
+            self.used += size
+            return True
 
 
 class PrefixIndex(ABC):
@@ -25,29 +50,29 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
+        host: budget of the host; 0 bytes unless it is set.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
         self.queried_tokens = self.hit_tokens = 0
-        self._clock = 0
-        self._indexed: set[int] = set()
+        self.host = HostBudget()
+        self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
+        self._hosted: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value."""
         with self.pool.lock:
-            self._clock += 1
             array, size = np.array(tokens, np.int32), self.pool.page_size
             pages = self._find(self._keys(array))
+            self._use(pages)
             self.queried_tokens += len(array)
             self.hit_tokens += len(pages) * size
-            table = np.zeros((len(pages), 4), np.int32)
-            if pages:
-                first = np.arange(len(pages)) * size
-                table[:] = np.stack([np.array(pages), np.zeros_like(first), np.full_like(first, size), first], axis=1)
-            count = len(pages) * size
-            stretches = (Stretch(count, self.model, NOTHING),) if count else ()
-            return KVCache(self.pool, table, array[:count], stretches, count)
+            return whole_pages(self.pool, self.model, array[: len(pages) * size], pages)
+
+    def peek(self, tokens: np.ndarray) -> list[int]:
+        """The indexed pages of the longest prefix of `tokens`, which does not count as a use. Hold the pool's lock."""
+        return self._find(self._keys(tokens))
 
     def insert(self, kv: KVCache) -> None:
         """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
@@ -62,39 +87,60 @@ class PrefixIndex(ABC):
         if count:
             keys = self._keys(kv.token_array[: count * size])
             with self.pool.lock:
-                self._clock += 1
-                self._add(keys, table[:count, PAGE].tolist())
+                self._use(self._add(keys, table[:count, PAGE].tolist()))
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that only the index holds, least recently used and deepest first.
+        """Free up to `count` frames of pages that only the index holds, least recently used and deepest first.
 
-        Returns the number of frames freed. If pages in use block an unused prefix (a slice may hold only the end of a
-        prompt), pages in use leave the index too, but no more than necessary.
+        Returns the number of frames freed. Pages that the host has room for stay indexed. If pages in use block an
+        unused prefix that has to leave (a slice may hold only the end of a prompt), they leave the index too, but no
+        more than necessary.
         """
         with self.pool.lock:
-            freed = self._evict(count, in_use=False)
-            unused = sum(self.pool.frees(page) for page in self._indexed) if freed < count else 0
-            return freed + self._evict(min(count - freed, unused), in_use=True)
+            freed = self._spill(count)
+            if freed < count and self._hosted:
+                self._came_back()
+                freed += self._spill(count - freed)
+            freed += self._leave(self._order, count - freed, in_use=False)
+            return freed + self._leave(self._order, count - freed, in_use=True)
+
+    @property
+    def num_unused(self) -> int:
+        """Number of frames that `evict` could free."""
+        with self.pool.lock:
+            return sum(map(self.pool.frees, self._order)) + sum(map(self.pool.frees, self._hosted))
 
     def clear(self) -> None:
         """Drop all pages from the index."""
         with self.pool.lock:
-            self._evict(self.num_pages + 1, in_use=True)
+            for page in [*self._hosted, *self._order]:
+                self._remove_all(page)
 
     @property
     def num_pages(self) -> int:
-        """Number of indexed pages."""
-        return len(self._indexed)
+        """Number of indexed pages, in the pool or in the host."""
+        return len(self._order) + len(self._hosted)
+
+    @property
+    def num_in_pool(self) -> int:
+        """Number of indexed pages in the pool."""
+        return len(self._order)
 
     @abstractmethod
-    def _find(self, keys: list[bytes]) -> list[int]: ...
+    def _find(self, keys: list[bytes]) -> list[int]:
+        """The pages along `keys`, from the first on, as far as they are known."""
 
     @abstractmethod
-    def _add(self, keys: list[bytes], pages: list[int]) -> None: ...
+    def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
+        """Know pages by their keys; `_hold` those that are new. Returns the pages along `keys`."""
 
     @abstractmethod
-    def _evict(self, count: int, in_use: bool) -> int:
-        """Drop leaves until `count` pages are free. Pages in use are dropped (freeing nothing) only if `in_use`."""
+    def _is_leaf(self, page: int) -> bool:
+        """Whether no indexed page comes after this one."""
+
+    @abstractmethod
+    def _remove(self, page: int) -> list[int]:
+        """Forget a page and all after it, and return them."""
 
     def _keys(self, tokens: np.ndarray) -> list[bytes]:
         size = self.pool.page_size
@@ -102,9 +148,95 @@ class PrefixIndex(ABC):
 
     def _hold(self, pages: list[int]) -> None:
         self.pool.retain(np.array(pages, np.int64))
-        self._indexed.update(pages)
+        self._order.update(dict.fromkeys(pages))
 
-    def _drop(self, page: int) -> bool:
-        """Drop a page from the index. Returns whether this freed a frame of the pool."""
-        self._indexed.remove(page)
-        return bool(self.pool.release(np.array([page])))
+    def _use(self, pages: list[int]) -> None:
+        """Note the use of a prompt's pages: the deepest is the first of them to go."""
+        for page in reversed(pages):
+            hosted = page in self._hosted
+            del (self._hosted if hosted else self._order)[page]
+            if hosted and self.pool.frame(page) != NOWHERE:  # a stroke has brought it back
+                self.host.take(-self.pool.page_bytes)
+                hosted = False
+            (self._hosted if hosted else self._order)[page] = None
+
+    def _spill(self, count: int) -> int:
+        """Move unused pages to the host as far as there is room. Returns the number of frames freed."""
+        size, pages = self.pool.page_bytes, []
+        if self.host.most < size or count <= 0:
+            return 0
+        for page in list(self._order):  # making room changes it
+            if len(pages) == count:
+                break
+            if page in self._order and self.pool.frees(page):
+                if not self.host.take(size) and not (self._make_room() and self.host.take(size)):
+                    break
+                pages.append(page)
+        pages = [page for page in pages if page in self._order]  # making room may have removed one
+        try:
+            freed = self.pool.spill(np.array(pages, np.int64)) if pages else 0
+        except OutOfPages:  # there is no memory left for it
+            freed = 0
+        moved = [page for page in pages if self.pool.frame(page) == NOWHERE]
+        self.host.take(-size * (len(pages) - len(moved)))
+        for page in moved:
+            del self._order[page]
+            self._hosted[page] = None
+        self.host.traffic.moved("out", len(moved), len(moved) * size, 0.0)
+        return max(freed, len(moved))
+
+    def _make_room(self) -> bool:
+        """Let the least recently used page of the host go. Returns whether there was one."""
+        self._came_back()
+        before = len(self._hosted)
+        self._leave(self._hosted, 1, in_use=False)
+        if len(self._hosted) == before:
+            self._leave(self._hosted, 1, in_use=True)
+        return len(self._hosted) < before
+
+    def _came_back(self) -> None:
+        """Note the pages that strokes have brought back from the host."""
+        for page in [page for page in self._hosted if self.pool.frame(page) != NOWHERE]:
+            del self._hosted[page]
+            self._order[page] = None
+            self.host.take(-self.pool.page_bytes)
+
+    def _leave(self, order: dict[int, None], count: int, in_use: bool) -> int:
+        """Remove unused pages of the pool, or of the host, with all after them; returns how many places are free.
+
+        Pages that others follow go only if `in_use`, since those are used.
+        """
+        freed, hosted = 0, order is self._hosted
+        if count <= 0:
+            return 0
+        for page in list(order):
+            if freed >= count:
+                break
+            if page in order and (hosted or self.pool.frees(page)) and (in_use or self._is_leaf(page)):
+                freed += self._remove_all(page, hosted)
+        return freed
+
+    def _remove_all(self, page: int, hosted: bool = False) -> int:
+        """Remove a page and all after it. Returns the number of frames freed, or, if `hosted`, of pages of the host."""
+        frames = copies = 0
+        for one in self._remove(page) if page in self._order or page in self._hosted else ():
+            if one in self._hosted:
+                del self._hosted[one]
+                self.host.take(-self.pool.page_bytes)
+                copies += 1
+            else:
+                del self._order[one]
+            frames += self.pool.release(np.array([one]))
+        return copies if hosted else frames
+
+
+def whole_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterable[int]) -> KVCache:
+    """The value of a prompt's canonical pages, [n] int32 tokens from position 0; takes references of its own."""
+    size = pool.page_size
+    first = np.arange(len(tokens) // size) * size
+    table = np.zeros((len(first), 4), np.int32)
+    if len(first):
+        columns = [np.array(list(pages)), np.zeros_like(first), np.full_like(first, size), first]
+        table[:] = np.stack(columns, axis=1)
+    stretches = (Stretch(len(tokens), model, NOTHING),) if len(tokens) else ()
+    return KVCache(pool, table, tokens, stretches, len(tokens))

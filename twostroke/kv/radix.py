@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
 from twostroke.kv.pool import PagePool
@@ -12,19 +11,20 @@ from twostroke.kv.prefix import PrefixIndex
 class Node:
     """A run of pages; `keys[i]` are the tokens of `pages[i]`."""
 
-    __slots__ = ("children", "keys", "last_used", "pages", "parent")
+    __slots__ = ("children", "keys", "pages", "parent")
 
-    def __init__(self, parent: Node | None, keys: list[bytes], pages: list[int], last_used: int) -> None:
-        self.parent, self.keys, self.pages, self.last_used = parent, keys, pages, last_used
+    def __init__(self, parent: Node | None, keys: list[bytes], pages: list[int]) -> None:
+        self.parent, self.keys, self.pages = parent, keys, pages
         self.children: dict[bytes, Node] = {}
 
-    def split(self, at: int) -> None:
-        """Keep the first `at` pages here; a new child takes the rest and all children."""
-        below = Node(self, self.keys[at:], self.pages[at:], self.last_used)
+    def split(self, at: int) -> Node:
+        """Keep the first `at` pages here; a new child, which is returned, takes the rest and all children."""
+        below = Node(self, self.keys[at:], self.pages[at:])
         below.children = self.children
         for child in below.children.values():
             child.parent = below
         self.keys, self.pages, self.children = self.keys[:at], self.pages[:at], {below.keys[0]: below}
+        return below
 
     def common(self, keys: list[bytes], start: int) -> int:
         """Number of this node's leading pages that agree with keys[start:]."""
@@ -41,54 +41,59 @@ class RadixIndex(PrefixIndex):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)
-        self._root = Node(None, [], [], 0)
+        self._root = Node(None, [], [])
+        self._nodes: dict[int, Node] = {}  # of each page
 
     def _find(self, keys: list[bytes]) -> list[int]:
-        return [page for node in self._walk(keys) for page in node.pages]
-
-    def _walk(self, keys: list[bytes]) -> Iterator[Node]:
-        """The nodes along `keys`. A node that agrees only in part is split, so that the rest is not marked as used."""
-        node, done = self._root, 0
+        node, done, pages = self._root, 0, list[int]()
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
             count = child.common(keys, done)
+            pages += child.pages[:count]
             if count < len(child.keys):
-                child.split(count)
-            child.last_used = self._clock
-            yield child
+                break
             node, done = child, done + count
+        return pages
 
-    def _add(self, keys: list[bytes], pages: list[int]) -> None:
-        node, done = self._root, 0
-        for child in self._walk(keys):
-            node, done = child, done + len(child.keys)
+    def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
+        node, done, known = self._root, 0, list[int]()
+        while done < len(keys) and (child := node.children.get(keys[done])) is not None:
+            count = child.common(keys, done)
+            known += child.pages[:count]
+            node, done = child, done + count
+            if count < len(child.keys):
+                if done < len(keys):  # the prompt leaves the run here
+                    self._moved(child.split(count))
+                break
         if done < len(keys):
             self._hold(pages[done:])
-            node.children[keys[done]] = Node(node, keys[done:], pages[done:], self._clock)
+            node.children[keys[done]] = added = Node(node, keys[done:], pages[done:])
+            self._moved(added)
+        return known + pages[done:]
 
-    def _evict(self, count: int, in_use: bool) -> int:
-        def goes(leaf: Node) -> bool:
-            return in_use or self.pool.frees(leaf.pages[-1])
+    def _moved(self, node: Node) -> None:
+        self._nodes.update(dict.fromkeys(node.pages, node))
 
-        freed = 0
-        leaves = [(leaf.last_used, id(leaf), leaf) for leaf in self._leaves() if goes(leaf)]
-        heapq.heapify(leaves)
-        while freed < count and leaves:
-            *_, leaf = heapq.heappop(leaves)
-            first = leaf.keys[0]
-            while freed < count and leaf.pages and goes(leaf):
-                freed += self._drop(leaf.pages.pop())
-                leaf.keys.pop()
-            if not leaf.pages and (parent := leaf.parent) is not None:
-                del parent.children[first]
-                if parent is not self._root and not parent.children:
-                    heapq.heappush(leaves, (parent.last_used, id(parent), parent))
-        return freed
+    def _is_leaf(self, page: int) -> bool:
+        node = self._nodes[page]
+        return not node.children and node.pages[-1] == page
 
-    def _leaves(self) -> Iterator[Node]:
-        stack = list(self._root.children.values())
+    def _remove(self, page: int) -> list[int]:
+        node = self._nodes[page]
+        at = len(node.pages) - 1 if node.pages[-1] == page else node.pages.index(page)
+        gone = node.pages[at:]
+        for below in self._below(node):
+            gone += below.pages
+        if not at and node.parent is not None:
+            del node.parent.children[node.keys[0]]
+        node.children = {}
+        del node.pages[at:], node.keys[at:]
+        for one in gone:
+            del self._nodes[one]
+        return gone
+
+    def _below(self, node: Node) -> Iterator[Node]:
+        stack = list(node.children.values())
         while stack:
-            node = stack.pop()
-            if node.children:
-                stack.extend(node.children.values())
-            else:
-                yield node
+            one = stack.pop()
+            stack.extend(one.children.values())
+            yield one

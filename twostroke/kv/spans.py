@@ -37,6 +37,13 @@ def distinct_pages(table: np.ndarray) -> np.ndarray:
     return pages[np.argsort(first)]
 
 
+def of_pages(pages: np.ndarray) -> np.ndarray:
+    """A table that names pages and no slots, for what holds pages without reading entries."""
+    table = np.zeros((len(pages), 4), np.int32)
+    table[:, PAGE] = pages
+    return table
+
+
 def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """A copy of the table with page old[i] replaced by new[i]. `old` holds each page of the table once."""
     order = np.argsort(old)

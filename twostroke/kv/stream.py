@@ -148,12 +148,12 @@ def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
     digests = [section(out, headers.encode(header))]
     _, all_slots = spans.pages_and_slots(table)
     owners = np.repeat(table[:, PAGE], spans.counts(table))
-    for page in pages.tolist():
-        slots = np.unique(all_slots[owners == page])
-        data = pool.page(page) if len(slots) == pool.page_size else pool.part(page, slots)
-        digests.append(hashlib.sha256(data).digest())
-        out.write(data)
-        out.write(digests[-1])
+    with pool.reading(pages, spans.filled(table, pages)) as sources:
+        for page, source in zip(pages.tolist(), sources, strict=True):
+            data = pool.part(source.data(), np.unique(all_slots[owners == page]))
+            digests.append(hashlib.sha256(data).digest())
+            out.write(data)
+            out.write(digests[-1])
     digests.append(section(out, logits.tobytes()))
     key = user_key(make=True)
     section(out, b"" if key is None else _seal(digests, key))
@@ -228,7 +228,7 @@ def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.
     """The contents without provenance and logits. K and V must be finite: in reused pages, 0 times nan is nan."""
     log.warning("%s: not sealed by this user: its entries are used, but are canonical for no model", source.path)
     for page in pages.tolist():
-        if not _finite(pool.page(page), pool.geometry.kv_dtype):
+        if not _finite(pool.memory.read_pages([pool.frame(page)])[0], pool.geometry.kv_dtype):
             raise source.corrupt("keys or values are not finite")
     tail = contents.tail if contents.tail is None or contents.tail.pending is not None else None
     count = len(contents.tokens)

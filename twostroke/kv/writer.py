@@ -40,14 +40,14 @@ class Writer:
     """
 
     def __init__(self, base: KVCache, model: str) -> None:
-        """Bring the value's pages into the pool if some are in the host tier.
+        """Bring the value's pages into the pool if some are not there.
 
         Args:
             base: the value to extend.
             model: id of the model that will compute the entries.
 
         Raises:
-            OutOfPages: no room for its pages.
+            OutOfPages: no room for its pages. PageLost: its pages are gone or damaged where they were.
         """
         base = base.to(POOL)
         self.base, self.model = base, model
@@ -57,9 +57,12 @@ class Writer:
         self._tokens: list[int] = []
         self._closed = False
         self._own: list[int] = []  # pages allocated here, one reference each, released by close
-        with base.pool.lock:  # nothing may spill them in between
+        base.pool.pin(self)  # first: nothing may spill them in between
+        try:
             base.pool.fetch(base.table[:, PAGE])
-            base.pool.pin(self)
+        except BaseException:
+            base.pool.unpin(self)
+            raise
 
     def __len__(self) -> int:
         return len(self.base) + len(self._tokens)

@@ -15,6 +15,7 @@ def extra(name: str, what: str) -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("twostroke"):  # a mistake of ours
+        package = (error.name or "").partition(".")[0]
+        if package == "twostroke":  # a mistake of ours
             raise
-        raise InvalidRequest(f"{what} needs {error.name}: pip install 'twostroke[{name}]'") from None
+        raise InvalidRequest(f"{what} needs {package}: pip install 'twostroke[{name}]'") from None

@@ -1,0 +1,379 @@
+"""Prompts find their pages in the host and in stores, with the same bits as without tiers."""
+
+import asyncio
+import faulthandler
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import no_page_may_be_lost
+from tests.tiers.memory_store import MemoryStore, Pages
+from tests.watching import Answer, answers
+from twostroke import llm as llm_module
+from twostroke.async_llm import AsyncLLM
+from twostroke.backends.native import library
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.kv.lower import Lower
+from twostroke.llm import LLM
+from twostroke.methods import Method, method
+from twostroke.sampling.params import SamplingParams
+from twostroke.tiers.tiers import Tiers
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+
+PAGE_BYTES = 30 * 2 * 3 * 64 * 2 * 16
+PROMPTS = [[100 + (7 * i) % 89 for i in range(130)], [100 + (7 * i) % 89 for i in range(64)] + list(range(200, 260))]
+PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """A test that hangs ends the run, and shows where every thread is."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+class Opener:
+    """Opens models over stores, and closes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[LLM] = []
+        self._patch = monkeypatch
+
+    def __call__(self, tiers: Tiers, pages: int = 256, index: str = "radix", eager: bool = True, **options: Any) -> LLM:
+        """`eager`: loading always seems quicker than computing, and pages are written when they are first seen."""
+        self._patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+        llm = LLM(
+            "smollm2-135m", backend="native", prefix_index=index, kv_bytes=pages * PAGE_BYTES, threads=1, **options
+        )
+        if eager:
+            make_eager(llm)
+        self.opened.append(llm)
+        return llm
+
+    def close(self) -> None:
+        """Close all. No model may have lost a page."""
+        for llm in self.opened:
+            if "engine" in llm.__dict__:
+                llm.tiers.settle(20.0)
+                no_page_may_be_lost([llm])
+                llm.close()
+        self.opened.clear()
+
+
+def over(tier: str, pages: Pages) -> Tiers:
+    store = MemoryStore(tier, pages)
+    return Tiers(disk=store) if tier == "disk" else Tiers(remote=store)
+
+
+def lower(llm: LLM) -> Lower:
+    assert llm.model.lower is not None
+    return llm.model.lower
+
+
+def make_eager(llm: LLM) -> None:
+    for model in llm.engine.models.values():
+        if model.lower is not None:
+            model.lower.computing = lambda context, count: 1.0 * count
+
+
+@pytest.fixture
+def opener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
+    opener = Opener(monkeypatch)
+    yield opener
+    opener.close()
+
+
+@functools.cache
+def plain() -> LLM:
+    return LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=256 * PAGE_BYTES, threads=1)
+
+
+@functools.cache
+def expected(prompt: int, technique: Method | None = None) -> Answer:
+    return ask(plain(), [prompt], technique)[0]
+
+
+def ask(llm: LLM, prompts: list[int], technique: Method | None = None) -> list[Answer]:
+    requests = [llm.request(PROMPTS[i], PARAMS, technique) for i in prompts]
+    return answers(llm, requests, SchedulerConfig(max_step_tokens=64))
+
+
+def found(llm: LLM, prompt: int) -> dict[str, int]:
+    """Answer a prompt rightly; where its tokens were found."""
+    request = llm.request(PROMPTS[prompt], PARAMS)
+    assert answers(llm, [request], SchedulerConfig()) == [expected(prompt)]
+    assert request.cached_tokens == sum(request.cached_by_tier.values())
+    return dict(request.cached_by_tier)
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+@pytest.mark.parametrize("tier", ["disk", "remote"])
+def test_a_restart(opener: Opener, index: str, tier: str) -> None:
+    """Another process finds what this one has written, without a second touch where computing took long."""
+    pages: Pages = {}
+    first = opener(over(tier, pages), index=index)
+    assert found(first, 0) == {}
+    assert first.tiers.settle()
+    first.close()
+    assert len(pages) == (130 + 6) // 16
+    second = opener(over(tier, pages), index=index)
+    assert found(second, 0) == {tier: 128}
+    assert found(second, 0) == {"pool": 128}
+    assert found(second, 1) == {"pool": 64}
+    assert second.engine.num_arriving == 0
+
+
+def test_second_touch(opener: Opener) -> None:
+    """A short prompt is written to the disk when it comes again, and to the remote tier at once."""
+    disk, remote = MemoryStore("disk"), MemoryStore("remote")
+    llm = opener(Tiers(disk=disk, remote=remote))
+    lower(llm).computing = lambda context, count: 0.1
+    found(llm, 0)
+    assert llm.tiers.settle()
+    assert (len(disk.pages), len(remote.pages)) == (0, 8)
+    assert disk.traffic.read().reasons["second_touch"] > 0
+    found(llm, 0)
+    assert llm.tiers.settle()
+    assert (len(disk.pages), len(remote.pages)) == (8, 8)
+
+
+def test_the_nearest_tier_of_each_page(opener: Opener) -> None:
+    pages: Pages = {}
+    first = opener(Tiers(remote=MemoryStore("remote", pages)))
+    found(first, 0)
+    assert first.tiers.settle()
+    order = list(pages)
+    disk = MemoryStore("disk", {key: pages[key] for key in order[:3]})
+    second = opener(Tiers(disk=disk, remote=MemoryStore("remote", pages)))
+    assert found(second, 0) == {"disk": 48, "remote": 80}
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_the_host_keeps_what_the_pool_evicts(opener: Opener, index: str) -> None:
+    llm = opener(Tiers(host_bytes=64 * PAGE_BYTES), pages=10, index=index)
+    assert found(llm, 0) == {}
+    assert found(llm, 1) == {"pool": 64} or llm.pool.num_copies
+    assert llm.tiers.host_traffic.read().pages_out > 0
+    again = found(llm, 0)
+    assert sum(again.values()) == 128
+    assert again["host"] > 0
+    assert llm.pool.num_copies * PAGE_BYTES <= 64 * PAGE_BYTES
+
+
+def test_the_host_has_a_budget(opener: Opener) -> None:
+    llm = opener(Tiers(host_bytes=3 * PAGE_BYTES), pages=10)
+    for prompt in (0, 1, 0, 1):
+        found(llm, prompt)
+        assert llm.pool.num_copies <= 3
+        assert llm.model.index is not None
+        assert llm.model.index.host.used <= 3 * PAGE_BYTES
+
+
+def test_identical_prompts_share_a_load(opener: Opener) -> None:
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    disk = MemoryStore("disk", pages)
+    llm = opener(Tiers(disk=disk))
+    assert ask(llm, [0, 0, 0]) == [expected(0)] * 3
+    assert disk.traffic.read().pages_in == 8
+
+
+def test_steps_go_on_while_pages_come(opener: Opener) -> None:
+    """A store that hangs delays its own prompt only; it does not count as running."""
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    disk, gate = MemoryStore("disk", pages), threading.Event()
+    llm = opener(Tiers(disk=disk))
+    disk.threads.clear()
+    disk.before = lambda what: what != "read" or gate.wait(20)
+    waiting, other = llm.request(PROMPTS[0], PARAMS), llm.request(list(range(300, 330)), PARAMS)
+    llm.engine.config = SchedulerConfig(max_running=1)
+    llm.engine.submit(waiting)
+    llm.engine.step()
+    assert (llm.engine.num_arriving, llm.engine.num_running) == (1, 0)
+    llm.engine.run([other])
+    assert len(other.events) == 6
+    assert (llm.engine.num_arriving, len(waiting.events)) == (1, 0)
+    gate.set()
+    llm.engine.finish([waiting])
+    assert list(waiting.events) == expected(0)[0]
+    assert waiting.timings.loading > 0
+    assert all(name.startswith("tiers") or name.endswith("writer") for name in disk.threads)
+
+
+@pytest.mark.parametrize("fault", ["slow", "lost", "short", "error"])
+def test_a_bad_store_costs_time_only(opener: Opener, fault: str) -> None:
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    disk, gate = MemoryStore("disk", pages), threading.Event()
+    llm = opener(Tiers(disk=disk))
+
+    def trouble(what: str) -> None:
+        if what == "read":
+            if fault == "slow":
+                gate.wait(20)
+            elif fault == "lost":
+                for key in list(pages)[4:]:
+                    pages.pop(key, None)
+            elif fault == "error":
+                raise OSError("broken")
+
+    disk.before = trouble
+    if fault == "short":
+        disk.share = 0.5
+    if fault == "slow":
+        lower(llm).computing = lambda context, count: 0.001 * count
+    where = found(llm, 0)
+    gate.set()
+    assert where == {"slow": {}, "error": {}, "lost": {"disk": 64}, "short": {"disk": 64}}[fault]
+
+
+def test_cancelled_while_loading(opener: Opener) -> None:
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    disk, gate, inside = MemoryStore("disk", pages), threading.Event(), threading.Event()
+    llm = opener(Tiers(disk=disk))
+    disk.before = lambda what: what != "read" or inside.set() or gate.wait(20)
+    request = llm.engine.submit(llm.request(PROMPTS[0], PARAMS))
+    llm.engine.step()
+    assert inside.wait(20)
+    llm.engine.cancel(request)
+    assert llm.pool.num_used > 0  # the frames that the thread reads into
+    gate.set()
+    assert llm.tiers.settle()
+    assert llm.pool.num_used == 0
+    assert found(llm, 0) == {"disk": 128}
+
+
+def test_the_gate(opener: Opener) -> None:
+    """What is predicted to be slower than computing is not loaded, and counted."""
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    disk = MemoryStore("disk", pages)
+    llm = opener(Tiers(disk=disk))
+    lower(llm).computing = lambda context, count: 0.0005 * count
+    llm.tiers.links["disk"].bytes_per_s = PAGE_BYTES / 0.1
+    llm.tiers.links["disk"].latency_s = 0
+    lower(llm).worth_asking = lambda context, count: True
+    assert found(llm, 0) == {}
+    assert disk.traffic.read().reasons["slow"] == 8
+
+
+def test_other_weights_never_match(opener: Opener) -> None:
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    other = opener(Tiers(disk=MemoryStore("disk", pages)), weights="int8")
+    request = other.request(PROMPTS[0], PARAMS)
+    other.engine.run([request])
+    assert request.cached_tokens == 0
+
+
+TECHNIQUES = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "best-of": method("best-of", candidates=2)}
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+@pytest.mark.parametrize("technique", list(TECHNIQUES))
+@pytest.mark.parametrize("host", [0, 5, 100])
+def test_a_small_pool(opener: Opener, index: str, technique: str, host: int) -> None:
+    """Everything is evicted, preempted and found again."""
+    tiers = Tiers(host_bytes=host * PAGE_BYTES, disk=MemoryStore("disk"))
+    llm = opener(tiers, pages=26, index=index)
+    for _ in range(2):
+        one, two = expected(0, TECHNIQUES[technique]), expected(1, TECHNIQUES[technique])
+        assert ask(llm, [0, 1, 0, 1], TECHNIQUES[technique]) == [one, two, one, two]
+        assert llm.tiers.settle()
+
+
+ASKED = st.tuples(st.sampled_from([0, 1]), st.sampled_from(list(TECHNIQUES)))
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=5),
+    chunk=st.sampled_from([7, 16, 50, 512]),
+    pages=st.sampled_from([26, 40]),
+    host=st.sampled_from([0, 7, 60]),
+    stores=st.sampled_from(["", "disk", "remote", "disk remote"]),
+    share=st.sampled_from([0.3, 1.0]),
+    running=st.sampled_from([1, 256]),
+    index=st.sampled_from(["radix", "hash"]),
+)
+def test_any_schedule(
+    opener: Opener,
+    asked: list[tuple[int, str]],
+    chunk: int,
+    pages: int,
+    host: int,
+    stores: str,
+    share: float,
+    running: int,
+    index: str,
+) -> None:
+    """Tokens, log-probabilities, keys and values do not depend on tiers, nor on what they give."""
+    made = {tier: MemoryStore(tier) for tier in stores.split()}
+    for store in made.values():
+        store.share = share
+    tiers = Tiers(host * PAGE_BYTES, made.get("disk"), made.get("remote"))
+    llm = opener(tiers, pages=pages, index=index)
+    config = SchedulerConfig(max_step_tokens=chunk, max_running=running)
+    for _ in range(2):
+        requests = [llm.request(PROMPTS[prompt], PARAMS, TECHNIQUES[name]) for prompt, name in asked]
+        assert answers(llm, requests, config, 1) == [expected(prompt, TECHNIQUES[name]) for prompt, name in asked]
+        assert tiers.settle()
+    opener.close()
+
+
+def test_asyncio(opener: Opener) -> None:
+    """The engine's thread sleeps until pages come, and is woken by them."""
+    pages: Pages = {}
+    found(opener(over("disk", pages)), 0)
+    opener.opened[0].tiers.settle()
+    llm = opener(over("disk", pages))
+
+    async def ask_twice() -> list[list[int]]:
+        async with AsyncLLM(llm) as other:
+            both = await asyncio.gather(*(other.generate([PROMPTS[0]], PARAMS) for _ in range(2)))
+            return [[token.id for token in one.tokens] for (one,) in both]
+
+    ids = [token.id for token in expected(0)[0]]
+    assert asyncio.run(ask_twice()) == [ids, ids]
+
+
+def test_a_value_of_the_host_comes_back_beside_steps(opener: Opener) -> None:
+    llm = opener(Tiers(), index="off")
+    kv = llm.prefill(PROMPTS[0] * 2)
+    tokens = [token.id for token in llm.decode(kv, PARAMS)]
+    host = kv.to("host")
+    del kv
+    request = llm.engine.submit(llm.decode_request(host, PARAMS))
+    llm.engine.step()
+    assert llm.engine.num_arriving == 1
+    llm.engine.finish([request])
+    assert [token.id for token in request.events] == tokens
+
+
+def test_a_preempted_answer_is_found_again(opener: Opener) -> None:
+    """What was computed before a preemption is not computed again, prompts and answers."""
+    llm = opener(Tiers(host_bytes=200 * PAGE_BYTES), pages=24)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=3, temperature=0.7)
+    prompts = [[100 + (i * k) % 71 for i in range(100)] for k in (3, 5, 11)]
+    requests = [llm.request(prompt, params) for prompt in prompts]
+    llm.engine.run(requests)
+    assert llm.engine.preemptions > 0
+    assert llm.tiers.host_traffic.read().pages_out > 0
+    for prompt, request in zip(prompts, requests, strict=True):
+        (alone,) = plain().generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True, seed=3, temperature=0.7))
+        assert [token.id for token in request.events] == [token.id for token in alone.tokens]

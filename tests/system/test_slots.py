@@ -1,0 +1,50 @@
+"""Slots of memory, which goes back to the system."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twostroke.system.slots import CHUNK, Slots
+
+
+def resident() -> int:
+    """Bytes of this process in physical memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("size", [1, 4096, 5000, 368_640, CHUNK + 1])
+def test_slots_do_not_overlap(size: int) -> None:
+    slots = Slots(size)
+    taken = [slots.take() for _ in range(3)]
+    for i, slot in enumerate(taken):
+        slots.view(slot)[:] = i + 1
+    assert [set(slots.view(slot).tolist()[:: max(1, size // 100)]) for slot in taken] == [{1}, {2}, {3}]
+    assert slots.num_used == len(set(taken)) == 3
+    slots.give_back(taken[1])
+    assert slots.num_used == 2
+    assert slots.take() == taken[1]
+
+
+def test_memory_is_that_of_the_slots_in_use() -> None:
+    """However slots are taken and given back."""
+    size, random = 368_640, np.random.default_rng(0)
+    slots, held = Slots(size), list[int]()
+    before = resident()
+    for _ in range(3):
+        while slots.num_used < 300:
+            held.append(slots.take())
+            slots.view(held[-1])[:] = 1
+        assert resident() - before == pytest.approx(300 * size, rel=0.02, abs=2 << 20)
+        random.shuffle(held)
+        while slots.num_used > 30:
+            slots.give_back(held.pop())
+        assert resident() - before == pytest.approx(30 * size, rel=0.02, abs=2 << 20)
+
+
+def test_without_memory() -> None:
+    slots = Slots(1 << 60)
+    with pytest.raises(MemoryError, match="no memory for"):
+        slots.take()
+    assert slots.num_used == 0

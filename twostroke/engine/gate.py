@@ -1,0 +1,28 @@
+"""Decides whether pages are loaded or computed again: what is predicted to be quicker."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from twostroke.kv.lower import Segment
+from twostroke.tiers.link import Link
+
+SLACK = 1.1  # a load may take this many times as long as computing the same pages
+
+
+def worthwhile(
+    segments: Sequence[Segment], computing: Callable[[int], float], links: Mapping[str, Link], page_bytes: int
+) -> int:
+    """How many of the leading pages to load: as many as save the most time, in whole segments.
+
+    Args:
+        segments: where the pages are.
+        computing: predicted seconds to compute the first n of them.
+        links: how quickly each store answers, by tier.
+        page_bytes: bytes of a page.
+    """
+    best, most_saved, loading = 0, 0.0, 0.0
+    for segment in segments:
+        loading += links[segment.store.tier].seconds((segment.stop - segment.start) * page_bytes)
+        saved = computing(segment.stop) - loading
+        if saved > most_saved:
+            best, most_saved = segment.stop, saved
+    return best

@@ -1,0 +1,279 @@
+"""Pages move between tiers: out to copies, back into frames, and aside when the pool is full.
+
+The pool's lock is held for the books only, never while bytes are copied, written or read.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.backends.memory import Memory
+from twostroke.errors import KVError, OutOfPages
+from twostroke.kv import spans
+from twostroke.kv.arrival import Arrival, lost
+from twostroke.kv.copies import Copy, HostCopy, StoredCopy
+from twostroke.kv.pages import DISK, HOST, NOWHERE, POOL, REMOTE, TIERS, Pages
+from twostroke.tiers.names import Namespace
+from twostroke.tiers.private import PrivatePages
+from twostroke.tiers.store import Store
+
+BATCH = 16  # pages that `spill` has in flight
+HOW = {DISK: "kv_disk=DIRECTORY", REMOTE: "kv_remote=URL"}
+
+
+@dataclass(frozen=True, eq=False)
+class Pin:
+    """Keeps pages in their frames while they are read."""
+
+    table: np.ndarray
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a page is read: in a frame, or from a copy."""
+
+    memory: Memory
+    frame: int
+    copy: Copy | None
+
+    def data(self) -> memoryview:
+        """All bytes of the page, read-only. Raises PageLost."""
+        if self.copy is None:
+            return self.memory.read_pages([self.frame])[0]
+        data = np.empty(self.memory.page_bytes, np.uint8)
+        self.copy.read(data.data)
+        return data.data.toreadonly()
+
+
+class Moves(Pages):
+    """Pages that can be in several tiers.
+
+    Attributes:
+        stores: the stores of the tiers "disk" and "remote", if there are any.
+    """
+
+    def __init__(self, memory: Memory, num_pages: int) -> None:
+        super().__init__(memory, num_pages)
+        self.stores: dict[str, Store] = {}
+        self._private: dict[str, PrivatePages] = {}
+
+    @property
+    def namespace(self) -> Namespace:
+        """What private pages of this pool have in common."""
+        raise NotImplementedError
+
+    def part(self, data: memoryview, slots: np.ndarray) -> memoryview:
+        """The bytes of a page with zeros in all other slots."""
+        raise NotImplementedError
+
+    def require(self, tier: str) -> None:
+        """Raise KVError if there is no such tier."""
+        if tier not in TIERS:
+            raise KVError(f"the tier {tier!r} is unknown: use {', '.join(TIERS[:-1])} or {TIERS[-1]}")
+        if tier in HOW and tier not in self.stores:
+            raise KVError(f"there is no {tier} tier: open the model with {HOW[tier]}")
+
+    # Reading ---------------------------------------------------------------------------------------------------
+
+    def _fullest(self, page: int) -> tuple[str, Copy]:
+        """The copy with the most slots, of several the nearest. A frame must hold all claimed slots."""
+        found = [(tier, copies[page]) for tier, copies in self._copies.items() if page in copies]
+        if not found:
+            raise lost(page)
+        return max(found, key=lambda one: one[1].stop)
+
+    def _source(self, page: int, stop: int) -> Source:
+        if (frame := self.frame(page)) != NOWHERE:
+            return Source(self.memory, frame, None)
+        copies = (copies[page] for copies in self._copies.values() if page in copies)
+        if (copy := next((copy for copy in copies if copy.stop >= stop), None)) is None:
+            raise lost(page)
+        return Source(self.memory, NOWHERE, copy)
+
+    @contextmanager
+    def reading(self, pages: np.ndarray, stops: np.ndarray) -> Generator[list[Source]]:
+        """Where to read the slots before `stops` of distinct pages. All stay there meanwhile."""
+        pin = Pin(spans.of_pages(pages))
+        with self.lock:
+            sources = [self._source(*one) for one in zip(pages.tolist(), stops.tolist(), strict=True)]
+            held = pages[[source.copy is None for source in sources]]
+            self.retain(held)
+            self.pin(pin)
+        try:
+            yield sources
+        finally:
+            self.unpin(pin)
+            self.release(held)
+
+    # Out -------------------------------------------------------------------------------------------------------
+
+    def bring(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
+        """Add one reference in a tier to each of these distinct pages, and copy their slots before `stops` there.
+
+        Pages that are already there are not moved again. Raises OutOfPages, PageLost or KVError: nothing has changed.
+        """
+        self.require(tier)
+        if tier == POOL:
+            with Arrival(self, pages) as arrival:
+                arrival.load()
+                arrival.attach()
+                self.retain(pages)
+            return
+        self.retain(pages, tier)
+        try:
+            self._send(pages, stops, tier)
+        except BaseException:
+            self.release(pages, tier)
+            raise
+
+    def _send(self, pages: np.ndarray, stops: np.ndarray, tier: str) -> None:
+        with self.lock:
+            there = self._copies[tier]
+            short = [
+                page not in there or there[page].stop < stop
+                for page, stop in zip(pages.tolist(), stops.tolist(), strict=True)
+            ]
+            pages, stops = pages[short], stops[short]
+            rooms = self._host_rooms(len(pages)) if tier == HOST else []
+            if tier == HOST and len(rooms) < len(pages):
+                raise self._host_full()
+        copies: list[Copy] = []
+        with self.reading(pages, stops) as sources:
+            for i, (source, stop) in enumerate(zip(sources, stops.tolist(), strict=True)):
+                copies.append(self._copy(source.data(), stop, tier, rooms[i] if rooms else None))
+        self._publish(pages.tolist(), copies, tier)
+
+    def _copy(self, data: memoryview, stop: int, tier: str, room: HostCopy | None) -> Copy:
+        if room is not None:
+            room.fill(data, stop)
+            return room
+        # Slots after those of the value may be written meanwhile, and are nobody else's business.
+        return StoredCopy(self._private_pages(tier), self.part(data, np.arange(stop)), stop)
+
+    def _publish(self, pages: list[int], copies: list[Copy], tier: str) -> None:
+        with self.lock:
+            there = self._copies[tier]
+            for page, copy in zip(pages, copies, strict=True):
+                if page not in there or there[page].stop < copy.stop:
+                    there[page] = copy
+
+    def _private_pages(self, tier: str) -> PrivatePages:
+        with self.lock:
+            store, known = self.stores[tier], self._private.get(tier)
+            if known is None or known.store is not store:
+                known = self._private[tier] = PrivatePages(store, self.namespace)
+            return known
+
+    def _host_rooms(self, count: int) -> list[HostCopy]:
+        """Memory for up to `count` pages of the host tier: fewer if its limit is reached."""
+        if self.host_pages is not None:
+            self._settled()
+            if (missing := self._slots.num_used + count - self.host_pages) > 0 and self.reclaim_host is not None:
+                self.reclaim_host(missing)
+            count = max(0, min(count, self.host_pages - self._slots.num_used))
+        return [HostCopy(self._slots) for _ in range(count)]
+
+    def _host_full(self) -> OutOfPages:
+        return OutOfPages(
+            f"the host tier is full ({self.host_pages} pages of {self.memory.page_bytes:,} bytes): drop values in it, "
+            f"or give it more memory (kv_host)"
+        )
+
+    def created(self, data: memoryview, stop: int, tier: str) -> int:
+        """A fresh page with these bytes, in a tier, with one reference and its slots before `stop` claimed.
+
+        Raises OutOfPages.
+        """
+        if tier == POOL:
+            (page,) = self.allocate(1)
+            self.memory.write_page(self.frame(page), data)
+            self._filled[page] = stop
+            return page
+        with self.lock:
+            rooms = self._host_rooms(1) if tier == HOST else []
+            if tier == HOST and not rooms:
+                raise self._host_full()
+        copy = self._copy(data, stop, tier, rooms[0] if rooms else None)
+        with self.lock:
+            (page,) = self._new_ids(1)
+            self._filled[page], self._frames[page] = stop, NOWHERE
+            self._copies[tier][page] = copy
+            self._references[tier][page] = 1
+            return page
+
+    # Back ------------------------------------------------------------------------------------------------------
+
+    def arrival(self, pages: np.ndarray) -> Arrival:
+        """Reserve frames for those of these distinct pages that have none. Raises OutOfPages."""
+        return Arrival(self, pages)
+
+    def fetch(self, pages: np.ndarray) -> None:
+        """Bring spilled pages back into frames. Raises OutOfPages: nothing has changed."""
+        if (self._frames[pages] != NOWHERE).all():
+            return
+        with Arrival(self, np.unique(pages)) as arrival:
+            arrival.load()
+            arrival.attach()
+
+    # Aside -----------------------------------------------------------------------------------------------------
+
+    def spill(self, pages: np.ndarray) -> int:
+        """Move pages to the host tier, except those of open writers. Returns the number of frames freed.
+
+        Holders need not know: a writer brings them back. Raises OutOfPages if the host tier is full; pages moved before
+        that stay moved.
+        """
+        pages, count = np.unique(pages), 0
+        for first in range(0, len(pages), BATCH):
+            count += self._spill(pages[first : first + BATCH])
+        return count
+
+    def _spill(self, pages: np.ndarray) -> int:
+        host = self._copies[HOST]
+        with self.lock:
+            kept = self._kept()
+            goes = (self._references[POOL][pages] > 0) & (self._frames[pages] != NOWHERE)
+            pages = np.array([page for page in pages[goes].tolist() if page not in kept], np.int64)
+            stops, frames = self._filled[pages].tolist(), self._frames[pages].tolist()
+            # While these references are held, claimed slots stay claimed, and only an open writer claims more.
+            self.retain(pages)
+            pin = Pin(spans.of_pages(pages))
+            self.pin(pin)
+        try:
+            with self.lock:
+                todo = [
+                    one
+                    for one in zip(pages.tolist(), frames, stops, strict=True)
+                    if one[0] not in host or host[one[0]].stop < one[2]
+                ]
+                rooms = self._host_rooms(len(todo))
+            copied: dict[int, HostCopy] = {}
+            for (page, frame, stop), room in zip(todo, rooms, strict=False):
+                room.fill(self.memory.read_pages([frame])[0], stop)
+                copied[page] = room
+            with self.lock:
+                self.unpin(pin)
+                freed = self._set_aside(pages.tolist(), copied)
+            if len(rooms) < len(todo):
+                raise self._host_full()
+            return freed
+        finally:
+            self.unpin(pin)
+            self.release(pages)
+
+    def _set_aside(self, pages: list[int], copied: dict[int, HostCopy]) -> int:
+        """Free the frames of pages whose copies in the host hold all that is claimed by now."""
+        count, kept, host = 0, self._kept(), self._copies[HOST]
+        for page in pages:
+            copy = copied.get(page) or host.get(page)
+            unused = self._references[POOL][page] == 1  # only the mover holds it
+            if copy is None or page in kept or unused or copy.stop < self._filled[page]:
+                continue
+            if page not in host or host[page].stop < copy.stop:
+                host[page] = copy
+            self._free.append(int(self._frames[page]))
+            self._frames[page] = NOWHERE
+            count += 1
+        return count

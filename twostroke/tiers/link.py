@@ -1,0 +1,39 @@
+"""How quickly a tier gives pages: measured latency and bandwidth."""
+
+import threading
+
+NEW = 0.3  # weight of a new measurement
+
+
+class Link:
+    """A moving average of what reads took, and of what is being read now.
+
+    Attributes:
+        latency_s: seconds until an answer begins; bytes_per_s: how quickly pages come after that.
+    """
+
+    def __init__(self, latency_s: float = 1e-3, bytes_per_s: float = 500e6) -> None:
+        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def seconds(self, size: int) -> float:
+        """Predicted seconds to read `size` bytes now, behind the reads that are under way."""
+        return self.latency_s + (self._pending + size) / self.bytes_per_s if size else 0.0
+
+    def reserve(self, size: int) -> None:
+        """Count bytes as under way; a negative size takes them back."""
+        with self._lock:
+            self._pending = max(0, self._pending + size)
+
+    def answered(self, seconds: float) -> None:
+        """Note how long a question without pages took."""
+        with self._lock:
+            self.latency_s += NEW * (seconds - self.latency_s)
+
+    def moved(self, size: int, seconds: float) -> None:
+        """Note a read of `size` bytes."""
+        if size:
+            with self._lock:
+                taken = size / max(seconds - self.latency_s, seconds / 4, 1e-6)
+                self.bytes_per_s += NEW * (taken - self.bytes_per_s)

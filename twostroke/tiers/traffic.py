@@ -1,0 +1,66 @@
+"""What went in and out of a tier, and what did not."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A tier's counts at one moment. `reasons` says why pages were not taken or not written."""
+
+    pages_in: int
+    bytes_in: int
+    seconds_in: float
+    pages_out: int
+    bytes_out: int
+    seconds_out: float
+    hits: int
+    misses: int
+    reasons: dict[str, int]
+
+
+class Traffic:
+    """Counts of one tier; any thread may add to them. "out" is away from the pool, "in" is back.
+
+    Reasons that stores and the engine count:
+        corrupt: pages deleted because they were not what they said; foreign: of another key or version;
+        full: not written, no room; second_touch: not written, seen once; budget: not written, the day's bytes are used
+        up; queue: not written, too much was waiting; slow: not read, computing them was predicted to be quicker;
+        late: not taken, since they had not come in time; error: the tier failed or did not answer; open: not asked,
+        since it failed before (the circuit is open).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._seconds = {"in": 0.0, "out": 0.0}
+        self._reasons: Counter[str] = Counter()
+
+    def moved(self, direction: str, pages: int, size: int, seconds: float) -> None:
+        """Count pages that moved, "in" or "out"."""
+        with self._lock:
+            self._counts[f"pages_{direction}"] += pages
+            self._counts[f"bytes_{direction}"] += size
+            self._seconds[direction] += seconds
+
+    def looked_up(self, hits: int, misses: int) -> None:
+        """Count pages that a prompt found here, and those that it did not."""
+        with self._lock:
+            self._counts["hits"] += hits
+            self._counts["misses"] += misses
+
+    def skipped(self, reason: str, pages: int = 1) -> None:
+        """Count pages that were not read or not written, and why."""
+        if pages:
+            with self._lock:
+                self._reasons[reason] += pages
+
+    def read(self) -> Reading:
+        with self._lock:
+            one = self._counts
+            return Reading(
+                one["pages_in"], one["bytes_in"], self._seconds["in"],
+                one["pages_out"], one["bytes_out"], self._seconds["out"],
+                one["hits"], one["misses"], dict(self._reasons),
+            )  # fmt: skip

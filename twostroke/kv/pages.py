@@ -34,7 +34,8 @@ from twostroke.kv.copies import Copy
 from twostroke.system.interrupts import Postponed
 from twostroke.system.slots import Slots
 
-POOL, HOST, DISK, REMOTE = TIERS = ("pool", "host", "disk", "remote")  # what a reference can ask for, nearest first
+TIERS: tuple[str, ...] = ("pool", "host", "disk", "remote")  # what a reference can ask for, nearest first
+POOL, HOST, DISK, REMOTE = TIERS
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
 MOST_ELSEWHERE = 1 << 20  # maximum number of pages that are not in frames
@@ -210,7 +211,7 @@ class Pages:
                 self._settling = False
 
     def _drop_copies(self, pages: np.ndarray) -> None:
-        """Drop copies that no reference needs. Outside of the pool, the fullest copy says how many slots are claimed."""
+        """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed."""
         in_pool = self._references[POOL]
         for page in np.unique(pages).tolist():
             left = 0

@@ -1,7 +1,7 @@
 """Equal slots of memory that goes back to the system as soon as a slot is given back.
 
-The C library keeps freed blocks of some hundred KB in its heap, where they fragment. So slots lie in mapped chunks, each
-slot begins on a page of the system's memory, and a slot that is given back loses its physical memory at once.
+The C library keeps freed blocks of some hundred KB in its heap, where they fragment. So slots lie in mapped chunks.
+Each slot begins on a page of the system's memory, and a slot that is given back loses its physical memory at once.
 """
 
 import mmap

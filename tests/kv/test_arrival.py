@@ -14,6 +14,7 @@ from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
+from twostroke.tiers.names import Namespace, PageName
 
 NewPool = Callable[..., PagePool]
 TIERS = ["host", "disk", "remote"]
@@ -139,7 +140,7 @@ def test_frames_of_a_failed_read_hold_no_nan(pool: PagePool) -> None:
     store = pool.stores["disk"]
     assert isinstance(store, MemoryStore)
 
-    def spoil(_: object, name: object, into: memoryview) -> None:
+    def spoil(namespace: Namespace, name: PageName, into: memoryview) -> None:
         into[:] = b"\xff" * len(into)
         raise PageLost("damaged")
 

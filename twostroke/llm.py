@@ -265,7 +265,6 @@ class LLM:
         """
         if "engine" in self.__dict__:
             self.engine.close()
-            self.tiers.close()
             for name in OPENED:
                 del self.__dict__[name]
 

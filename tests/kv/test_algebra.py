@@ -90,7 +90,6 @@ class Values(RuleBasedStateMachine):
         self.faults = Faults()
         for pool in self.pools:
             pool.stores = {tier: self.faults.store(tier) for tier in TIERS[2:]}
-        self.pools[1].host_pages = 9
         self.values: list[tuple[KVCache, Expected]] = []
         self.writers: list[tuple[Writer, Expected]] = []
 
@@ -189,8 +188,7 @@ class Values(RuleBasedStateMachine):
                 with self.faults.after(fault):
                     self.keep(left + right, left_expected + right_expected)
             except (OutOfPages, PageLost):
-                full = left.pool.num_free == 0 or left.pool.host_pages == left.pool.num_copies
-                assert moves or full or self.faults.raised
+                assert moves or left.pool.num_free == 0 or self.faults.raised
         # Adjacent parts of two pages may share one page.
         assert moves or left.pool.num_used <= used + 1
 
@@ -258,10 +256,7 @@ class Values(RuleBasedStateMachine):
         held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
         if held:
             used = pool.num_used
-            try:
-                assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
-            except OutOfPages:
-                assert pool.num_copies == pool.host_pages
+            assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
 
     @dataclass
     class Holder:
@@ -300,7 +295,6 @@ class Values(RuleBasedStateMachine):
             tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in TIERS}
             own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
             check_counts(pool, tables.pop(POOL) + own, tables)
-            assert pool.host_pages is None or pool.num_copies <= pool.host_pages
             assert self.faults.kept(pool) == {tier: pool.copies(tier) for tier in pool.stores}
 
     @invariant()

@@ -243,34 +243,3 @@ def test_a_page_written_behind_while_it_is_spilled_stays(pool: PagePool, monkeyp
     assert pool.frame(int(pages[1])) >= 0
     assert contents(values[1]) == contents(prefill(pool, range(7)))
     values.clear()
-
-
-def test_the_host_has_a_limit(pool: PagePool) -> None:
-    pool.host_pages = 4
-    kv, other = prefill(pool, range(10)), prefill(pool, range(20, 28))
-    host, asked = kv.to("host"), list[int]()
-    with pytest.raises(OutOfPages, match=r"the host tier is full \(4 pages of 512 bytes\): .*kv_host"):
-        other.to("host")
-    assert (pool.num_copies, other.tier, pool.num_used) == (3, "pool", 5)
-    assert contents(kv.to("host")) == contents(kv)  # is there already
-
-    def reclaim(count: int) -> None:
-        nonlocal host
-        asked.append(count)
-        host = host[:4]
-
-    pool.reclaim_host = reclaim
-    moved = other.to("host")
-    assert (asked, pool.num_copies, pool._slots.num_used) == ([1], 3, 3)
-    assert contents(moved) == contents(other)
-    pool.reclaim_host = None
-
-
-def test_a_spill_ends_where_the_host_is_full(pool: PagePool) -> None:
-    pool.host_pages = 2
-    kv = prefill(pool, range(10))
-    bits = contents(kv)
-    with pytest.raises(OutOfPages, match="the host tier is full"):
-        pool.spill(kv.table[:, PAGE])
-    assert (pool.num_used, pool.num_copies) == (1, 2)
-    assert contents(kv) == bits

@@ -188,7 +188,7 @@ def test_without_room_nothing_changes(new_pool: NewPool, tier: str) -> None:
 def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool, kind: type[PrefixIndex]) -> None:
     index = kind(pool, "m")
     kv = prefill(pool, range(12))
-    index.insert(kv.to("host"))
+    index.insert(kv)
     bits = contents(kv)
     assert pool.spill(kv.table[:, PAGE]) == 3
     del kv

@@ -168,21 +168,21 @@ class Driver:
                 lane.shared.arrived(lane.result)
             lane.close()
 
-    def _know(self, lane: Lane, kv: KVCache) -> None:
+    def _know(self, lane: Lane, kv: KVCache, again: bool = False) -> None:
         """Index a lane's canonical entries, and offer them to the stores."""
         model, stroke = lane.model, lane.stroke
-        if model.index is not None:
-            model.index.insert(kv)
-        if model.lower is not None and (count := kv.canonical_length(model.id)) >= model.pool.page_size:
+        if model.lower is not None:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
-            model.lower.offer(kv.token_array[:count], start)
+            model.lower.insert(kv, start, again)
+        elif model.index is not None:
+            model.index.insert(kv)
 
     def keep(self, choice: Choice) -> None:
         """Index what a choice has computed before it loses its pages, so that it is found again."""
         for lane in choice.lanes:
-            if lane.started and lane.dropout is None and lane.model.index is not None:
-                lane.model.index.insert(lane.writer.freeze()[: lane.num_computed])
+            if lane.started and lane.dropout is None:
+                self._know(lane, lane.writer.freeze()[: lane.num_computed], again=True)
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

@@ -193,12 +193,14 @@ class Engine:
             self._lock.defer(lambda: self._cancel(request))
 
     def close(self) -> None:
-        """End every request with EngineStopped, take no more, and drop the prefix indexes."""
+        """End every request with EngineStopped, take no more, close the tiers, and drop the prefix indexes."""
         try:
             with self._lock:
                 self._closed = True
                 for request in list(self._requests):
                     self._fail({request}, EngineStopped(CLOSED))
+            self.tiers.close()  # first: what waits to be written is in the indexes
+            with self._lock:
                 for model in dict.fromkeys(self.models.values()):
                     if model.index is not None:
                         model.index.clear()
@@ -346,8 +348,10 @@ class Engine:
         """Let lanes go on whose loads are over. Returns whether there were any."""
         over = self._loads.over()
         for load in over:
+            if not load.done:
+                load.give_up()
             lanes, kv = list(load.lanes), load.take()
-            if load.model.index is not None and len(load.tokens):
+            if load.model.index is not None and len(load.tokens) and load.error is None:
                 load.model.index.insert(kv)
             for lane in lanes:
                 choice = lane.choice
@@ -355,6 +359,7 @@ class Engine:
                     self._guarded({choice.request}, self._drive, partial(arrive, lane, load, kv), choice)
                     self._sort(choice)
                     self._retire(choice)
+            load.close()
         return bool(over)
 
     def _sort(self, choice: Choice) -> None:

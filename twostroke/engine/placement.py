@@ -54,21 +54,15 @@ class Placement:
         for model in self._models:
             model.pool.reclaim = None
 
-    def has_room(self, pool: PagePool, pages: int) -> bool:
-        """Whether `pages` pages are free, after evicting unused prefix pages if necessary."""
-        if pages > pool.num_free:
-            self._evict(pool, pages - pool.num_free)
-        return pages <= pool.num_free
-
     def fits(self, choice: Choice) -> bool:
         """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
-        return all(self.has_room(pool, pages) for pool, pages in choice.needs.items())
+        return all(self._could_hold(pool, pages) for pool, pages in choice.needs.items())
 
     def certain(self, lane: DecodeLane) -> bool:
         """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
         pool = lane.model.pool
         if lane.result is None:
-            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self.has_room(pool, 1)
+            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self._could_hold(pool, 1)
         # A program decides what follows: strokes that continue the same value, or others of the same length.
         cached = sum(
             model.index.num_in_pool for model in self._models if model.index is not None and model.pool is pool
@@ -139,7 +133,7 @@ class Placement:
         if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
             return
         pool = lane.model.pool
-        if not self.has_room(pool, lane.least_pages) and not self._loads.returning:
+        if not self._could_hold(pool, lane.least_pages) and not self._loads.returning:
             raise OutOfPages(
                 f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
                 f"drop values that are no longer used, or give the pool more memory (kv_bytes)"
@@ -158,7 +152,10 @@ class Placement:
         return lane.choice is self._queues.running[0] or self._could_hold(lane.model.pool, pages)
 
     def _could_hold(self, pool: PagePool, pages: int) -> bool:
-        """`has_room`, without evicting now."""
+        """Whether so many pages are free, or will be once unused prefix pages are evicted.
+
+        Pages are evicted when they are needed, a few in each step, since what goes to the host is copied.
+        """
         free = pool.num_free
         if pages > free:
             free += sum(m.index.num_unused for m in self._models if m.index is not None and m.pool is pool)

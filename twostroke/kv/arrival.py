@@ -29,15 +29,17 @@ class Arrival:
 
     Attributes:
         missing: number of pages to load, by the tier that they come from; empty if all are in frames.
+        num_loaded: number of them that are loaded.
         table: the pages as a pinned holder has them: what is in a frame stays there until `close`.
     """
 
     def __init__(self, pool: Moves, pages: np.ndarray) -> None:
         """Reserve frames. Raises OutOfPages: nothing has changed."""
+        pool.make_room(int(np.count_nonzero(pool._frames[pages] == NOWHERE)))
         self._pool, self._pages = pool, pages[:0]
         self._frames: list[int] = []
         self._loading = self._loaded = self._closed = False
-        self.table = spans.of_pages(pages)
+        self.table, self.num_loaded = spans.of_pages(pages), 0
         with Postponed(), pool.lock:
             pool.retain(pages)
             self._pages = pages
@@ -70,6 +72,7 @@ class Arrival:
                 try:
                     with memory.filling(frame) as view:
                         copy.read(view)
+                    self.num_loaded += 1
                 except BaseException:
                     memory.write_page(frame, bytes(memory.page_bytes))  # it is used again, and must not hold NaN
                     raise

@@ -252,8 +252,9 @@ class KVCache:
         of the pool become free when the last value in the pool that holds them is dropped, even if values elsewhere
         remain. A value can be cut, joined, saved and copied in any tier; a stroke moves it back to the pool.
 
-        The limit of the host tier (`kv_host`) includes values moved there. What lies on disk or in the remote store is
-        deleted when it is dropped, or when this process ends: save a value to keep it.
+        Values in the host take ordinary memory for as long as they are held (`pool.num_copies` counts all pages there);
+        `kv_host` limits only what prefix indexes keep there. What lies on disk or in the remote store is deleted when
+        it is dropped, or when this process ends: save a value to keep it.
 
         Raises:
             OutOfPages: no room there. PageLost: its pages are gone or damaged where they were. KVError: there is no
@@ -291,6 +292,7 @@ class KVCache:
         if self.pool.page_size != pool.page_size:
             raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
         pages = spans.distinct_pages(self._table)
+        pool.make_room(len(pages))
         fresh = np.array(pool.allocate(len(pages)), np.int64)
         try:
             stops = spans.filled(self._table, pages)

@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 
@@ -23,16 +25,16 @@ class HashIndex(PrefixIndex):
         self._digests: dict[int, bytes] = {}  # of each page
         self._seed = model.encode()
 
-    def _chain(self, keys: list[bytes]) -> list[bytes]:
-        digests, digest = [], self._seed
-        for key in keys:
+    def _keys(self, tokens: np.ndarray) -> list[bytes]:
+        digests, digest = list[bytes](), self._seed
+        for key in super()._keys(tokens):
             digest = hashlib.blake2b(digest + key, digest_size=16).digest()
             digests.append(digest)
         return digests
 
     def _find(self, keys: list[bytes]) -> list[int]:
         pages = []
-        for digest in self._chain(keys):
+        for digest in keys:
             block = self._blocks.get(digest)
             if block is None:
                 break
@@ -41,7 +43,7 @@ class HashIndex(PrefixIndex):
 
     def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
         parent, known = self._seed, list[int]()
-        for digest, page in zip(self._chain(keys), pages, strict=True):
+        for digest, page in zip(keys, pages, strict=True):
             block = self._blocks.get(digest)
             if block is None:
                 self._hold([page])

@@ -12,7 +12,9 @@ import numpy as np
 
 from twostroke.errors import KVError
 from twostroke.kv import spans
+from twostroke.kv.cache import KVCache
 from twostroke.kv.moves import Pin
+from twostroke.kv.offers import Offered, Offers
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.tiers.admission import Admission
 from twostroke.tiers.names import Namespace, PageName, chain, private_name
@@ -22,7 +24,6 @@ from twostroke.tiers.tiers import Tiers
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20  # bytes that are read or written at once
-LOCKED_BYTES = 1 << 20  # bytes that are copied while the pool's lock is held
 TOUCHES = {"disk": 2, "remote": 1}
 MOST_SEGMENTS = 8
 
@@ -37,11 +38,12 @@ class Segment:
 
 
 class Lower:
-    """The stores of one model. Methods other than `offer` are called from I/O threads.
+    """The stores of one model. `find` and `read` are called from I/O threads.
 
     Attributes:
         namespace: what its pages have in common.
         group: number of pages that are read or written at once.
+        offers: what waits to be written.
         computing: predicted seconds to compute (context, count) tokens; the engine sets it once it has measured.
     """
 
@@ -52,7 +54,8 @@ class Lower:
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
         self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
         self.group = max(1, min(GROUP_BYTES // pool.page_bytes, pool.num_pages // 8))
-        self._admissions = {store.tier: Admission(TOUCHES.get(store.tier, 1)) for store in tiers.stores}
+        self.offers = Offers(index)
+        self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
 
     def probe(self) -> None:
         """Measure each store with one page, so that the first load can be predicted. Failures leave the guesses."""
@@ -74,27 +77,36 @@ class Lower:
 
     def worth_asking(self, context: int, count: int) -> bool:
         """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""
-        one = min((link.seconds(self.pool.page_bytes) for link in self.tiers.links.values()), default=float("inf"))
-        return self.computing(context, count) > one
+        seconds, links = self.computing(context, count), self.tiers.links.values()
+        worth = any(link.seconds(self.pool.page_bytes) < seconds for link in links if not link.closed)
+        for link in () if worth else links:
+            link.refused()
+        return worth
 
     def names(self, tokens: np.ndarray) -> list[PageName]:
         return chain(self.namespace, tokens)
 
-    def find(self, names: Sequence[PageName]) -> list[Segment]:
-        """Where the leading pages are, each in the nearest store that has it."""
+    def find(self, names: Sequence[PageName], entering: Callable[[str], None]) -> list[Segment]:
+        """Where the leading pages are, each in the nearest store that has it. `entering` is told each tier asked."""
         segments: list[Segment] = []
         done = 0
         while done < len(names) and len(segments) < MOST_SEGMENTS:
             for store in self.tiers.stores:
+                link, admission = self.tiers.links[store.tier], self._admissions[store.tier]
+                if link.closed:
+                    store.traffic.skipped("open", len(names) - done)
+                    continue
+                entering(store.tier)
                 began = time.perf_counter()
                 count = store.find(self.namespace, names[done:])
-                self.tiers.links[store.tier].answered(time.perf_counter() - began)
+                link.answered(time.perf_counter() - began)
                 store.traffic.looked_up(count, len(names) - done - count)
                 if count:
+                    admission.found(names[done : done + count])
                     segments.append(Segment(store, done, done + count))
                     done += count
                     break
-                self._admissions[store.tier].missing(names[done:])
+                admission.missing(names[done:])
             else:
                 break
         return segments
@@ -105,6 +117,7 @@ class Lower:
         Raises OutOfPages.
         """
         pool, size = self.pool, self.pool.page_size
+        pool.make_room(len(names))
         pages = pool.allocate(len(names))
         pin = Pin(spans.of_pages(np.array(pages, np.int64)))
         link, bytes_asked, count = self.tiers.links[store.tier], len(pages) * pool.page_bytes, 0
@@ -130,63 +143,57 @@ class Lower:
             self._admissions[store.tier].missing(names[count:])
         return pages[:count]
 
-    def offer(self, tokens: np.ndarray, start: int) -> None:
-        """Count a use of a prompt's indexed pages from page `start` on, and queue those that are admitted.
+    def insert(self, kv: KVCache, start: int, again: bool = False) -> None:
+        """Index a value's canonical pages, count a use of them from page `start` on, and queue those that are admitted.
 
-        `tokens` is [n] int32 from position 0. Returns at once. What waits to be written holds no page.
+        `again`: they will soon be asked for again. Returns at once. What waits to be written holds no page.
         """
-        self.tiers.note(partial(self._consider, tokens, start))
+        with self.pool.lock:  # no page may leave the index in between
+            pages = self.index.insert(kv)
+            if len(pages) <= start:
+                return
+            offered = self.offers.of(pages)
+        tokens = kv.token_array[: len(pages) * self.pool.page_size]
+        self.tiers.note(partial(self._consider, tokens, offered, start, again))
 
-    def _consider(self, tokens: np.ndarray, start: int) -> None:
-        size, names = self.pool.page_size, self.names(tokens)
-        count, seconds = len(names), self.computing(0, len(tokens))
+    def _consider(self, tokens: np.ndarray, offered: list[Offered], start: int, again: bool) -> None:
+        names, seconds = self.names(tokens), self.computing(0, len(tokens))
         for store in self.tiers.stores:
-            admission = self._admissions[store.tier]
-            at_once = TOUCHES.get(store.tier, 1) == 1 or seconds >= self.tiers.first_touch_s
+            tier, admission = store.tier, self._admissions[store.tier]
+            outbox, quicker = self.tiers.outboxes[tier], self._seconds(tier, len(names)) < seconds
+            at_once = TOUCHES[tier] == 1 or seconds >= self.tiers.first_touch_s or (again and quicker)
             first, stop = admission.touch(names, start, at_once)
-            store.traffic.skipped("second_touch", max(0, count - max(stop, start)))
+            store.traffic.skipped("second_touch", max(0, len(names) - max(stop, start)))
             if first:
-                self.tiers.submit(partial(store.touch, self.namespace, names[:first]))
+                outbox.run(partial(store.touch, self.namespace, names[:first]))
             for at in range(first, stop, self.group):
                 end = min(at + self.group, stop)
-                parcel = Pages(self, store, names[at:end], tokens[: end * size], admission)
-                self.tiers.outboxes[store.tier].put(parcel)
+                outbox.put(Parcel(self, store, names[at:end], offered[at:end], admission))
+
+    def _seconds(self, tier: str, pages: int) -> float:
+        """Predicted seconds to load pages."""
+        return self.tiers.links[tier].seconds(pages * self.pool.page_bytes)
 
 
-class Pages:
-    """Some pages of a prompt that wait to be written to a store: the last `len(names)` of `tokens`."""
+class Parcel:
+    """Some consecutive pages of a prompt that wait to be written to a store."""
 
     def __init__(
-        self, lower: Lower, store: Store, names: list[PageName], tokens: np.ndarray, admission: Admission
+        self, lower: Lower, store: Store, names: list[PageName], offered: list[Offered], admission: Admission
     ) -> None:
         self._lower, self._store, self._names, self._admission = lower, store, names, admission
-        self._tokens = tokens
+        self._offered = offered
         self._written = 0
         self.pages = len(names)
         self.size = self.pages * lower.pool.page_bytes
 
     def write(self) -> None:
-        """Write a copy: a store that hangs keeps no frame, and no index waits for it."""
-        copies = self._copies()
+        """Write copies: a store that hangs keeps no frame, and no index waits for it."""
+        copies = self._lower.offers.read(self._offered)
         self._store.traffic.skipped("queue", self.pages - len(copies))
         if copies:
             self._written = self._store.write(self._lower.namespace, self._names[: len(copies)], copies)
 
-    def _copies(self) -> list[memoryview]:
-        """The bytes of the leading pages that are still indexed."""
-        lower, size, copies = self._lower, self._lower.pool.page_size, list[memoryview]()
-        few = max(1, LOCKED_BYTES // lower.pool.page_bytes)
-        first = len(self._tokens) // size - self.pages
-        while len(copies) < self.pages:
-            end = min(self.pages, len(copies) + few)
-            with lower.pool.lock:
-                known = lower.index.peek(self._tokens[: (first + end) * size])[first + len(copies) :]
-                pages = np.array(known, np.int64)
-                with lower.pool.reading(pages, np.full_like(pages, size)) as sources:
-                    copies += [memoryview(bytes(source.data())) for source in sources]
-            if len(copies) < end:
-                break
-        return copies
-
     def drop(self) -> None:
+        self._offered = []
         self._admission.missing(self._names[self._written :])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.memory import Memory
-from twostroke.errors import KVError, OutOfPages
+from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.arrival import Arrival, lost
 from twostroke.kv.copies import Copy, HostCopy, StoredCopy
@@ -136,9 +136,7 @@ class Moves(Pages):
                 for page, stop in zip(pages.tolist(), stops.tolist(), strict=True)
             ]
             pages, stops = pages[short], stops[short]
-            rooms = self._host_rooms(len(pages)) if tier == HOST else []
-            if tier == HOST and len(rooms) < len(pages):
-                raise self._host_full()
+            rooms = [HostCopy(self._slots) for _ in pages] if tier == HOST else []
         copies: list[Copy] = []
         with self.reading(pages, stops) as sources:
             for i, (source, stop) in enumerate(zip(sources, stops.tolist(), strict=True)):
@@ -166,21 +164,6 @@ class Moves(Pages):
                 known = self._private[tier] = PrivatePages(store, self.namespace)
             return known
 
-    def _host_rooms(self, count: int) -> list[HostCopy]:
-        """Memory for up to `count` pages of the host tier: fewer if its limit is reached."""
-        if self.host_pages is not None:
-            self._settled()
-            if (missing := self._slots.num_used + count - self.host_pages) > 0 and self.reclaim_host is not None:
-                self.reclaim_host(missing)
-            count = max(0, min(count, self.host_pages - self._slots.num_used))
-        return [HostCopy(self._slots) for _ in range(count)]
-
-    def _host_full(self) -> OutOfPages:
-        return OutOfPages(
-            f"the host tier is full ({self.host_pages} pages of {self.memory.page_bytes:,} bytes): drop values in it, "
-            f"or give it more memory (kv_host)"
-        )
-
     def created(self, data: memoryview, stop: int, tier: str) -> int:
         """A fresh page with these bytes, in a tier, with one reference and its slots before `stop` claimed.
 
@@ -192,10 +175,8 @@ class Moves(Pages):
             self._filled[page] = stop
             return page
         with self.lock:
-            rooms = self._host_rooms(1) if tier == HOST else []
-            if tier == HOST and not rooms:
-                raise self._host_full()
-        copy = self._copy(data, stop, tier, rooms[0] if rooms else None)
+            room = HostCopy(self._slots) if tier == HOST else None
+        copy = self._copy(data, stop, tier, room)
         with self.lock:
             (page,) = self._new_ids(1)
             self._filled[page], self._frames[page] = stop, NOWHERE
@@ -222,7 +203,7 @@ class Moves(Pages):
     def spill(self, pages: np.ndarray) -> int:
         """Move pages to the host tier, except those of open writers. Returns the number of frames freed.
 
-        Holders need not know: a writer brings them back. Raises OutOfPages if the host tier is full; pages moved before
+        Holders need not know: a writer brings them back. Raises OutOfPages if there is no memory; pages moved before
         that stay moved.
         """
         pages, count = np.unique(pages), 0
@@ -248,17 +229,14 @@ class Moves(Pages):
                     for one in zip(pages.tolist(), frames, stops, strict=True)
                     if one[0] not in host or host[one[0]].stop < one[2]
                 ]
-                rooms = self._host_rooms(len(todo))
+                rooms = [HostCopy(self._slots) for _ in todo]
             copied: dict[int, HostCopy] = {}
-            for (page, frame, stop), room in zip(todo, rooms, strict=False):
+            for (page, frame, stop), room in zip(todo, rooms, strict=True):
                 room.fill(self.memory.read_pages([frame])[0], stop)
                 copied[page] = room
             with self.lock:
                 self.unpin(pin)
-                freed = self._set_aside(pages.tolist(), copied)
-            if len(rooms) < len(todo):
-                raise self._host_full()
-            return freed
+                return self._set_aside(pages.tolist(), copied)
         finally:
             self.unpin(pin)
             self.release(pages)

@@ -19,6 +19,7 @@ Any thread may make, cut and drop values. `lock` guards the counts, the places o
 """
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ POOL, HOST, DISK, REMOTE = TIERS
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
 MOST_ELSEWHERE = 1 << 20  # maximum number of pages that are not in frames
+LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
+LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
 
 
 class Holder(Protocol):
@@ -54,16 +57,12 @@ class Pages:
     Attributes:
         memory: the frames; num_pages: the number of frames.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
-        host_pages: the most pages in the host tier, whoever put them there; None: no limit.
-        reclaim_host: called with the number of pages missing in the host tier; may release some. Must not block.
         lock: held for every change of a count or a place, and across several changes that must agree.
     """
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
         self.memory, self.num_pages = memory, num_pages
         self.reclaim: Callable[[int], None] | None = None
-        self.host_pages: int | None = None
-        self.reclaim_host: Callable[[int], None] | None = None
         self._slots = Slots(memory.page_bytes)  # memory of the host tier
         self._reserved: set[int] = set()  # frames of pages that are on their way
         self._settling = False  # the thread that holds the lock is removing references
@@ -123,6 +122,10 @@ class Pages:
         """Whether releasing one `POOL` reference would free a frame."""
         return bool(self._references[POOL][page] == 1 and self._frames[page] != NOWHERE)
 
+    def num_freed(self, pages: np.ndarray) -> int:
+        """Number of these distinct pages that `frees`."""
+        return int(np.count_nonzero((self._references[POOL][pages] == 1) & (self._frames[pages] != NOWHERE)))
+
     # References ------------------------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:
@@ -156,6 +159,21 @@ class Pages:
                 f"values that are no longer used, or give the pool more memory (kv_bytes)"
             )
         return [self._free.pop() for _ in range(count)]
+
+    def make_room(self, count: int) -> None:
+        """Let up to `count` frames become free before they are taken, for callers that do not hold the lock.
+
+        Evicted pages may have to be copied. So a few go at a time, and others get the lock in between.
+        """
+        few = max(1, LOCKED_BYTES // self.memory.page_bytes)
+        while (missing := count - self.num_free) > 0 and (reclaim := self.reclaim) is not None:
+            with self.lock:
+                before = self.num_free
+                reclaim(min(few, missing))
+                if self.num_free <= before:
+                    return
+            if missing > few:
+                time.sleep(LET_OTHERS_S)
 
     def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
         """Add one reference for every occurrence of a page, without moving it (see `moves`)."""

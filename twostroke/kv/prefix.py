@@ -13,14 +13,15 @@ the longest time make room. Without room there, they leave the index.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pages import NOWHERE
+from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.tiers.traffic import Traffic
@@ -51,32 +52,44 @@ class PrefixIndex(ABC):
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
         host: budget of the host; 0 bytes unless it is set.
+        leaving: called under the pool's lock with pages that leave the index, before they are released.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
         self.queried_tokens = self.hit_tokens = 0
         self.host = HostBudget()
+        self.leaving: Callable[[Sequence[int]], None] | None = None
         self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
         self._hosted: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value."""
+        array, size = np.array(tokens, np.int32), self.pool.page_size
+        keys = self._keys(array)
         with self.pool.lock:
-            array, size = np.array(tokens, np.int32), self.pool.page_size
-            pages = self._find(self._keys(array))
+            pages = self._find(keys)
             self._use(pages)
             self.queried_tokens += len(array)
             self.hit_tokens += len(pages) * size
             return whole_pages(self.pool, self.model, array[: len(pages) * size], pages)
 
-    def peek(self, tokens: np.ndarray) -> list[int]:
-        """The indexed pages of the longest prefix of `tokens`, which does not count as a use. Hold the pool's lock."""
-        return self._find(self._keys(tokens))
+    def longer(self, kv: KVCache, tokens: np.ndarray) -> KVCache:
+        """The longest indexed prefix of `tokens` if it is longer than `kv`, else `kv`. Not counted as a match."""
+        keys, size = self._keys(tokens), self.pool.page_size
+        with self.pool.lock:
+            pages = self._find(keys)
+            if len(pages) * size <= len(kv):
+                return kv
+            self._use(pages)
+            return whole_pages(self.pool, self.model, tokens[: len(pages) * size], pages)
 
-    def insert(self, kv: KVCache) -> None:
-        """Index the whole pages of the value's canonical prefix. Pages that are already known are kept."""
-        if kv.pool is not self.pool:
+    def insert(self, kv: KVCache) -> list[int]:
+        """Index the whole pages of the value's canonical prefix, and return the index's pages of it.
+
+        Pages that are already known are kept.
+        """
+        if kv.pool is not self.pool or kv.tier != POOL:
             raise KVError("a prefix index takes only values in its pool: use copy_to")
         size = self.pool.page_size
         count = kv.canonical_length(self.model) // size
@@ -84,10 +97,11 @@ class PrefixIndex(ABC):
         table = kv.table[:count]
         whole = table[:, STOP] - table[:, START] == size
         count = int(np.argmin(whole)) if not whole.all() else len(table)
-        if count:
-            keys = self._keys(kv.token_array[: count * size])
-            with self.pool.lock:
-                self._use(self._add(keys, table[:count, PAGE].tolist()))
+        keys = self._keys(kv.token_array[: count * size])
+        with self.pool.lock:
+            pages = self._add(keys, table[:count, PAGE].tolist())
+            self._use(pages)
+            return pages
 
     def evict(self, count: int) -> int:
         """Free up to `count` frames of pages that only the index holds, least recently used and deepest first.
@@ -99,22 +113,23 @@ class PrefixIndex(ABC):
         with self.pool.lock:
             freed = self._spill(count)
             if freed < count and self._hosted:
-                self._came_back()
+                self._came_back(self._hosted)
                 freed += self._spill(count - freed)
-            freed += self._leave(self._order, count - freed, in_use=False)
-            return freed + self._leave(self._order, count - freed, in_use=True)
+            freed += self._leave(count - freed, in_use=False)
+            return freed + self._leave(count - freed, in_use=True)
 
     @property
     def num_unused(self) -> int:
         """Number of frames that `evict` could free."""
         with self.pool.lock:
-            return sum(map(self.pool.frees, self._order)) + sum(map(self.pool.frees, self._hosted))
+            return self.pool.num_freed(np.array([*self._order, *self._hosted], np.int64))
 
     def clear(self) -> None:
         """Drop all pages from the index."""
         with self.pool.lock:
             for page in [*self._hosted, *self._order]:
-                self._remove_all(page)
+                if page in self._hosted or page in self._order:
+                    self._remove_all(page)
 
     @property
     def num_pages(self) -> int:
@@ -143,6 +158,7 @@ class PrefixIndex(ABC):
         """Forget a page and all after it, and return them."""
 
     def _keys(self, tokens: np.ndarray) -> list[bytes]:
+        """What stands for each whole page of `tokens`. Needs no lock."""
         size = self.pool.page_size
         return [tokens[i : i + size].tobytes() for i in range(0, len(tokens) - size + 1, size)]
 
@@ -162,72 +178,66 @@ class PrefixIndex(ABC):
 
     def _spill(self, count: int) -> int:
         """Move unused pages to the host as far as there is room. Returns the number of frames freed."""
-        size, pages = self.pool.page_bytes, []
+        size = self.pool.page_bytes
         if self.host.most < size or count <= 0:
             return 0
-        for page in list(self._order):  # making room changes it
-            if len(pages) == count:
-                break
-            if page in self._order and self.pool.frees(page):
-                if not self.host.take(size) and not (self._make_room() and self.host.take(size)):
-                    break
-                pages.append(page)
-        pages = [page for page in pages if page in self._order]  # making room may have removed one
+        pages = list(islice(filter(self.pool.frees, self._order), count))
+        room = sum(self._take_host(size) for _ in pages)
+        pages = [page for page in pages[:room] if page in self._order]  # making room may have removed some
         try:
             freed = self.pool.spill(np.array(pages, np.int64)) if pages else 0
         except OutOfPages:  # there is no memory left for it
             freed = 0
         moved = [page for page in pages if self.pool.frame(page) == NOWHERE]
-        self.host.take(-size * (len(pages) - len(moved)))
+        self.host.take(-size * (room - len(moved)))
         for page in moved:
             del self._order[page]
             self._hosted[page] = None
         self.host.traffic.moved("out", len(moved), len(moved) * size, 0.0)
         return max(freed, len(moved))
 
-    def _make_room(self) -> bool:
-        """Let the least recently used page of the host go. Returns whether there was one."""
-        self._came_back()
-        before = len(self._hosted)
-        self._leave(self._hosted, 1, in_use=False)
-        if len(self._hosted) == before:
-            self._leave(self._hosted, 1, in_use=True)
-        return len(self._hosted) < before
+    def _take_host(self, size: int) -> bool:
+        """Take room for a page in the host, if necessary that of the least recently used pages there."""
+        while not (taken := self.host.take(size)) and self._hosted:
+            first = next(filter(self._is_leaf, self._hosted), next(iter(self._hosted)))
+            if self.pool.frame(first) == NOWHERE:
+                self._remove_all(first)
+            else:
+                self._came_back([first])
+        return taken
 
-    def _came_back(self) -> None:
-        """Note the pages that strokes have brought back from the host."""
-        for page in [page for page in self._hosted if self.pool.frame(page) != NOWHERE]:
+    def _came_back(self, pages: Iterable[int]) -> None:
+        """Note those of these pages of the host that strokes have brought back."""
+        for page in [page for page in pages if self.pool.frame(page) != NOWHERE]:
             del self._hosted[page]
             self._order[page] = None
             self.host.take(-self.pool.page_bytes)
 
-    def _leave(self, order: dict[int, None], count: int, in_use: bool) -> int:
-        """Remove unused pages of the pool, or of the host, with all after them; returns how many places are free.
+    def _leave(self, count: int, in_use: bool) -> int:
+        """Remove unused pages of the pool, with all after them. Returns the number of frames freed.
 
         Pages that others follow go only if `in_use`, since those are used.
         """
-        freed, hosted = 0, order is self._hosted
-        if count <= 0:
-            return 0
-        for page in list(order):
+        freed = 0
+        for page in list(self._order) if count > 0 else ():
             if freed >= count:
                 break
-            if page in order and (hosted or self.pool.frees(page)) and (in_use or self._is_leaf(page)):
-                freed += self._remove_all(page, hosted)
+            if page in self._order and self.pool.frees(page) and (in_use or self._is_leaf(page)):
+                freed += self._remove_all(page)
         return freed
 
-    def _remove_all(self, page: int, hosted: bool = False) -> int:
-        """Remove a page and all after it. Returns the number of frames freed, or, if `hosted`, of pages of the host."""
-        frames = copies = 0
-        for one in self._remove(page) if page in self._order or page in self._hosted else ():
+    def _remove_all(self, page: int) -> int:
+        """Remove a page and all after it. Returns the number of frames freed."""
+        pages = self._remove(page)
+        if self.leaving is not None:
+            self.leaving(pages)
+        for one in pages:
             if one in self._hosted:
                 del self._hosted[one]
                 self.host.take(-self.pool.page_bytes)
-                copies += 1
             else:
                 del self._order[one]
-            frames += self.pool.release(np.array([one]))
-        return copies if hosted else frames
+        return self.pool.release(np.array(pages, np.int64))
 
 
 def whole_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterable[int]) -> KVCache:

@@ -39,9 +39,16 @@ class Admission:
             first = stop if first is None else min(first, stop)
             for name in names[first:stop]:
                 self._counts[name.key] = THERE
-            while len(self._counts) > self._most:
-                del self._counts[next(iter(self._counts))]
+            self._forget()
             return first, stop
+
+    def found(self, names: Sequence[PageName]) -> None:
+        """Note that pages are in the store: they need not be written."""
+        with self._lock:
+            for name in names:
+                self._counts.pop(name.key, None)
+                self._counts[name.key] = THERE
+            self._forget()
 
     def missing(self, names: Sequence[PageName]) -> None:
         """Note that pages are not in the store after all: they are written when they are used again."""
@@ -49,3 +56,7 @@ class Admission:
             for name in names:
                 if self._counts.get(name.key, 0) >= THERE:
                     self._counts[name.key] = ADMITTED
+
+    def _forget(self) -> None:
+        while len(self._counts) > self._most:
+            del self._counts[next(iter(self._counts))]

@@ -3,6 +3,8 @@
 import threading
 
 NEW = 0.3  # weight of a new measurement
+HOPE = 1.02  # with each refusal it seems so many times quicker: what was slow once is tried again some time
+MOST_STUCK = 2
 
 
 class Link:
@@ -10,12 +12,23 @@ class Link:
 
     Attributes:
         latency_s: seconds until an answer begins; bytes_per_s: how quickly pages come after that.
+        stuck: number of threads that were given up and have not returned from the tier.
     """
 
     def __init__(self, latency_s: float = 1e-3, bytes_per_s: float = 500e6) -> None:
         self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
-        self._pending = 0
+        self.stuck = self._pending = 0
         self._lock = threading.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not asked, since it hangs."""
+        return self.stuck >= MOST_STUCK
+
+    def lost(self, count: int) -> None:
+        """Count a thread as stuck; a negative count says that it has returned."""
+        with self._lock:
+            self.stuck += count
 
     def seconds(self, size: int) -> float:
         """Predicted seconds to read `size` bytes now, behind the reads that are under way."""
@@ -37,3 +50,9 @@ class Link:
             with self._lock:
                 taken = size / max(seconds - self.latency_s, seconds / 4, 1e-6)
                 self.bytes_per_s += NEW * (taken - self.bytes_per_s)
+
+    def refused(self) -> None:
+        """Note that nothing was read, since computing was predicted to be quicker."""
+        with self._lock:
+            self.latency_s /= HOPE
+            self.bytes_per_s *= HOPE

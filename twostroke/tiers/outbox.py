@@ -3,16 +3,18 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from twostroke.tiers.traffic import Traffic
 from twostroke.tiers.workers import Workers
 
 MOST_BYTES = 4 << 30
+MOST_JOBS = 1000
 
 
 class Parcel(Protocol):
-    """Pages to write, of `size` bytes in all. It holds none of them: those that have left meanwhile are not written."""
+    """Pages to write, of `size` bytes in all. Their bytes are not in it, but are looked up when they are written."""
 
     size: int
     pages: int
@@ -46,6 +48,11 @@ class Outbox:
             parcel.drop()
         else:
             self._worker.submit(self._write)
+
+    def run(self, job: Callable[[], object]) -> None:
+        """Call the store with something else, after all that waits now; or not, if too much waits."""
+        if self._worker.num_waiting < MOST_JOBS:
+            self._worker.submit(job)
 
     def settle(self, limit_s: float) -> bool:
         """Wait until all is written, at most `limit_s` seconds."""

@@ -16,7 +16,7 @@ from twostroke.tiers.workers import Workers
 
 log = logging.getLogger(__name__)
 
-READERS = 4  # threads
+READERS = 16  # threads: those of loads that run, and those that hang in a store
 FLUSH_S = 10.0  # seconds that closing waits for what is still to be written
 DEFAULT_DISK_BYTES = 50 << 30
 FIRST_TOUCH_S = 1.0  # pages of prompts that take this long to compute go to the disk when they are first seen
@@ -68,7 +68,7 @@ class Tiers:
         def left() -> float:
             return max(0.0, until - time.monotonic())
 
-        done = self._readers.settle(left()) and self._clerk.settle(left())
+        done = self._clerk.settle(left()) and self._readers.settle(left())
         written = [outbox.settle(left()) for outbox in self.outboxes.values()]
         return done and all(written)
 
@@ -84,8 +84,12 @@ class Tiers:
         ended.append(self._readers.close(max(0.1, until - time.monotonic())))
         if not all(ended):
             log.warning("a tier does not answer: what it still had to write was dropped")
+        ending = Workers("tiers end", len(self.stores))
         for store in self.stores:
-            store.close()
+            ending.submit(store.close)
+        if not ending.settle(limit_s):
+            log.warning("a tier cannot be closed, since it does not answer")
+        ending.close(0.1)
 
 
 def open_tiers(

@@ -35,6 +35,11 @@ class Workers:
                 thread.start()
             self._changed.notify()
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of jobs that have not begun."""
+        return len(self._jobs)
+
     def settle(self, limit_s: float) -> bool:
         """Wait until every job has ended, at most `limit_s` seconds. Returns whether they have."""
         until = time.monotonic() + limit_s

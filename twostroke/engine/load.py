@@ -1,0 +1,291 @@
+"""Pages on their way to lanes that wait for them.
+
+A load brings pages into fresh frames that nobody else sees, on an I/O thread; the thread that steps takes what has
+come. So a load that is late, fails or is given up costs its lanes nothing but the time until then, and a thread that
+still reads for it writes into frames that belong to the load until it returns.
+
+It has two parts. First it *brings* a value that the lanes extend: pages of the index that are in the host, or a value
+that a program holds in another tier. Nothing else can stand for a value, so it may take long, as long as pages keep
+coming. Then it *asks* the stores for more pages of the prompt, which may take 1.1 times as long as computing them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.engine.gate import SLACK, worthwhile
+from twostroke.engine.lane import Lane
+from twostroke.engine.model import Model
+from twostroke.errors import OutOfPages, PageLost, TwostrokeError
+from twostroke.kv.arrival import Arrival
+from twostroke.kv.cache import KVCache
+from twostroke.kv.lower import Segment
+from twostroke.kv.pages import HOST, NOWHERE, POOL
+from twostroke.kv.prefix import whole_pages
+from twostroke.tiers.link import Link
+from twostroke.tiers.names import PageName
+from twostroke.tiers.tiers import Tiers
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 0.25  # seconds after its time in which a load may still tell what it has
+BRING_S = 30.0  # seconds in which a tier must give the next page of a value
+
+Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: (entries before, tokens)
+
+
+@dataclass(eq=False)
+class Load:
+    """Pages of one prompt, or of one value, on their way.
+
+    Attributes:
+        model: for which.
+        known: what is brought into the pool first: a value in any tier.
+        tokens: the prompt in whole pages as far as it may be looked for in stores; empty for a value.
+        computing: predicts what computing takes; None: there are no stores.
+        wake: called when it is over.
+        lanes: that wait for it.
+        absent: whether `known` is not in the pool.
+        sources: the tiers of the pages after the `known` of its lanes that have come.
+        error: why `known` could not be brought.
+        until: when the rest of the prompt is computed instead.
+        running: a thread works on it; done: it has ended.
+        inside: the tier whose store it is calling.
+    """
+
+    model: Model
+    tiers: Tiers
+    known: KVCache
+    tokens: np.ndarray
+    computing: Computing | None
+    wake: Callable[[], None]
+    lanes: list[Lane]
+    absent: bool = False
+    sources: list[str] = field(default_factory=list)
+    error: TwostrokeError | None = None
+    began: float = 0.0
+    until: float = math.inf
+    running: bool = False
+    done: bool = False
+    inside: str | None = None
+    _since: float = 0.0  # when the time to ask began
+    _pages: list[int] = field(default_factory=list)
+    _closed: bool = False
+    _arrival: Arrival | None = None
+    _moved: float = 0.0  # when `_arrival` had `_num_moved` pages
+    _num_moved: int = 0
+    _stuck: Link | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        kv, pool = self.known, self.model.pool
+        here = kv.pool is pool and kv.tier == POOL
+        self.absent = not here or any(pool.frame(page) == NOWHERE for page in kv.table[:, PAGE].tolist())
+
+    # By the thread that steps -----------------------------------------------------------------------------------
+
+    @property
+    def asks(self) -> bool:
+        """Whether it looks for pages in stores."""
+        return self.computing is not None and len(self.tokens) > len(self.known)
+
+    @property
+    def light(self) -> bool:
+        """Whether it only copies memory."""
+        return not self.asks and self.known.tier not in self.tiers.links
+
+    def grant(self) -> None:
+        """There is room for it: its time begins."""
+        self.began = time.perf_counter()
+        self._limit(self.began)
+
+    def refresh(self) -> None:
+        """Others may have computed or loaded some of its pages while it waited."""
+        index, before = self.model.index, len(self.known)
+        if index is not None and len(self.tokens) and not self.absent:
+            self.known, pool = index.longer(self.known, self.tokens), self.model.pool
+            more = self.known.table[before // pool.page_size :, PAGE].tolist()
+            self.sources = [HOST if pool.frame(page) == NOWHERE else POOL for page in more]
+            self.__post_init__()
+
+    def start(self) -> None:
+        """Run it on an I/O thread."""
+        self.running, self._moved = True, time.perf_counter()
+        self.tiers.submit(self.run)
+
+    def due(self) -> float:
+        """When it is overdue unless more comes."""
+        if self.running and self.absent:
+            count = 0 if self._arrival is None else self._arrival.num_loaded
+            if count != self._num_moved:
+                self._num_moved, self._moved = count, time.perf_counter()
+            return self._moved + BRING_S
+        return math.inf if self.absent else self.until  # what is not in the pool has to be brought in any case
+
+    def give_up(self) -> None:
+        """Nobody waits for it any longer, although a thread may still be inside."""
+        with self._lock:
+            self._closed = True
+            if self.absent and self.error is None:
+                self.error = PageLost(
+                    f"the {self.inside or HOST} tier gave no page of a value for {BRING_S:.0f} s: ask again, or "
+                    f"compute the value again"
+                )
+
+    def hangs(self) -> None:
+        """Note that its thread should have returned from a store."""
+        with self._lock:
+            if self.running and self._stuck is None and self.inside is not None:
+                self._stuck = self.tiers.links[self.inside]
+                self._stuck.lost(1)
+                log.warning("the %s tier does not answer", self.inside)
+
+    def take(self) -> KVCache:
+        """What has come so far; the load is over."""
+        known, model = self.known, self.model
+        with self._lock:
+            self._closed = True
+            pages, self._pages = self._pages, []
+        try:
+            if not pages:
+                return known
+            size = model.pool.page_size
+            tokens = self.tokens[: len(known) + len(pages) * size]
+            return whole_pages(model.pool, model.id, tokens, [*known.table[:, PAGE].tolist(), *pages])
+        finally:
+            if pages:
+                model.pool.release(np.array(pages))
+
+    def leave(self, lane: Lane) -> None:
+        """A lane no longer waits. Without lanes nobody wants the pages."""
+        if lane in self.lanes:
+            self.lanes.remove(lane)
+        if not self.lanes:
+            self.take()
+            self.close()
+
+    def close(self) -> None:
+        """Give back the frames of what it brought. Those that a thread reads into come back when it returns."""
+        with self._lock:
+            arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.close()
+
+    # By an I/O thread -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Bring and ask."""
+        try:
+            in_time = time.perf_counter() < self.until
+            if self.absent:
+                self._bring()
+                self._limit(time.perf_counter())
+            if in_time and self.asks:
+                self._ask()
+        except TwostrokeError as error:
+            error.__traceback__ = None  # it would keep pages
+            self.error = self.error or error
+        except Exception as error:
+            log.exception("pages could not be loaded")
+            self.error = TwostrokeError(f"pages could not be loaded: {error}")
+        finally:
+            with self._lock:
+                self.running, self.done, self.inside = False, True, None
+                if self._stuck is not None:
+                    self._stuck.lost(-1)
+            self.wake()
+
+    def _limit(self, now: float) -> None:
+        missing = len(self.tokens) - len(self.known)
+        if self.computing is not None and missing > 0:
+            self._since, self.until = now, now + SLACK * self.computing(len(self.known), missing) + GRACE_S
+
+    def _bring(self) -> None:
+        began, pool = time.perf_counter(), self.model.pool
+        self.inside = self.known.tier if self.known.tier in self.tiers.links else None
+        kv = self.known if self.known.pool is pool else self.known.copy_to(pool)
+        arrival = kv.arrival()  # open until the load is closed: nothing may spill them before
+        with self._lock:
+            if not self._closed:
+                self._arrival = arrival
+        if self._arrival is None:
+            arrival.close()
+            return
+        arrival.load()
+        with self._lock:
+            if self._closed:
+                return
+            arrival.attach()
+            self.known, self.absent, self.inside = kv.to(POOL), False, None
+        if count := arrival.missing.get("host", 0):
+            self.tiers.host_traffic.moved("in", count, count * pool.page_bytes, time.perf_counter() - began)
+
+    def _ask(self) -> None:
+        """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
+        if self.computing is not None and not self._closed:
+            try:
+                self._search(self.computing)
+            except Exception:
+                log.exception("a tier failed")
+
+    def _search(self, computing: Computing) -> None:
+        lower, size = self.model.lower, self.model.pool.page_size
+        assert lower is not None
+        known, began = len(self.known), self._since
+        names = lower.names(self.tokens)[known // size :]
+        segments = lower.find(names, self._enter)
+
+        def pages_cost(count: int) -> float:
+            return computing(known, count * size)
+
+        count = worthwhile(segments, pages_cost, self.tiers.links, self.model.pool.page_bytes)
+        for segment in segments:
+            refused = segment.stop - max(count, segment.start)
+            if refused > 0:
+                segment.store.traffic.skipped("slow", refused)
+                self.tiers.links[segment.store.tier].refused()
+                log.info("%d pages stay in %s: computing them is predicted to be quicker", refused, segment.store.where)
+        if not count:
+            return
+        self.until = began + SLACK * pages_cost(count) + GRACE_S
+        slack = (SLACK - 1) * pages_cost(count)
+        for segment in segments:
+            for start in range(segment.start, min(segment.stop, count), lower.group):
+                stop = min(start + lower.group, segment.stop, count)
+                limit = pages_cost(stop) + slack - (time.perf_counter() - began)
+                if limit <= 0 or not self._read(segment, names[start:stop], limit):
+                    self._late(segment, count - start, limit <= 0)
+                    return
+
+    def _enter(self, tier: str) -> None:
+        self.inside = tier
+
+    def _read(self, segment: Segment, names: list[PageName], limit_s: float) -> bool:
+        """Read some pages. Returns whether all have come, and are wanted."""
+        lower = self.model.lower
+        assert lower is not None
+        self._enter(segment.store.tier)
+        try:
+            pages = lower.read(segment.store, names, limit_s)
+        except OutOfPages:  # others took the frames: the rest is computed when there is room
+            return False
+        with self._lock:
+            if wanted := not self._closed:
+                self._pages += pages
+                self.sources += [segment.store.tier] * len(pages)
+        if not wanted and pages:
+            lower.pool.release(np.array(pages))
+        return wanted and len(pages) == len(names)
+
+    def _late(self, segment: Segment, pages: int, late: bool) -> None:
+        if late:
+            segment.store.traffic.skipped("late", pages)
+            log.info("%d pages of %s had not come in time: they are computed", pages, segment.store.where)

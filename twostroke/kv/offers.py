@@ -1,0 +1,76 @@
+"""Pages of a prefix index that wait to be written to a store.
+
+What waits holds no frame, so it changes nothing about when the pool is full. A page that leaves the index before it is
+written is copied then, as far as there is room for copies. So a copy costs a page's bytes only where a frame is needed
+at once, which is when tokens are computed: that takes many times as long.
+"""
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from twostroke.kv.copies import HostCopy
+from twostroke.kv.pages import LOCKED_BYTES
+from twostroke.kv.prefix import PrefixIndex
+from twostroke.system.slots import Slots
+
+COPIED_PART = 64  # of the pool's pages, one in so many may be a copy that waits
+LEAST_COPIES = 16
+
+
+class Offered:
+    """A page that waits: in the index, or a copy, or lost."""
+
+    __slots__ = ("__weakref__", "copy", "page")
+
+    def __init__(self, page: int) -> None:
+        self.page: int | None = page
+        self.copy: HostCopy | None = None
+
+
+class Offers:
+    """The pages of one index that wait. Those that nobody holds any more are forgotten."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._pool = index.pool
+        self._waiting: WeakValueDictionary[int, Offered] = WeakValueDictionary()
+        self._slots = Slots(index.pool.page_bytes)
+        self._most = max(LEAST_COPIES, index.pool.num_pages // COPIED_PART)
+        index.leaving = self._leaving
+
+    def of(self, pages: Sequence[int]) -> list[Offered]:
+        """Offer pages that are indexed. The caller has held the pool's lock since it knows that they are."""
+        offered = [self._waiting.get(page) or Offered(page) for page in pages]
+        self._waiting.update(zip(pages, offered, strict=True))
+        return offered
+
+    def read(self, offered: Sequence[Offered]) -> list[memoryview]:
+        """Copies of the leading pages that are not lost. The lock is held for a few at a time."""
+        pool, few, copies = self._pool, max(1, LOCKED_BYTES // self._pool.page_bytes), list[memoryview]()
+        for first in range(0, len(offered), few):
+            with pool.lock:
+                for one in offered[first : first + few]:
+                    data = np.empty(pool.page_bytes, np.uint8).data
+                    if one.copy is not None:
+                        one.copy.read(data)
+                    elif one.page is not None:
+                        with pool.reading(np.array([one.page]), np.array([pool.page_size])) as (source,):
+                            data[:] = source.data()
+                    else:
+                        return copies
+                    copies.append(data)
+        return copies
+
+    def _leaving(self, pages: Sequence[int]) -> None:
+        """Copy those pages that wait and are about to leave the index. Called under the pool's lock."""
+        pool = self._pool
+        for page in pages if self._waiting else ():
+            if (one := self._waiting.pop(page, None)) is None:
+                continue
+            if self._slots.num_used < self._most:
+                copy = HostCopy(self._slots)
+                with pool.reading(np.array([page]), np.array([pool.page_size])) as (source,):
+                    copy.fill(source.data(), pool.page_size)
+                one.copy = copy
+            one.page = None

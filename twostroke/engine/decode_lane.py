@@ -12,9 +12,10 @@ import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.backends.rows import Stored
-from twostroke.engine.lane import Lane, reopened, reuse
+from twostroke.engine.lane import Lane, reopened
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
+from twostroke.engine.reuse import reuse
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.engine.track import Track
 from twostroke.errors import ContextLengthExceeded, InvalidRequest

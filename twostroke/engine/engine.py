@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback
 import weakref
@@ -17,7 +16,7 @@ from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.loads import Loads, arrive
+from twostroke.engine.loads import Loads, arrive, predict
 from twostroke.engine.model import Model
 from twostroke.engine.objective import comfortable_itl_ms
 from twostroke.engine.placement import Placement
@@ -26,11 +25,11 @@ from twostroke.engine.request import Choice, Request
 from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
+from twostroke.engine.turns import Turns
 from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
-from twostroke.system.interrupts import Postponed
 from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
@@ -78,9 +77,7 @@ class Engine:
     ) -> None:
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
-        self._news = threading.Condition()  # notified after each step; guards `_stepping`
-        self._stepping = False  # whether one of the threads that wait for tokens steps
-        self._changes = 0  # number of events that may give a step something to do; guarded by `_news`
+        self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
         self._closed = False
         self._forecast: Forecast | None = None
@@ -93,7 +90,9 @@ class Engine:
         self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
         unique = dict.fromkeys(self.models.values())
         self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
-        self._predict_loads()
+        if self.tiers.stores:
+            self._forecast = self._forecast or Forecast.calibrated(self.models.values())
+            predict(self._forecast, self.config.max_step_tokens)
         self.report = StepReport()
 
     @property
@@ -115,16 +114,6 @@ class Engine:
                 self._forecast = Forecast.calibrated(self.models.values())
             step_s = self._forecast.decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
-
-    def _predict_loads(self) -> None:
-        """Measure the models, so that what is quicker can be chosen: to load pages or to compute them."""
-        if not self.tiers.stores:
-            return
-        forecast = self._forecast = self._forecast or Forecast.calibrated(self.models.values())
-        for model in dict.fromkeys(self.models.values()):
-            if model.lower is not None:
-                model.lower.probe()
-                model.lower.computing = forecast.prefill(model, self.config.max_step_tokens)
 
     @property
     def num_waiting(self) -> int:
@@ -158,7 +147,7 @@ class Engine:
                 self._requests.add(request)
                 for choice in request.choices:
                     self._queues.wait(choice)
-            self._tell()
+            self._turns.tell()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
             self.drop(request)
             raise
@@ -185,7 +174,7 @@ class Engine:
             with self._lock:
                 self._cancel(request)
         finally:
-            self._tell()
+            self._turns.tell()
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
@@ -206,7 +195,7 @@ class Engine:
                         model.index.clear()
                 self._placement.close()
         finally:
-            self._tell()
+            self._turns.tell()
 
     def _cancel(self, request: Request) -> None:
         if not request.done:
@@ -249,44 +238,15 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        while not ready():
-            seen = self._changes
-            worked = self._stepped(ready)
-            if worked is None:
-                with self._news:
-                    while self._stepping and not ready():
-                        self._news.wait()
-            elif not worked and self._loads:
-                with self._news:
-                    if seen == self._changes and not ready():
-                        self._news.wait(self._loads.patience())
+        self._turns.wait(ready, self._step_unless, lambda: self._loads.patience() if self._loads else 0)
 
-    def _stepped(self, ready: Callable[[], bool]) -> bool | None:
-        """Step unless `ready()`. Returns whether there was work; None if another of the waiting threads steps."""
-        worked = True
-        with Postponed():  # `_stepping` must not stay set
-            with self._news:
-                if self._stepping:
-                    return None
-                self._stepping = True
-            try:
-                with self._lock:
-                    if not ready():  # a server's thread may step too
-                        worked = self._step()
-            finally:
-                with self._news:
-                    self._stepping = False
-                    self._news.notify_all()
-        return worked
-
-    def _tell(self) -> None:
-        with self._news:
-            self._changes += 1
-            self._news.notify_all()
+    def _step_unless(self, ready: Callable[[], bool]) -> bool:
+        with self._lock:
+            return ready() or self._step()  # a server's thread may step too
 
     def _arrival(self) -> None:
         """Called by I/O threads when a load is over."""
-        self._tell()
+        self._turns.tell()
         if (callback := self.on_arrival) is not None:
             callback()
 
@@ -300,7 +260,7 @@ class Engine:
             with self._lock:
                 return self._step()
         finally:
-            self._tell()
+            self._turns.tell()
 
     def _step(self) -> bool:
         try:

@@ -26,6 +26,11 @@ class Forecast:
         """Calibrate each model, which takes about a second each."""
         return cls({model: calibrate(model) for model in dict.fromkeys(models)})
 
+    @property
+    def models(self) -> list[Model]:
+        """The models that it predicts."""
+        return list(self._predictors)
+
     def decode_step(self, model: Model) -> float:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([Rows(1, 0, 1)])

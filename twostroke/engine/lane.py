@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, LazyLogits
+from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.queries import LastQueries
+from twostroke.engine.reuse import Missing, missing_in_pool, reuse, tiers_of
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
-from twostroke.kv.pages import NOWHERE
-from twostroke.kv.provenance import NOTHING
 from twostroke.kv.writer import Places, Writer
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.scores import TokenScore
@@ -25,8 +23,6 @@ from twostroke.sampling.scores import TokenScore
 if TYPE_CHECKING:
     from twostroke.engine.loads import Load
     from twostroke.engine.request import Choice, SharedPrefill
-
-FEW_PAGES = 8  # pages of the host that are copied at once, in the step
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
 
@@ -249,63 +245,3 @@ def _scored(model: Model, stroke: Prefill, base: KVCache, todo: list[int]) -> tu
         base, again = reopened(base)
         return base, again + todo, 1
     return base, todo, first
-
-
-@dataclass(frozen=True, eq=False)
-class Missing:
-    """What a lane waits for: `known` is to be brought into the pool, and `tokens` to be looked for in stores.
-
-    `tokens` is [n] int32, a prompt from position 0 in whole pages; empty if there is nothing to look for.
-    """
-
-    known: KVCache
-    tokens: np.ndarray
-
-
-def missing_in_pool(model: Model, base: KVCache) -> Missing | None:
-    """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
-    if base.tier == "pool" and base.pool is model.pool:
-        absent = sum(model.pool.frame(page) == NOWHERE for page in base.table[:, PAGE].tolist())
-        return Missing(base, NOTHING) if absent > FEW_PAGES else None
-    waits = base.tier in ("disk", "remote") or (base.tier == "host" and base.num_pages > FEW_PAGES)
-    return Missing(base, NOTHING) if waits else None
-
-
-def tiers_of(kv: KVCache, start: int) -> Counter[str]:
-    """The tokens of a value from `start` on, by the tier that their pages are in now."""
-    tokens: Counter[str] = Counter()
-    if len(kv) > start:
-        size = kv.pool.page_size
-        for i, page in enumerate(kv.table[:, PAGE].tolist()):
-            tier = "host" if kv.pool.frame(page) == NOWHERE else "pool"
-            tokens[tier] += max(0, (i + 1) * size - max(start, i * size))
-    return +tokens
-
-
-def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int], Missing | None]:
-    """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed.
-
-    Returns the longer value, the tokens that are left, and what to wait for: pages in other tiers.
-    """
-    assert model.index is not None
-    whole = base.next_position == len(base) == base.canonical_length(model.id)
-    if base.pool is not model.pool or not whole:
-        return base, todo, None
-    tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
-    known = model.index.match(tokens[:-last])
-    if len(known) > len(base):
-        todo = tokens[len(known) :].tolist()
-    else:
-        known = base
-    size = model.pool.page_size
-    end = (len(tokens) - last) // size * size
-    if model.lower is None or len(known) % size or end <= len(known) or not _in_pages(known):
-        return known, todo, None
-    if not model.lower.worth_asking(len(known), end - len(known)):
-        return known, todo, None
-    return known, todo, Missing(known, tokens[:end])
-
-
-def _in_pages(kv: KVCache) -> bool:
-    """Whether a value of canonical entries consists of whole pages."""
-    return len(kv.table) * kv.pool.page_size == len(kv)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from twostroke.engine.forecast import Forecast
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.load import Load
 from twostroke.engine.request import Choice
@@ -99,6 +100,14 @@ class Loads:
         times += [one for load in self._given_up for one in (load.due(), load.due() + RETURN_S) if one > now]
         soonest = min(times, default=math.inf)
         return None if soonest == math.inf else max(0.001, soonest - now)
+
+
+def predict(forecast: Forecast, chunk: int) -> None:
+    """Measure the stores of each model, and let it choose what is quicker: to load pages or to compute them."""
+    for model in forecast.models:
+        if model.lower is not None:
+            model.lower.probe()
+            model.lower.computing = forecast.prefill(model, chunk)
 
 
 def arrive(lane: Lane, load: Load, kv: KVCache, choice: Choice) -> None:

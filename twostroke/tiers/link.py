@@ -3,7 +3,7 @@
 import threading
 
 NEW = 0.3  # weight of a new measurement
-HOPE = 1.02  # with each refusal it seems so many times quicker: what was slow once is tried again some time
+HOPE = 1.2  # with each refusal it seems so many times quicker, so what was slow once is tried again
 MOST_STUCK = 2
 
 
@@ -16,7 +16,7 @@ class Link:
     """
 
     def __init__(self, latency_s: float = 1e-3, bytes_per_s: float = 500e6) -> None:
-        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+        self.latency_s, self.bytes_per_s = self._least_latency_s, self._most_bytes_per_s = latency_s, bytes_per_s
         self.stuck = self._pending = 0
         self._lock = threading.Lock()
 
@@ -43,16 +43,18 @@ class Link:
         """Note how long a question without pages took."""
         with self._lock:
             self.latency_s += NEW * (seconds - self.latency_s)
+            self._least_latency_s = min(self._least_latency_s, seconds)
 
     def moved(self, size: int, seconds: float) -> None:
         """Note a read of `size` bytes."""
         if size:
             with self._lock:
                 taken = size / max(seconds - self.latency_s, seconds / 4, 1e-6)
-                self.bytes_per_s += NEW * (taken - self.bytes_per_s)
+                self.bytes_per_s = 1 / ((1 - NEW) / self.bytes_per_s + NEW / taken)  # a mean of seconds for a byte
+                self._most_bytes_per_s = max(self._most_bytes_per_s, taken)
 
     def refused(self) -> None:
-        """Note that nothing was read, since computing was predicted to be quicker."""
+        """Note that nothing was read, since computing was predicted to be quicker. It was quicker than this at best."""
         with self._lock:
-            self.latency_s /= HOPE
-            self.bytes_per_s *= HOPE
+            self.latency_s = max(self.latency_s / HOPE, min(self.latency_s, self._least_latency_s))
+            self.bytes_per_s = min(self.bytes_per_s * HOPE, max(self.bytes_per_s, self._most_bytes_per_s))

@@ -1,0 +1,74 @@
+"""What a stroke need not compute: the entries of its prompt that a prefix index, or a store, has."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.engine.model import Model
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import HOST, NOWHERE, POOL
+from twostroke.kv.provenance import NOTHING
+
+FEW_PAGES = 8  # pages of the host that are copied at once, in the step
+
+
+@dataclass(frozen=True, eq=False)
+class Missing:
+    """What a lane waits for: `known` is to be brought into the pool, and `tokens` to be looked for in stores.
+
+    `tokens` is [n] int32, a prompt from position 0 in whole pages; empty if there is nothing to look for.
+    """
+
+    known: KVCache
+    tokens: np.ndarray
+
+
+def missing_in_pool(model: Model, base: KVCache) -> Missing | None:
+    """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
+    if base.tier == POOL and base.pool is model.pool:
+        absent = sum(model.pool.frame(page) == NOWHERE for page in base.table[:, PAGE].tolist())
+        return Missing(base, NOTHING) if absent > FEW_PAGES else None
+    waits = base.tier not in (POOL, HOST) or (base.tier == HOST and base.num_pages > FEW_PAGES)
+    return Missing(base, NOTHING) if waits else None
+
+
+def tiers_of(kv: KVCache, start: int) -> Counter[str]:
+    """The tokens of a value from `start` on, by the tier that their pages are in now."""
+    tokens: Counter[str] = Counter()
+    if len(kv) > start:
+        size = kv.pool.page_size
+        for i, page in enumerate(kv.table[:, PAGE].tolist()):
+            tier = HOST if kv.pool.frame(page) == NOWHERE else POOL
+            tokens[tier] += max(0, (i + 1) * size - max(start, i * size))
+    return +tokens
+
+
+def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int], Missing | None]:
+    """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed.
+
+    Returns the longer value, the tokens that are left, and what to wait for: pages in other tiers.
+    """
+    assert model.index is not None
+    whole = base.next_position == len(base) == base.canonical_length(model.id)
+    if base.pool is not model.pool or not whole:
+        return base, todo, None
+    tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
+    known = model.index.match(tokens[:-last])
+    if len(known) > len(base):
+        todo = tokens[len(known) :].tolist()
+    else:
+        known = base
+    size = model.pool.page_size
+    end = (len(tokens) - last) // size * size
+    if model.lower is None or len(known) % size or end <= len(known) or not _in_pages(known):
+        return known, todo, None
+    if not model.lower.worth_asking(len(known), end - len(known)):
+        return known, todo, None
+    return known, todo, Missing(known, tokens[:end])
+
+
+def _in_pages(kv: KVCache) -> bool:
+    """Whether a value of canonical entries consists of whole pages."""
+    return len(kv.table) * kv.pool.page_size == len(kv)

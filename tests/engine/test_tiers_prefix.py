@@ -1,24 +1,19 @@
 """Prompts find their pages in the host and in stores, with the same bits as without tiers."""
 
 import asyncio
-import faulthandler
 import functools
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import no_page_may_be_lost
+from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
 from tests.tiers.memory_store import MemoryStore, Pages
 from tests.watching import Answer, answers
-from twostroke import llm as llm_module
 from twostroke.async_llm import AsyncLLM
 from twostroke.backends.native import library
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.kv.lower import Lower
 from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams
@@ -26,68 +21,8 @@ from twostroke.tiers.tiers import Tiers
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
-PAGE_BYTES = 30 * 2 * 3 * 64 * 2 * 16
 PROMPTS = [[100 + (7 * i) % 89 for i in range(130)], [100 + (7 * i) % 89 for i in range(64)] + list(range(200, 260))]
 PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
-
-
-@pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    """A test that hangs ends the run, and shows where every thread is."""
-    faulthandler.dump_traceback_later(120, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
-class Opener:
-    """Opens models over stores, and closes them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened: list[LLM] = []
-        self._patch = monkeypatch
-
-    def __call__(self, tiers: Tiers, pages: int = 256, index: str = "radix", eager: bool = True, **options: Any) -> LLM:
-        """`eager`: loading always seems quicker than computing, and pages are written when they are first seen."""
-        self._patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
-        llm = LLM(
-            "smollm2-135m", backend="native", prefix_index=index, kv_bytes=pages * PAGE_BYTES, threads=1, **options
-        )
-        if eager:
-            make_eager(llm)
-        self.opened.append(llm)
-        return llm
-
-    def close(self) -> None:
-        """Close all. No model may have lost a page."""
-        for llm in self.opened:
-            if "engine" in llm.__dict__:
-                llm.tiers.settle(20.0)
-                no_page_may_be_lost([llm])
-                llm.close()
-        self.opened.clear()
-
-
-def over(tier: str, pages: Pages) -> Tiers:
-    store = MemoryStore(tier, pages)
-    return Tiers(disk=store) if tier == "disk" else Tiers(remote=store)
-
-
-def lower(llm: LLM) -> Lower:
-    assert llm.model.lower is not None
-    return llm.model.lower
-
-
-def make_eager(llm: LLM) -> None:
-    for model in llm.engine.models.values():
-        if model.lower is not None:
-            model.lower.computing = lambda context, count: 1.0 * count
-
-
-@pytest.fixture
-def opener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
-    opener = Opener(monkeypatch)
-    yield opener
-    opener.close()
 
 
 @functools.cache

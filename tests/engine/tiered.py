@@ -23,10 +23,10 @@ class Opener:
 
     def __call__(self, tiers: Tiers, pages: int = 256, index: str = "radix", eager: bool = True, **options: Any) -> LLM:
         """`eager`: loading always seems quicker than computing, and pages are written when they are first seen."""
-        self._patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
-        llm = LLM(
-            "smollm2-135m", backend="native", prefix_index=index, kv_bytes=pages * PAGE_BYTES, threads=1, **options
-        )
+        options = {"backend": "native", "threads": 1, "prefix_index": index, "kv_bytes": pages * PAGE_BYTES} | options
+        with self._patch.context() as patch:
+            patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+            llm = LLM("smollm2-135m", **options)
         if eager:
             make_eager(llm)
         self.opened.append(llm)

@@ -123,7 +123,9 @@ def test_any_schedule(
 def test_every_technique(place: int, models: Callable[[int | None], LLM], alone: Callable[[Asked], Answer]) -> None:
     """Each technique twice beside two others, the second time with all that is in stores, and nothing else."""
     llm = models(place)
-    mine = [(40 + 30 * (i % 2), technique, 0.8 * (i % 3 > 0), None) for i, technique in enumerate(TECHNIQUES)]
+    mine: list[Asked] = [
+        (40 + 30 * (i % 2), technique, 0.8 * (i % 3 > 0), None) for i, technique in enumerate(TECHNIQUES)
+    ]
     for _ in range(2):
         for first in range(place % 3, len(mine), 3):
             asked = mine[first : first + 3]

@@ -225,8 +225,8 @@ class Load:
                 return
             arrival.attach()
             self.known, self.absent, self.inside = kv.to(POOL), False, None
-        if count := arrival.missing.get("host", 0):
-            self.tiers.host_traffic.moved("in", count, count * pool.page_bytes, time.perf_counter() - began)
+        if list(arrival.missing) == [HOST]:  # the index counts the pages
+            self.tiers.host_traffic.moved("in", 0, 0, time.perf_counter() - began)
 
     def _ask(self) -> None:
         """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""

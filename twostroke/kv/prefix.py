@@ -12,6 +12,7 @@ the longest time make room. Without room there, they leave the index.
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -169,12 +170,11 @@ class PrefixIndex(ABC):
     def _use(self, pages: list[int]) -> None:
         """Note the use of a prompt's pages: the deepest is the first of them to go."""
         for page in reversed(pages):
-            hosted = page in self._hosted
-            del (self._hosted if hosted else self._order)[page]
-            if hosted and self.pool.frame(page) != NOWHERE:  # a stroke has brought it back
-                self.host.take(-self.pool.page_bytes)
-                hosted = False
-            (self._hosted if hosted else self._order)[page] = None
+            if page in self._hosted:
+                self._came_back([page])
+            order = self._hosted if page in self._hosted else self._order
+            del order[page]
+            order[page] = None
 
     def _spill(self, count: int) -> int:
         """Move unused pages to the host as far as there is room. Returns the number of frames freed."""
@@ -184,6 +184,7 @@ class PrefixIndex(ABC):
         pages = list(islice(filter(self.pool.frees, self._order), count))
         room = sum(self._take_host(size) for _ in pages)
         pages = [page for page in pages[:room] if page in self._order]  # making room may have removed some
+        began = time.perf_counter()
         try:
             freed = self.pool.spill(np.array(pages, np.int64)) if pages else 0
         except OutOfPages:  # there is no memory left for it
@@ -193,7 +194,7 @@ class PrefixIndex(ABC):
         for page in moved:
             del self._order[page]
             self._hosted[page] = None
-        self.host.traffic.moved("out", len(moved), len(moved) * size, 0.0)
+        self.host.traffic.moved("out", len(moved), len(moved) * size, time.perf_counter() - began)
         return max(freed, len(moved))
 
     def _take_host(self, size: int) -> bool:
@@ -212,6 +213,7 @@ class PrefixIndex(ABC):
             del self._hosted[page]
             self._order[page] = None
             self.host.take(-self.pool.page_bytes)
+            self.host.traffic.moved("in", 1, self.pool.page_bytes, 0.0)
 
     def _leave(self, count: int, in_use: bool) -> int:
         """Remove unused pages of the pool, with all after them. Returns the number of frames freed.

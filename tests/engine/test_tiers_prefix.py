@@ -173,7 +173,9 @@ def test_a_bad_store_costs_time_only(opener: Opener, fault: str) -> None:
     assert where == {"slow": {}, "error": {}, "lost": {"disk": 64}, "short": {"disk": 64}}[fault]
 
 
-def test_cancelled_while_loading(opener: Opener) -> None:
+@pytest.mark.parametrize("again_at_once", [False, True])
+def test_cancelled_while_loading(opener: Opener, again_at_once: bool) -> None:
+    """Its pages come back; a request for the same prompt does not count on them."""
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
     opener.opened[0].tiers.settle()
@@ -185,7 +187,14 @@ def test_cancelled_while_loading(opener: Opener) -> None:
     assert inside.wait(20)
     llm.engine.cancel(request)
     assert llm.pool.num_used > 0  # the frames that the thread reads into
+    again = llm.engine.submit(llm.request(PROMPTS[0], PARAMS)) if again_at_once else None
+    if again is not None:
+        llm.engine.step()
     gate.set()
+    if again is not None:
+        llm.engine.finish([again])
+        assert list(again.events) == expected(0)[0]
+        return
     assert llm.tiers.settle()
     assert llm.pool.num_used == 0
     assert found(llm, 0) == {"disk": 128}

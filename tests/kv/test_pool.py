@@ -1,6 +1,7 @@
 """Pages: allocated, counted, claimed, and freed once."""
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -14,6 +15,7 @@ from tests.kv.values import GEOMETRY, contents, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
+from twostroke.kv import pages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, POOL
 from twostroke.kv.pool import PagePool
@@ -216,3 +218,34 @@ def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool
         pool.release(np.arange(8))
         moments += 1
     assert moments >= 4
+
+
+def test_room_is_made_a_few_pages_at_a_time(pool: PagePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread has the lock in between."""
+    monkeypatch.setattr(pages, "LOCKED_BYTES", 4 * pool.page_bytes)
+    held = np.array(pool.allocate(pool.num_pages), np.int64)
+    asked, between, waits = list[int](), list[int](), threading.Event()
+
+    def reclaim(count: int) -> None:
+        nonlocal held
+        asked.append(count)
+        pool.release(held[:count])
+        held = held[count:]
+
+    def other() -> None:
+        waits.wait(60)
+        with pool.lock:
+            between.append(pool.num_free)
+
+    def pause(_: float) -> None:
+        waits.set()
+        thread.join(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    monkeypatch.setattr(pages.time, "sleep", pause)
+    pool.reclaim = reclaim
+    pool.make_room(10)
+    assert (asked, between, pool.num_free) == ([4, 4, 2], [4], 10)
+    pool.reclaim = None
+    pool.release(held)

@@ -78,7 +78,8 @@ class Load:
     inside: str | None = None
     _since: float = 0.0  # when the time to ask began
     _pages: list[int] = field(default_factory=list)
-    _closed: bool = False
+    _closed: bool = False  # nobody wants what comes
+    _ended: bool = False
     _arrival: Arrival | None = None
     _moved: float = 0.0  # when `_arrival` had `_num_moved` pages
     _num_moved: int = 0
@@ -173,9 +174,12 @@ class Load:
             self.close()
 
     def close(self) -> None:
-        """Give back the frames of what it brought. Those that a thread reads into come back when it returns."""
+        """Let go of all pages. The frames that a thread reads into come back when it returns."""
         with self._lock:
+            self._ended = True
             arrival, self._arrival = self._arrival, None
+            if not self.running:
+                self._forget()
         if arrival is not None:
             arrival.close()
 
@@ -201,7 +205,12 @@ class Load:
                 self.running, self.done, self.inside = False, True, None
                 if self._stuck is not None:
                     self._stuck.lost(-1)
+                if self._ended:
+                    self._forget()
             self.wake()
+
+    def _forget(self) -> None:
+        self.known = KVCache.empty(self.model.pool)  # the engine may have no step for a long time
 
     def _limit(self, now: float) -> None:
         missing = len(self.tokens) - len(self.known)

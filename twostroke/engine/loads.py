@@ -42,7 +42,8 @@ class Loads:
         missing = lane.missing
         assert missing is not None
         for load in self._loads:
-            if lane.model is load.model and not load.done and _same(load, missing.known, missing.tokens):
+            wanted = load.lanes and not load.done  # else it has been given up, or taken
+            if wanted and lane.model is load.model and _same(load, missing.known, missing.tokens):
                 load.lanes.append(lane)
                 lane.load = load
                 return

@@ -150,7 +150,7 @@ class Lower:
         """
         with self.pool.lock:  # no page may leave the index in between
             pages = self.index.insert(kv)
-            if len(pages) <= start:
+            if len(pages) <= start and not again:
                 return
             offered = self.offers.of(pages)
         tokens = kv.token_array[: len(pages) * self.pool.page_size]

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from twostroke.errors import OutOfPages
 from twostroke.kv.copies import HostCopy
 from twostroke.kv.pages import LOCKED_BYTES
 from twostroke.kv.prefix import PrefixIndex
@@ -68,9 +69,15 @@ class Offers:
         for page in pages if self._waiting else ():
             if (one := self._waiting.pop(page, None)) is None:
                 continue
-            if self._slots.num_used < self._most:
-                copy = HostCopy(self._slots)
+            one.page, one.copy = None, self._room()
+            if one.copy is not None:
                 with pool.reading(np.array([page]), np.array([pool.page_size])) as (source,):
-                    copy.fill(source.data(), pool.page_size)
-                one.copy = copy
-            one.page = None
+                    one.copy.fill(source.data(), pool.page_size)
+
+    def _room(self) -> HostCopy | None:
+        if self._slots.num_used >= self._most:
+            return None
+        try:
+            return HostCopy(self._slots)
+        except OutOfPages:  # there is no memory
+            return None

@@ -1,0 +1,67 @@
+"""Pages that wait to be written while they leave the index."""
+
+import pytest
+
+from tests.kv.values import contents, prefill
+from twostroke.kv.hashed import HashIndex
+from twostroke.kv.offers import Offered, Offers
+from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix import HostBudget, PrefixIndex
+from twostroke.kv.radix import RadixIndex
+
+KINDS = [RadixIndex, HashIndex]
+
+
+def indexed(pool: PagePool, kind: type[PrefixIndex]) -> tuple[PrefixIndex, list[int], list[bytes]]:
+    """An index with three pages that nobody else holds, the pages, and their bytes."""
+    index = kind(pool, "m")
+    pages = index.insert(prefill(pool, range(12)))
+    return index, pages, [bytes(page) for page in pool.memory.read_pages([pool.frame(page) for page in pages])]
+
+
+def read(offers: Offers, waiting: list[Offered]) -> list[bytes]:
+    return [bytes(page) for page in offers.read(waiting)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host", [0, 1, 9])
+def test_bytes_of_pages_that_have_left(pool: PagePool, kind: type[PrefixIndex], host: int) -> None:
+    """In the pool, in the host, or gone and used by others: the bytes are those that were offered."""
+    index, pages, data = indexed(pool, kind)
+    index.host, offers = HostBudget(host * pool.page_bytes), Offers(index)
+    waiting = offers.of(pages)
+    assert read(offers, waiting) == data
+    for _ in range(3):
+        index.evict(1)
+        other = prefill(pool, range(40, 44))  # writes to the frame
+        assert read(offers, waiting) == data
+        assert contents(other)
+        del other
+    index.clear()
+    assert read(offers, waiting) == data
+    assert (pool.num_used, pool.num_held) == (0, 0)
+    assert offers._slots.num_used == 3
+    del waiting
+    assert offers._slots.num_used == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_does_not_wait_is_not_copied(pool: PagePool, kind: type[PrefixIndex]) -> None:
+    index, pages, _ = indexed(pool, kind)
+    offers = Offers(index)
+    offers.of(pages)
+    index.clear()
+    assert offers._slots.num_used == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_are_bounded(pool: PagePool, kind: type[PrefixIndex]) -> None:
+    """What does not fit is lost, and with it all that follows."""
+    index, pages, _ = indexed(pool, kind)
+    offers = Offers(index)
+    offers._most = 2
+    waiting = offers.of(pages)
+    for _ in range(3):  # the deepest goes first
+        index.evict(1)
+    assert read(offers, waiting) == []
+    assert offers._slots.num_used == 2

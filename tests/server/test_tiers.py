@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Serving, serving
+from tests.server.test_metrics import read
 from tests.tiers.memory_store import MemoryStore, Pages
 from twostroke import llm as llm_module
 from twostroke.engine.forecast import Forecast
 from twostroke.llm import LLM
+from twostroke.server.observability.tier_metrics import REASONS
 from twostroke.tiers.tiers import Tiers
 
 MESSAGES: Any = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 4}]
@@ -98,3 +100,72 @@ def test_a_repeated_prompt_counts_once(open_over: Callable[..., LLM]) -> None:
         prompt, cached, by_tier = usage_of("completions", ask(running, "completions", method="repeat").json())
     assert (prompt, cached) == (len(PROMPT), len(PROMPT))
     assert by_tier == NOTHING | {"disk": len(PROMPT)}
+
+
+def test_metrics_of_a_disk(open_over: Callable[..., LLM]) -> None:
+    """A prompt is written, and after a restart it is found: pages, bytes, lookups, room and tokens agree."""
+    pages: Pages = {}
+    whole = (len(PROMPT) - 1) // 16
+    with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
+        size = llm.pool.page_bytes
+        ask(running, "completions")
+        assert llm.tiers.settle()
+        seen = read(running)
+        assert seen["tier_lookups_total:hit:disk"] == 0
+        assert seen["tier_lookups_total:miss:disk"] == whole
+        assert seen["tier_pages_total:out:disk"] == whole
+        assert seen["tier_bytes_total:out:disk"] == seen["tier_used_bytes:disk"] == whole * size
+        assert seen["tier_pages_total:in:disk"] == 0
+    with open_over(Tiers(8 << 20, MemoryStore("disk", pages))) as llm, serving(llm) as running:
+        ask(running, "completions")
+        seen = read(running)
+    assert seen["tier_lookups_total:hit:disk"] == seen["tier_pages_total:in:disk"] == whole
+    assert seen["tier_lookups_total:miss:disk"] == 0
+    assert seen["tier_bytes_total:in:disk"] == whole * size
+    assert seen["tier_seconds_total:in:disk"] > 0
+    assert seen["tier_limit_bytes:disk"] == 1 << 40
+    assert seen["tier_limit_bytes:host"] == 8 << 20
+    assert seen["tier_used_bytes:host"] == seen["tier_waiting_bytes:disk"] == 0
+    assert seen["tier_answering:disk"] == 1
+    assert {seen[f"tier_skipped_pages_total:{reason}:disk"] for reason in REASONS} == {0}
+    assert [seen[f"cached_tokens_total:{tier}"] for tier in NOTHING] == [0, 0, 16 * whole, 0]
+
+
+def test_metrics_of_refusals(open_over: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost gate keeps pages out that are quicker to compute; a store counts damage, and the circuit shows."""
+    pages: Pages = {}
+    whole = (len(PROMPT) - 1) // 16
+    with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
+        ask(running, "completions")
+        assert llm.tiers.settle()
+    store = MemoryStore("disk", pages)
+    with open_over(Tiers(0, store)) as llm, serving(llm) as running:
+        llm.tiers.links["disk"].bytes_per_s = 1e-9  # it takes longer than computing, once more than a page is asked for
+        monkeypatch.setattr(llm.model.lower, "worth_asking", lambda *_: True)
+        store.traffic.skipped("corrupt", 2)
+        store.answering = False
+        assert usage_of("completions", ask(running, "completions").json()) == (len(PROMPT), 0, NOTHING)
+        seen = read(running)
+    assert seen["tier_skipped_pages_total:slow:disk"] == whole
+    assert seen["tier_skipped_pages_total:corrupt:disk"] == 2
+    assert seen["tier_answering:disk"] == 0
+
+
+def test_metrics_of_the_host(open_over: Callable[..., LLM]) -> None:
+    """A pool too small for two prompts: the older one goes to the host, and comes back."""
+    with open_over(Tiers(8 << 20)) as llm:
+        page_bytes = llm.pool.page_bytes
+    with open_over(Tiers(8 << 20), kv_bytes=40 * page_bytes) as llm, serving(llm) as running:
+        for token in (5, 6, 5):
+            usage = ask(running, "completions", prompt=[token] * 500).json()["usage"]
+        seen = read(running)
+    found = usage["prompt_tokens_details"]["cached_tokens_by_tier"]
+    assert found["host"] == seen["cached_tokens_total:host"] > 0
+    assert seen["tier_pages_total:in:host"] * 16 >= found["host"]
+    assert seen["tier_bytes_total:out:host"] == seen["tier_pages_total:out:host"] * page_bytes > 0
+    assert 0 < seen["tier_used_bytes:host"] <= seen["tier_limit_bytes:host"]
+
+
+def test_without_tiers_there_are_no_samples_of_them(open_over: Callable[..., LLM]) -> None:
+    with open_over(Tiers()) as llm, serving(llm) as running:
+        assert not [name for name in read(running) if name.startswith("tier_")]

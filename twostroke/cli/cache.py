@@ -93,6 +93,7 @@ def print_table(holdings: "Sequence[Holding]", nothing: str, *, damaged: bool = 
         typer.echo(nothing)
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
@@ -100,7 +101,7 @@ def print_table(holdings: "Sequence[Holding]", nothing: str, *, damaged: bool = 
     for name in ("pages", "of values", "size", *(("damaged",) if damaged else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for one in holdings:
-        row = [one.model, f"{one.pages:,}", f"{one.private:,}", size(one.bytes)]
+        row = [escape(one.model), f"{one.pages:,}", f"{one.private:,}", size(one.bytes)]
         table.add_row(*row, *((f"{one.damaged:,}",) if damaged else ()))
     Console().print(table)
 

@@ -363,3 +363,25 @@ def test_a_client_that_goes_leaves_nothing(running: Serving) -> None:
     assert contexts.all == []
     eventually(lambda: running.llm.engine.num_waiting + running.llm.engine.num_running == 0)
     assert running.llm.pool.num_copies == 0
+
+
+@needs_native
+def test_many_requests_of_two_contexts_in_a_pool_that_holds_one(open_tiny: Callable[..., LLM]) -> None:
+    """Pages go out and come back all the time; every answer is that of a large pool without contexts."""
+    beginnings = {"first": IDS, "second": IDS[::-1]}
+    asked: Any = [(name, [5 + i, 6], i) for i in range(6) for name in beginnings]
+    fields: Any = {"max_tokens": 12, "n": 2, "logprobs": 1}
+    with serving(open_tiny()) as large:
+        expected = [
+            said(post(large, "/v1/completions", prompt=beginnings[name] + rest, seed=seed, **fields))
+            for name, rest, seed in asked
+        ]
+    page_bytes = large.llm.pool.page_bytes
+    with serving(open_tiny(kv_bytes=22 * page_bytes)) as running, ThreadPoolExecutor(8) as threads:
+        for name, ids in beginnings.items():
+            put(running, name=name, tokens=ids)
+        calls = [
+            threads.submit(post, running, "/v1/completions", context=name, prompt=rest, seed=seed, **fields)
+            for name, rest, seed in asked
+        ]
+        assert [said(call.result()) for call in calls] == expected

@@ -47,8 +47,7 @@ class Context:
     @property
     def tier(self) -> str:
         """Where its pages can be used from now: the pool, or the host if some of them have left it."""
-        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.kv.table[:, PAGE].tolist())
-        return self.kv.tier if away else POOL
+        return self.kv.tier if _away(self.kv) else POOL
 
     @property
     def expired(self) -> bool:
@@ -89,10 +88,15 @@ class Context:
         kv = self.kv[: count * size]
 
         def whole() -> Program:
-            with index.pool.lock:
-                there = len(index.peek(kv.token_array))
-            if there < count:
+            if _away(kv):
                 yield Prefill([], after=kv, logits="none")  # indexed when it is in the pool
+            else:
+                index.insert(kv.to(POOL))
             return (yield from program())
 
         return whole if count else program
+
+
+def _away(kv: KVCache) -> bool:
+    """Whether pages of a value have left the pool."""
+    return any(kv.pool.frame(page) == NOWHERE for page in kv.table[:, PAGE].tolist())

@@ -2,20 +2,21 @@
 
 Its KV lies in ordinary memory (the tier "host"), besides what the prefix index holds of it in the pool. So it takes no
 room that requests need, and it is not lost when the index makes room. A request that continues a context is the
-request of the whole prompt: the context's messages come first. Before its first stroke the pages that have left the
-pool are brought back into the prefix index, which finds them there. So an answer has the same bits as without a
-context.
+request of the whole prompt: the context's messages come first. Pages that have left the pool are copied back into the
+prefix index before its first stroke, which finds them there. So an answer has the same bits as without a context.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.engine.strokes import Prefill, Program
+from twostroke.engine.strokes import Program
+from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.prefix import PrefixIndex
@@ -47,7 +48,8 @@ class Context:
     @property
     def tier(self) -> str:
         """Where its pages can be used from now: the pool, or the host if some of them have left it."""
-        return self.kv.tier if _away(self.kv) else POOL
+        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.kv.table[:, PAGE].tolist())
+        return self.kv.tier if away else POOL
 
     @property
     def expired(self) -> bool:
@@ -80,23 +82,23 @@ class Context:
     def brought(
         self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program]
     ) -> Callable[[], Program]:
-        """`program`, for which the context is in the prefix index as far as `prompt` begins with it."""
+        """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
+
+        Pages are copied here, off the step loop. Those that leave again before the program starts are copied then.
+        Where the pool has no room for them they are computed.
+        """
         known, size = self.kv.token_array, self.kv.pool.page_size
         count = min(len(known), len(prompt))
         differ = np.flatnonzero(known[:count] != np.array(prompt[:count], np.int32))
-        count = (int(differ[0]) if len(differ) else count) // size
-        kv = self.kv[: count * size]
+        kv = self.kv[: (int(differ[0]) if len(differ) else count) // size * size]
+
+        def bring() -> None:
+            with suppress(OutOfPages):
+                index.insert(kv.to(POOL))
 
         def whole() -> Program:
-            if _away(kv):
-                yield Prefill([], after=kv, logits="none")  # indexed when it is in the pool
-            else:
-                index.insert(kv.to(POOL))
+            bring()
             return (yield from program())
 
-        return whole if count else program
-
-
-def _away(kv: KVCache) -> bool:
-    """Whether pages of a value have left the pool."""
-    return any(kv.pool.frame(page) == NOWHERE for page in kv.table[:, PAGE].tolist())
+        bring()
+        return whole

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers.redis_server import BINARY, RedisServer
+from twostroke.tiers.disk import DiskStore
 from twostroke.tiers.remote import RedisStore
 
 
@@ -36,6 +37,23 @@ def open_store() -> Iterator[Callable[..., RedisStore]]:
 
         def open_one(url: str, **options: float) -> RedisStore:
             store = RedisStore.open(url, **options)
+            stores.callback(store.close)
+            return store
+
+        yield open_one
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def open_disk(disk: Path) -> Iterator[Callable[..., DiskStore]]:
+    with ExitStack() as stores:
+
+        def open_one(most_bytes: int = 100 << 20, **options: int) -> DiskStore:
+            store = DiskStore.open(disk, most_bytes, **options)
             stores.callback(store.close)
             return store
 

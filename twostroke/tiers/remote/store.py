@@ -17,8 +17,9 @@ from typing import TypeVar
 from twostroke.errors import InvalidRequest, KVError, OutOfPages, PageLost
 from twostroke.system.extras import extra
 from twostroke.system.key import user_key
+from twostroke.tiers.form import SEAL_BYTES
 from twostroke.tiers.names import Namespace, PageName
-from twostroke.tiers.remote.format import DIGEST_BYTES, PRIVATE, Form
+from twostroke.tiers.remote.format import PRIVATE, RemoteForm
 from twostroke.tiers.traffic import Traffic
 
 try:
@@ -51,7 +52,7 @@ class RedisStore:
         self.where, self.traffic = endpoint.where, Traffic()
         self._endpoint, self._key = endpoint, key
         self._ttl_s, self._private_ttl_s, self._refresh_s = ttl_s, private_ttl_s, refresh_s
-        self._forms: dict[Namespace, Form] = {}
+        self._forms: dict[Namespace, RemoteForm] = {}
         self._told: dict[str, float] = {}  # when each namespace's model was last told
         self._private: set[bytes] = set()  # keys
         self._lock = threading.Lock()
@@ -225,16 +226,16 @@ class RedisStore:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _form(self, namespace: Namespace) -> Form:
+    def _form(self, namespace: Namespace) -> RemoteForm:
         form = self._forms.get(namespace)
         if form is None:
-            form = self._forms[namespace] = Form.of(namespace, self._key)
+            form = self._forms[namespace] = RemoteForm.of(namespace, self._key)
         return form
 
-    def _take(self, form: Form, line: Line, name: PageName, into: memoryview) -> bool | None:
+    def _take(self, form: RemoteForm, line: Line, name: PageName, into: memoryview) -> bool | None:
         """The next reply, which should be this page. None: it is not there; False: it is wrong, as others may be."""
         expected = form.header(name)
-        header, seal = bytearray(len(expected)), bytearray(DIGEST_BYTES)
+        header, seal = bytearray(len(expected)), bytearray(SEAL_BYTES)
         parts = [memoryview(header), into, memoryview(seal)]
         size = line.value(parts)
         if size is None:
@@ -270,7 +271,7 @@ class RedisStore:
         finally:
             writing.undecided(ticket)  # does nothing if it has been decided
 
-    def _put(self, line: Line, form: Form, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
+    def _put(self, line: Line, form: RemoteForm, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
         """Write the pages that are missing, in order. Returns how many leading ones are there. Raises Refused."""
         parents = [_parent(names[0])] if names[0].number else []
         there = self._stay(line, form, [*parents, *names])
@@ -292,23 +293,23 @@ class RedisStore:
                 raise Refused(str(replies[new]), some[new])
         return len(names)
 
-    def _command(self, form: Form, name: PageName, page: memoryview) -> Command:
+    def _command(self, form: RemoteForm, name: PageName, page: memoryview) -> Command:
         return "SET", form.key(name), form.value(name, page), "NX", "PX", self._milliseconds(name)
 
     def _milliseconds(self, name: PageName) -> int:
         """How long a page stays after its last use."""
         return round(1e3 * max(self._ttl_s / 2, self._ttl_s - name.number))
 
-    def _stay(self, line: Line, form: Form, names: Sequence[PageName]) -> list[bool]:
+    def _stay(self, line: Line, form: RemoteForm, names: Sequence[PageName]) -> list[bool]:
         """Let pages live on. Returns which of them are there. Raises Refused."""
         commands = [("PEXPIRE", form.key(name), self._milliseconds(name)) for name in names]
         return [reply == 1 for reply in accepted(line.replies(commands))]
 
-    def _tell_about(self, line: Line, form: Form) -> None:
+    def _tell_about(self, line: Line, form: RemoteForm) -> None:
         """Name the model, for people, now and then."""
         now = time.monotonic()
         if now - self._told.get(form.scope, float("-inf")) > self._ttl_s / 4:
-            line.replies([("SET", form.about_key, form.about, "PX", round(1e3 * self._ttl_s))])
+            line.replies([("SET", form.about_key, form.about_value, "PX", round(1e3 * self._ttl_s))])
             self._told[form.scope] = now
 
     def _delete(self, keys: Sequence[bytes]) -> None:

@@ -1,0 +1,296 @@
+"""The disk tier: a directory of pages, shared by all processes of a user, which outlives them.
+
+Nothing is flushed to the device. A process that is killed loses nothing that way, since the system keeps what was
+written; a power cut can lose or damage the newest files, and the seal of each is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from twostroke.errors import KVError, OutOfPages, PageLost
+from twostroke.system.key import user_key
+from twostroke.tiers.disk import files
+from twostroke.tiers.disk.directory import Directory
+from twostroke.tiers.disk.ledger import Account
+from twostroke.tiers.disk.owners import Owner, sweep
+from twostroke.tiers.form import Form
+from twostroke.tiers.names import Namespace, PageName
+from twostroke.tiers.traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
+FREE_BYTES = 256 << 20  # left free for others on the file system
+WEAR = 2  # quotas that may be written in a day
+REST_S = 10.0  # seconds without writing after the disk was full, or failed
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Refused(Exception):
+    """A page is not written: "full" or "budget"."""
+
+
+class DiskStore:
+    """The disk tier of one process; see `tiers.store.Store`."""
+
+    tier = "disk"
+    answering = True
+
+    def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
+        self.where, self.traffic, self.most_bytes = str(directory.root), Traffic(), most_bytes
+        self._directory, self._key, self._day_bytes = directory, key, day_bytes
+        self._forms: dict[Namespace, Form] = {}
+        self._owner: Owner | None = None
+        self._rest_until = 0.0  # when prompts' pages are written again, after a failure
+        self._warned: set[str] = set()
+
+    @classmethod
+    def open(cls, directory: Path, most_bytes: int, *, day_bytes: int | None = None) -> DiskStore:
+        """The store in a directory, which is made if it is not there.
+
+        Args:
+            directory: of its own, with no other files in it.
+            most_bytes: what all processes together may take there.
+            day_bytes: what may be written there in a day (UTC), by all processes; None: twice `most_bytes`.
+
+        Raises:
+            KVError: the directory cannot be used, or there is no key to seal pages with.
+        """
+        key = user_key(make=True)
+        if key is None:
+            raise KVError("a disk tier needs the user's key, which cannot be used here: see the warning before")
+        store = cls(Directory.open(directory, make=True), key, most_bytes, day_bytes or WEAR * most_bytes)
+        try:
+            store._enter()
+        except OSError as error:
+            store._directory.close()
+            raise KVError(f"{store.where} cannot be used as a disk tier: {error.strerror or error}") from None
+        return store
+
+    @property
+    def used_bytes(self) -> int | None:
+        account = self._directory.ledger.peek()
+        return account.used if account else None
+
+    # Pages of prompts -----------------------------------------------------------------------------------------
+
+    def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        form = self._form(namespace)
+        missing = (i for i, name in enumerate(names) if not os.path.exists(self._directory.path(form, name.key)))
+        return next(missing, len(names))
+
+    def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
+        form, began, count = self._form(namespace), time.perf_counter(), 0
+        paths = [self._directory.path(form, name.key) for name in names]
+        opened = files.open_ahead(paths, namespace.page_bytes)
+        for file, path, name, view in zip(opened, paths, names, into, strict=True):
+            if time.perf_counter() - began > limit_s:
+                self.traffic.skipped("late", len(names) - count)
+                break
+            if not self._right(file, path, form, name, view):
+                break
+            count += 1
+        if count:
+            self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
+        return count
+
+    def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
+        form, count = self._form(namespace), 0
+        if time.monotonic() < self._rest_until:
+            self.traffic.skipped("open", len(names))
+            return 0
+        try:
+            for name, page in zip(names, pages, strict=True):
+                if not self._put(form, name, page):
+                    break
+                count += 1
+        except _Refused as refused:
+            self._rest_until = time.monotonic() + REST_S
+            self.traffic.skipped(str(refused), len(names) - count)
+        except OSError as error:
+            self._rest_until = time.monotonic() + REST_S
+            self._failed(error, len(names) - count)
+        return count
+
+    def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        self._directory.touch(self._form(namespace), names)
+
+    # Pages of one value ---------------------------------------------------------------------------------------
+
+    def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
+        form, began = self._form(namespace), time.perf_counter()
+        try:
+            if self._owner is None:
+                raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
+            path = self._owner.private(form.scope, name.key)
+            with self._reserved(form, name, path) as file:
+                files.fill(file, [files.block(form, name, page), page])
+        except _Refused:
+            self.traffic.skipped("full")
+            text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
+            raise OutOfPages(text) from None
+        except OSError as error:
+            self._failed(error, 1)
+            raise OutOfPages(f"{self.where} takes no value: {error.strerror or error}") from None
+        self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+
+    def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
+        form, began = self._form(namespace), time.perf_counter()
+        if self._owner is None:
+            raise PageLost(f"a page of this value is gone from {self.where}")
+        try:
+            path = self._owner.private(form.scope, name.key)
+            for file in files.open_ahead([path], len(into)):
+                if isinstance(file, OSError):
+                    raise file
+                if not files.read(file, form, name, into):
+                    self.traffic.skipped("corrupt")
+                    raise PageLost(f"a page of this value is damaged in {self.where}")
+        except FileNotFoundError:
+            raise PageLost(f"a page of this value is gone from {self.where}") from None
+        except OSError as error:
+            self._failed(error, 1)
+            raise PageLost(f"a page of this value cannot be read in {self.where}: {error.strerror or error}") from None
+        self.traffic.moved("in", 1, len(into), time.perf_counter() - began)
+
+    def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        form = self._form(namespace)
+        if self._owner is None:
+            return
+        try:
+            with self._directory.ledger.held() as account:
+                for name in names:
+                    self._directory.delete(self._owner.private(form.scope, name.key), account)
+        except OSError as error:
+            self._failed(error, 0)
+
+    def close(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
+                owner.leave(account)
+        self._directory.close()
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Become one of those who write here. Raises OSError."""
+        if not self._directory.writable:
+            log.warning("%s cannot be written to: pages are read from it, and none goes there", self.where)
+            return
+        with self._directory.ledger.held() as account:
+            if sweep(self._directory, account):  # they may have died between two steps
+                account.used = self._directory.count()
+            self._owner = Owner(self._directory, account)
+
+    def _form(self, namespace: Namespace) -> Form:
+        form = self._forms.get(namespace)
+        if form is None:
+            form = self._forms[namespace] = Form.of(namespace, self._key)
+        return form
+
+    def _right(self, file: int | OSError, path: str, form: Form, name: PageName, into: memoryview) -> bool:
+        """Read one page. What is wrong is deleted; what cannot be read now is left."""
+        try:
+            if isinstance(file, OSError):
+                raise file
+            if files.read(file, form, name, into):
+                return True
+        except FileNotFoundError:  # deleted since it was found
+            return False
+        except OSError as error:
+            self._failed(error, 1)
+            return False
+        self.traffic.skipped("corrupt")
+        log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
+        try:
+            with self._directory.ledger.held() as account:
+                self._directory.delete(path, account)
+        except OSError as error:
+            self._failed(error, 0)
+        return False
+
+    def _put(self, form: Form, name: PageName, page: memoryview) -> bool:
+        """Write a page if it is not there. Returns whether it is there now. Raises _Refused or OSError."""
+        final = self._directory.path(form, name.key)
+        if os.path.exists(final):
+            return True
+        if self._owner is None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        began, partial = time.perf_counter(), self._owner.partial()
+        with self._reserved(form, name, partial, self._day_bytes) as file:
+            files.fill(file, [files.block(form, name, page), page])
+        with self._directory.ledger.held() as account:
+            if self._directory.commit(partial, form, name, account):
+                self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+        return os.path.exists(final)
+
+    @contextmanager
+    def _reserved(self, form: Form, name: PageName, path: str, day_bytes: int | None = None) -> Generator[int]:
+        """A new file with its space taken, which is deleted if writing it fails. Raises _Refused or OSError."""
+        size = files.file_bytes(form, name)
+        with self._directory.ledger.held() as account:
+            if day_bytes is not None and account.written_today + size > day_bytes:
+                raise _Refused("budget")
+            self._make_room(account, size)
+            account.wrote(size)
+            self._directory.ledger.write(account)
+            try:
+                with self._directory.growing(os.path.dirname(path), account):
+                    file, taken = files.reserve(path, size)
+            except OSError as error:
+                account.used -= size
+                if error.errno in _FULL:
+                    raise _Refused("full") from None
+                raise
+            account.used += taken - size
+        try:
+            yield file
+        except BaseException:
+            with suppress(OSError), self._directory.ledger.held() as account:
+                self._directory.delete(path, account)
+            raise
+        finally:
+            os.close(file)
+
+    def _make_room(self, account: Account, size: int) -> None:
+        """Delete what was not used for longest until `size` bytes fit; the account is held. Raises _Refused."""
+        free = os.statvfs(self._directory.root)
+        wanted = FREE_BYTES + size - free.f_bavail * free.f_frsize
+        if account.used + size <= self.most_bytes and wanted <= 0:
+            return
+        account.used = self._directory.count()
+        least = max(account.used + size - self.most_bytes, wanted)
+        if least > 0:
+            # A tenth more than is needed, so that the next pages need none.
+            freed = self._evict(account, max(least, account.used + size - round(KEPT * self.most_bytes)))
+            if freed < least:
+                raise _Refused("full")
+
+    def _evict(self, account: Account, size: int) -> int:
+        """Delete at least `size` bytes of pages if there are as many. Returns the bytes deleted. Raises OSError."""
+        entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
+        freed = count = 0
+        for entry in sorted(entries, key=lambda entry: entry.used):
+            if freed >= size:
+                break
+            if self._directory.delete(entry.path, account):
+                freed += entry.size
+                count += 1
+        self.traffic.skipped("evicted", count)
+        return freed
+
+    def _failed(self, error: OSError, pages: int) -> None:
+        """Count a failure of the disk, and say each kind once."""
+        self.traffic.skipped("error", pages)
+        text = error.strerror or str(error)
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s does not work: %s; pages are computed instead", self.where, text)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 from tests.tiers.asking import Open, Server, client, find, key_of, write
 from tests.tiers.pages import NAMESPACE, Prompt, content, prompt
 from twostroke.cli.app import app
+from twostroke.tiers.disk import DiskStore
 from twostroke.tiers.names import private_name
 from twostroke.tiers.remote import RedisStore
 
@@ -78,7 +80,7 @@ def test_clear(filled: Filled) -> None:
     """One model's pages, then all; private pages and other programs' keys stay."""
     url, _, _, raw = filled
     raw.set("somebody else's", 1)
-    assert run("clear", url, "--model", "nobody").stdout == f"nothing of model nobody is in {url}\n"
+    assert run("clear", url, "--model", "nobody").stdout == f"nothing of model nobody is stored in {url}\n"
     told = run("clear", url, "--model", "small").stdout.splitlines()
     assert told[1].split()[:2] == ["small", "3"]
     assert told[-1].startswith("deleted: 3 pages, ")
@@ -93,7 +95,7 @@ def test_nothing_there(redis_server: Server, open_store: Open) -> None:
     open_store(url)  # makes the user's key
     for command in ("show", "verify", "clear"):
         told = run(command, url)
-        assert (told.exit_code, told.stdout) == (0, f"nothing of this user is in {url}\n")
+        assert (told.exit_code, told.stdout) == (0, f"nothing is stored in {url}\n")
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "clear"])
@@ -118,3 +120,35 @@ def test_without_a_key_nothing_can_be_there(redis_server: Server) -> None:
     told = run("show", redis_server().url)
     assert told.exit_code == 1
     assert told.stderr.startswith("error: there is no key of this user")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    """The same commands over a disk tier: damage of one file is found, deleted, and told by the exit code."""
+    place = tmp_path / "pages"
+    store, one = DiskStore.open(place, 100 << 20), prompt(5)
+    assert run("show", str(place)).stdout == f"nothing is stored in {place}\n"
+    assert store.write(one.namespace, one.names, one.pages) == 5
+    facts = run_json("show", str(place))
+    assert (facts["where"], facts["pages"], facts["models"][0]["model"]) == (str(place), 5, "a model")
+    assert run("verify", str(place)).exit_code == 0
+    (damaged,) = place.rglob(one.names[3].key.hex())
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    told = run("verify", str(place))
+    assert told.exit_code == 1
+    assert told.stdout.endswith("damaged pages, deleted: 1\n")
+    assert store.find(one.namespace, one.names) == 3
+    assert run("clear", str(place), "--model", "another").stdout == f"nothing of model another is stored in {place}\n"
+    assert run("clear", str(place), "--model", "a model").stdout.splitlines()[-1].startswith("deleted: ")
+    assert run_json("show", str(place))["pages"] == 0
+    store.close()
+
+
+def test_a_directory_that_is_no_tier(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for command in ("show", "verify", "clear"):
+        told = run(command, str(tmp_path))
+        assert (told.exit_code, told.stdout, told.stderr.count("\n")) == (1, "", 1)
+        assert told.stderr.startswith("error: ")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -32,7 +32,7 @@ def show(where: Where, *, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(facts(where, found))
     else:
-        print_table(found, f"nothing of this user is in {without_password(where)}")
+        print_table(found, f"nothing is stored in {without_password(where)}")
 
 
 @app.command()
@@ -44,7 +44,7 @@ def verify(where: Where, *, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(facts(where, found))
     else:
-        print_table(found, f"nothing of this user is in {without_password(where)}", damaged=True)
+        print_table(found, f"nothing is stored in {without_password(where)}", damaged=True)
         if found:
             typer.echo(f"damaged pages, deleted: {damaged:,}" if damaged else "all pages are right")
     if damaged:
@@ -70,8 +70,8 @@ def clear(
     if as_json:
         print_json(facts(where, gone))
         return
-    whose = "this user" if model is None else f"model {model}"
-    print_table(gone, f"nothing of {whose} is in {without_password(where)}")
+    what = "nothing" if model is None else f"nothing of model {model}"
+    print_table(gone, f"{what} is stored in {without_password(where)}")
     if gone:
         typer.echo(f"deleted: {sum(one.pages for one in gone):,} pages, {size(sum(one.bytes for one in gone))}")
 

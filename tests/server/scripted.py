@@ -1,5 +1,6 @@
 """Answers whose text is known, to test how an API writes it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ def exchange(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
     """What an answer asks of its exchange: one request, which offered these functions."""
     reader = parser_factory(tokenizer, functions, parallel=True)
     params = SimpleNamespace(reader=reader)
-    request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_tokens=0, result=None)
+    request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_by_tier=Counter(), result=None)
     return SimpleNamespace(requests=[request])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, chat, eval, generate, models, plan, prune, report, serve
+from twostroke.cli import bench, cache, chat, eval, generate, models, plan, prune, report, serve
 from twostroke.errors import TwostrokeError
 
 
@@ -46,6 +46,7 @@ app.command()(serve.serve)
 app.command()(plan.plan)
 app.command()(prune.prune)
 app.add_typer(models.app, name="models")
+app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")
 app.add_typer(eval.app, name="eval")
 

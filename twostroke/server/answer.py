@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from twostroke.engine.request import Request
 from twostroke.engine.timings import Pace
 from twostroke.engine.track import Token
+from twostroke.kv.pages import TIERS
 from twostroke.methods.method import method_facts
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
@@ -67,14 +68,28 @@ class Answer(ABC):
         """Tokens of all prompts and choices so far."""
         requests = self.exchange.requests
         prompt = sum(request.prompt_tokens for request in requests)
-        # A repeated prompt, or one that was preempted, may be found more than once.
-        cached = sum(min(request.cached_tokens, request.prompt_tokens) for request in requests)
+        cached = self.cached_by_tier()
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.output_tokens,
             "total_tokens": prompt + self.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": sum(cached.values()), "cached_tokens_by_tier": cached},
         }
+
+    def cached_by_tier(self) -> dict[str, int]:
+        """Tokens of the prompts that were found and not computed, by the tier in which they were.
+
+        A repeated prompt, or one that was preempted, may be found more than once: its tokens count where they were
+        farthest away.
+        """
+        cached = dict.fromkeys(TIERS, 0)
+        for request in self.exchange.requests:
+            left = request.prompt_tokens
+            for tier in reversed(TIERS):
+                found = min(left, request.cached_by_tier[tier])
+                cached[tier] += found
+                left -= found
+        return cached
 
 
 def figures(request: Request) -> dict[str, Any]:

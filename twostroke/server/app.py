@@ -18,6 +18,8 @@ from twostroke.methods import load_installed
 from twostroke.server import admin
 from twostroke.server.anthropic import routes as anthropic
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts import routes as contexts
+from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.http.middleware import Middleware
 from twostroke.server.http.paths import Head, Paths
@@ -31,7 +33,7 @@ from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-ROUTES = (generate, responses, models, tokens, embeddings, anthropic, ollama, ollama_models, admin)
+ROUTES = (generate, responses, contexts, models, tokens, embeddings, anthropic, ollama, ollama_models, admin)
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
@@ -51,6 +53,7 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         yield
+        app.state.contexts.clear()
         await engine.stop()
 
     app = routes_app(engine, lifespan)
@@ -67,6 +70,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
+    app.state.contexts = Contexts(engine.settings.max_context_bytes)
     app.state.paths = Paths(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -12,6 +12,7 @@ from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
+from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_engine, invalid
 
 TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
@@ -55,16 +56,23 @@ def check_size(llm: LLM, text: str) -> None:
 
 
 def engine_requests(
-    llm: LLM, prompts: Iterable[str | Sequence[int]], params: SamplingParams, technique: Method
+    llm: LLM,
+    prompts: Iterable[str | Sequence[int]],
+    params: SamplingParams,
+    technique: Method,
+    context: Context | None = None,
 ) -> list[Request]:
-    """A request for each prompt. Raises ApiError or InvalidRequest."""
+    """A request for each prompt, which may begin with a context. Raises ApiError or InvalidRequest."""
     made: list[Request] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             check_size(llm, prompt)
         tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         check_length(llm, len(tokens))
-        made.append(llm.request(tokens, params, technique))
+        request = llm.request(tokens, params, technique)
+        if context is not None and llm.model.index is not None:
+            request.make_program = context.brought(llm.model.index, tokens, request.make_program)
+        made.append(request)
     return made
 
 

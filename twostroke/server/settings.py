@@ -32,6 +32,7 @@ class Settings(Checked):
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")
+    max_context_bytes: int = integer(1 << 30, least=0, help="Most bytes of ordinary memory that contexts may hold.")
     cors: tuple[str, ...] = declare((), _ORIGINS)
     vllm_metrics: bool = flag(False, help="Give metrics under vLLM's names too, for dashboards made for it.")
     header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")

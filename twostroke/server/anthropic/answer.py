@@ -69,12 +69,14 @@ class MessageAnswer(Answer):
     def usage(self) -> dict[str, Any]:
         """Tokens of the prompt are those computed and those found in the prefix index; all are cached unasked."""
         counted = super().usage()
-        cached = counted["prompt_tokens_details"]["cached_tokens"]
+        details = counted["prompt_tokens_details"]
+        cached = details["cached_tokens"]
         return {
             "input_tokens": counted["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": counted["completion_tokens"],
+            "cached_tokens_by_tier": details["cached_tokens_by_tier"],
         }
 
     def _read(self, token: Token) -> list[Piece]:

@@ -9,7 +9,9 @@ from prometheus_client.registry import Collector
 
 from twostroke.engine.engine import Engine, StepReport
 from twostroke.engine.request import Request
+from twostroke.kv.pages import TIERS
 from twostroke.llm import LLM
+from twostroke.server.observability.tier_metrics import TierCollector
 from twostroke.server.observability.vllm_metrics import VllmMetrics
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
@@ -39,6 +41,7 @@ class EngineCollector(Collector):
         requests = GaugeMetricFamily("twostroke_requests", "Choices (n per prompt) in the engine", labels=["state"])
         requests.add_metric(["running"], engine.num_running)
         requests.add_metric(["waiting"], engine.num_waiting)
+        requests.add_metric(["arriving"], engine.num_arriving)
         yield requests
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
@@ -57,6 +60,7 @@ class Metrics:
         """With `vllm_name`, what clients call the model, there are vLLM's names beside ours."""
         self.registry = registry = CollectorRegistry()
         registry.register(EngineCollector(llm))
+        registry.register(TierCollector(llm))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"twostroke_{name}", text, labels, registry=registry, buckets=buckets)
@@ -77,6 +81,7 @@ class Metrics:
         )
         self._batch = histogram("step_tokens", "Tokens that a step computes", TOKENS, "kind")
         self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
+        self._cached = counter("cached_tokens", "Tokens of prompts that were found and not computed", "tier")
         self._requests = counter("finished_requests", "Prompts that are done, cancelled or failed", "outcome")
         self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
         self._rejected = counter("rejected_requests", "Requests refused because the queue is full", "reason")
@@ -111,6 +116,8 @@ class Metrics:
             self._vllm.finished(request, error)
         self._tokens.labels("prompt").inc(request.prompt_tokens)
         self._tokens.labels("computed").inc(max(0, request.prefilled_tokens - request.cached_tokens))
+        for tier in TIERS:
+            self._cached.labels(tier).inc(request.cached_by_tier[tier])
         outcome = "error" if error is not None else "aborted" if request.cancelled else "done"
         self._requests.labels(outcome).inc()
         if error is not None:

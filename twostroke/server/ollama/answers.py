@@ -106,6 +106,7 @@ class OllamaAnswer(Answer):
             "load_duration": 0,
             "prompt_eval_count": request.prompt_tokens,
             "prompt_eval_duration": _ns(first - start),
+            "cached_tokens_by_tier": self.cached_by_tier(),
             "eval_count": self.output_tokens,
             "eval_duration": _ns(last - first),
         }

@@ -6,6 +6,7 @@ tools, formats, sampling and techniques work alike in all of them.
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from pydantic import ValidationError
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, Message
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
@@ -31,16 +33,23 @@ class Conversation:
         warnings: what will not be done as the body asks, a line each.
     """
 
-    def __init__(self, engine: AsyncEngine, body: ChatBody) -> None:
-        """Raises ApiError for what can be told before the prompt is made."""
+    def __init__(self, engine: AsyncEngine, body: ChatBody, context: Context | None = None) -> None:
+        """The body goes on after `context`. Raises ApiError for what can be told before the prompt is made."""
         self.warnings: list[str] = []
-        self._engine, self.body = engine, body.with_defaults(engine.llm.generation)
+        body = body if context is None else context.before_chat(body)
+        self._engine, self._context, self.body = engine, context, body.with_defaults(engine.llm.generation)
         self._technique = choose_method(engine.name, body.model, body.method)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         if body.must_call and not body.callable_functions:
             message = "tool_choice asks for a call of a function that tools does not have"
             raise ApiError(400, message, param="tool_choice")
+
+    def with_messages(self, messages: list[Message]) -> "Conversation":
+        """The same with other messages."""
+        made = copy(self)
+        made.body, made.warnings = self.body.model_copy(update={"messages": messages}), []
+        return made
 
     def tokens(self) -> list[int]:
         """The prompt. Takes long: call it off the event loop."""
@@ -60,7 +69,8 @@ class Conversation:
         follow = constraint(self._engine.grammars, body, self.warnings, reader)
         params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
         params = replace(params, reader=reader)
-        return engine_requests(llm, [self.tokens() if raw is None else raw], params, self._technique)
+        prompt = self.tokens() if raw is None else raw
+        return engine_requests(llm, [prompt], params, self._technique, self._context)
 
 
 def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> list[int]:

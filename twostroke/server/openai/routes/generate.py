@@ -10,6 +10,7 @@ from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.contexts import named
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
@@ -32,7 +33,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
-    technique = choose_method(engine.name, body.model, body.method)
+    technique, context = choose_method(engine.name, body.model, body.method), named(http, body.context)
     refuse(
         ("suffix", bool(body.suffix)),
         ("best_of", body.best_of is not None and body.best_of > body.n),
@@ -46,10 +47,11 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         warn(http.scope, told)
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-        prompts = [prompt_of(engine.llm, prompt, body) for prompt in body.prompt]
+        asked = body.prompt if context is None else [context.before_prompt(tokenizer, one) for one in body.prompt]
+        prompts = [prompt_of(engine.llm, prompt, body) for prompt in asked]
         if body.echo:
             echoes.extend(prompts)
-        return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique)
+        return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique, context)
 
     def answer(exchange: Exchange) -> Answer:
         return CompletionAnswer(body.model or engine.name, exchange, body, tokenizer, echoes)
@@ -63,7 +65,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
-    conversation = Conversation(engine, body)
+    conversation = Conversation(engine, body, named(http, body.context))
 
     def prepare() -> list[Request]:
         made = conversation.requests()

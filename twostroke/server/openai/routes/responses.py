@@ -10,6 +10,7 @@ from fastapi import Request as HttpRequest
 from twostroke.engine.request import Request
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.contexts import named
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
@@ -19,7 +20,6 @@ from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.items import offered, translated
 from twostroke.server.openai.routes.generate import refuse
-from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored import Record, StoredResponses
 
@@ -38,10 +38,10 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     chat = translated(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
     warn(http.scope, warnings)
-    conversation = Conversation(engine, chat)
+    conversation = Conversation(engine, chat, named(http, body.context))
 
     def prepare() -> list[Request]:
-        return _shortened(engine, chat) if body.truncation == "auto" else conversation.requests()
+        return _shortened(conversation) if body.truncation == "auto" else conversation.requests()
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
@@ -68,7 +68,7 @@ async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = translated(body, items, history, offered(body.tools, []), [])
-    tokens = await engine.aside(Conversation(engine, chat).tokens)
+    tokens = await engine.aside(Conversation(engine, chat, named(http, body.context)).tokens)
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
@@ -127,17 +127,17 @@ def _identified(item: dict[str, Any], stored: StoredResponses) -> dict[str, Any]
     return item if isinstance(item.get("id"), str) else {**item, "id": f"item_{secrets.token_hex(12)}"}
 
 
-def _shortened(engine: AsyncEngine, chat: ChatBody) -> list[Request]:
+def _shortened(conversation: Conversation) -> list[Request]:
     """The requests of a conversation without its earliest turns, as many as do not fit.
 
     Takes long: call it off the event loop. Raises ApiError if even the last turn does not fit.
     """
-    begun = int(chat.messages[0].role in ("system", "developer"))
-    turns = [begun, *(i for i, one in enumerate(chat.messages) if one.role == "user" and i > begun)]
+    messages = conversation.body.messages
+    begun = int(messages[0].role in ("system", "developer"))
+    turns = [begun, *(i for i, one in enumerate(messages) if one.role == "user" and i > begun)]
 
     def made(turn: int) -> list[Request]:
-        messages = [*chat.messages[:begun], *chat.messages[turn:]]
-        return Conversation(engine, chat.model_copy(update={"messages": messages})).requests()
+        return conversation.with_messages([*messages[:begun], *messages[turn:]]).requests()
 
     def fits(turn: int) -> bool:
         try:

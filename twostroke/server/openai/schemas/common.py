@@ -65,7 +65,7 @@ class GenerateBody(_SamplingFields):
     """Sampling, the technique, and how the call is to be served.
 
     Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, prompt_logprobs, regex,
-    choice, grammar, method, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
+    choice, grammar, method, context, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES
@@ -83,6 +83,7 @@ class GenerateBody(_SamplingFields):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
     method: str | dict[str, Any] | None = None
+    context: str | None = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole)] = None
     priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -18,18 +18,18 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if all(map(_is_id, value)):
+        if all(map(is_id, value)):
             return [value]
         if len(value) > MOST:
             raise ValueError(f"at most {MOST} prompts at once")
         if all(isinstance(one, str) for one in value) or all(
-            isinstance(one, list) and all(map(_is_id, one)) for one in value
+            isinstance(one, list) and all(map(is_id, one)) for one in value
         ):
             return value
     raise ValueError("a text, a list of token ids, or a list of several of either")
 
 
-def _is_id(value: object) -> bool:
+def is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 

@@ -1,0 +1,1 @@
+"""Contexts: beginnings of prompts that a client names once, and whose KV is held until they expire."""

@@ -1,0 +1,104 @@
+"""A context: the beginning of prompts, with a name, whose KV is held while it lives.
+
+Its KV lies in ordinary memory (the tier "host"), besides what the prefix index holds of it in the pool. So it takes no
+room that requests need, and it is not lost when the index makes room. A request that continues a context is the
+request of the whole prompt: the context's messages come first. Pages that have left the pool are copied back into the
+prefix index before its first stroke, which finds them there. So an answer has the same bits as without a context.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.strokes import Program
+from twostroke.errors import OutOfPages
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import NOWHERE, POOL
+from twostroke.kv.prefix import PrefixIndex
+from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.errors import ApiError
+from twostroke.server.openai.schemas.chat import ChatBody
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a client has put under a name.
+
+    Attributes:
+        body: what the client sent.
+        tokens: number of its tokens as a prompt.
+        kv: the whole pages of them, in the host.
+        size: bytes of `kv` and of the body as JSON.
+        created, expires: in seconds since 1970.
+    """
+
+    name: str
+    body: ContextBody
+    tokens: int
+    kv: KVCache
+    size: int
+    created: float
+    expires: float
+
+    @property
+    def tier(self) -> str:
+        """Where its pages can be used from now: the pool, or the host if some of them have left it."""
+        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.kv.table[:, PAGE].tolist())
+        return self.kv.tier if away else POOL
+
+    @property
+    def expired(self) -> bool:
+        return time.time() >= self.expires
+
+    def before_chat(self, body: ChatBody) -> ChatBody:
+        """A conversation after the context's messages, with its tools; of two tools of one name, the body's counts."""
+        if not self.body.messages:
+            raise ApiError(400, f"context {self.name} has no messages: it is for /v1/completions", param="context")
+        tools = {tool.function.name: tool for tool in (*self.body.tools, *body.tools)}
+        return body.model_copy(
+            update={
+                "messages": [*self.body.messages, *body.messages],
+                "tools": list(tools.values()),
+                "chat_template_kwargs": self.body.variables | body.variables,
+            }
+        )
+
+    def before_prompt(self, tokenizer: Tokenizer, prompt: str | list[int]) -> str | list[int]:
+        """A prompt after the context's own. Two texts are one text, which is tokenized as a whole."""
+        first = self.body.prompt
+        if first is None:
+            message = f"context {self.name} has messages: it is for chat completions and responses"
+            raise ApiError(400, message, param="context")
+        if isinstance(first, str) and isinstance(prompt, str):
+            return first + prompt
+        ids = tokenizer.encode(first) if isinstance(first, str) else first
+        return [*ids, *(tokenizer.encode(prompt, add_bos=False) if isinstance(prompt, str) else prompt)]
+
+    def brought(
+        self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program]
+    ) -> Callable[[], Program]:
+        """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
+
+        Pages are copied here, off the step loop. Those that leave again before the program starts are copied then.
+        Where the pool has no room for them they are computed.
+        """
+        known, size = self.kv.token_array, self.kv.pool.page_size
+        count = min(len(known), len(prompt))
+        differ = np.flatnonzero(known[:count] != np.array(prompt[:count], np.int32))
+        kv = self.kv[: (int(differ[0]) if len(differ) else count) // size * size]
+
+        def bring() -> None:
+            with suppress(OutOfPages):
+                index.insert(kv.to(POOL))
+
+        def whole() -> Program:
+            bring()
+            return (yield from program())
+
+        bring()
+        return whole

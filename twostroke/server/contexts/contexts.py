@@ -1,0 +1,106 @@
+"""All contexts of a server, by name: until they expire, are deleted, or the server ends."""
+
+import asyncio
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from fastapi import Request as HttpRequest
+
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.context import Context
+from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.errors import ApiError
+
+
+def named(http: HttpRequest, name: str | None) -> Context | None:
+    """The context that a body goes on from, if it names one. Raises ApiError (404)."""
+    if name is None:
+        return None
+    engine: AsyncEngine = http.app.state.engine
+    engine.needs_state()
+    contexts: Contexts = http.app.state.contexts
+    return contexts.get(name)
+
+
+class Contexts:
+    """At most `most_bytes` are held. Nothing is dropped to make room: what a client has named is there until it ends.
+
+    A request that has begun keeps what it needs of a context that is deleted or expires meanwhile.
+
+    Every method belongs to the event loop's thread.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._held: dict[str, tuple[Context, asyncio.TimerHandle]] = {}
+        self._arriving = 0  # bytes of those that are being computed
+
+    @property
+    def all(self) -> list[Context]:
+        """Those that live, in the order in which they were made."""
+        return [context for context, _ in self._held.values() if not context.expired]
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held, and those that will be."""
+        return self._arriving + sum(context.size for context, _ in self._held.values())
+
+    def get(self, name: str) -> Context:
+        """Raises ApiError (404) for one that does not live."""
+        context, _ = self._held.get(name, (None, None))
+        if context is None or context.expired:
+            message = f"there is no context {name!r:.140}: it was deleted, has expired, or was made before a restart"
+            raise ApiError(404, message, param="context", code="context_not_found")
+        return context
+
+    def known(self, name: str, body: ContextBody) -> Context | None:
+        """A context of this name that is the same as the body's; None if there is none.
+
+        Raises ApiError (409) if the name stands for another.
+        """
+        context, _ = self._held.get(name, (None, None))
+        if context is None or context.expired:
+            return None
+        if context.body.content != body.content:
+            message = f"the name {name} stands for another context: delete it first, or choose another name"
+            raise ApiError(409, message, param="name", code="context_exists")
+        return context
+
+    @contextmanager
+    def room(self, size: int) -> Generator[None]:
+        """Room for a context that is being computed, until it is put. Raises ApiError (413)."""
+        left = self._most - self.size
+        if size > left:
+            message = (
+                f"the context takes {size:,} bytes, and of the {self._most:,} for contexts {max(0, left):,} are left: "
+                f"delete others, or serve with a larger --max-context-bytes"
+            )
+            raise ApiError(413, message, code="contexts_full")
+        self._arriving += size
+        try:
+            yield
+        finally:
+            self._arriving -= size
+
+    def put(self, context: Context) -> None:
+        """Hold a context until it expires, in place of an earlier one of its name."""
+        self._forget(context.name)
+        seconds = context.expires - time.time()
+        timer = asyncio.get_running_loop().call_later(seconds, self._forget, context.name)
+        self._held[context.name] = context, timer
+
+    def delete(self, name: str) -> None:
+        """Raises ApiError (404) for one that does not live."""
+        self.get(name)
+        self._forget(name)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for name in list(self._held):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        if name in self._held:
+            _, timer = self._held.pop(name)
+            timer.cancel()

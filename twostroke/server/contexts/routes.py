@@ -1,0 +1,134 @@
+"""/v1/contexts: put the beginning of prompts under a name, look at it, list all, and delete it."""
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.engine.request import Request
+from twostroke.errors import OutOfPages
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import HOST
+from twostroke.llm import LLM
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.context import Context
+from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.errors import ApiError
+from twostroke.server.exchange import Exchange
+from twostroke.server.http.transport import CLIENT_GONE, ClientGone, json_response, unless_gone, warnings_field
+from twostroke.server.openai.conversation import prompt_tokens
+from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.prepare import check_length, check_size, choose_method
+
+router = APIRouter(prefix="/v1/contexts")
+
+
+@router.post("")
+async def make(body: ContextBody, http: HttpRequest) -> Response:
+    """Compute a context and hold it. The same content under the same name again only lives longer."""
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    template = engine.llm.tokenizer.template_for(bool(body.callable_functions))
+    warn_of_fields(http, body, *(body.unused(template) if body.messages else ()))
+    choose_method(engine.name, body.model, None)
+    name = body.name or f"ctx_{secrets.token_hex(12)}"
+    exchange = engine.reserve(1)
+    try:
+        request = await unless_gone(http.receive, engine.aside(lambda: request_of(engine.llm, body)))
+        http.scope["facts"]["prompt_tokens"] = request.prompt_tokens
+        engine.needs_state()
+        context = contexts.known(name, body)
+        if context is None:
+            size = size_of(engine.llm, body, request.prompt_tokens)
+            with contexts.room(size):
+                kv = await computed(http, engine, exchange, request)
+            now = time.time()  # another call may have put the same context meanwhile
+            context = contexts.known(name, body) or Context(name, body, request.prompt_tokens, kv, size, now, now)
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        exchange.close()
+    context = replace(context, expires=time.time() + body.ttl)
+    contexts.put(context)
+    return json_response(facts(engine, context) | warnings_field(http.scope))
+
+
+@router.get("")
+async def list_all(http: HttpRequest) -> Response:
+    """All contexts, in the order in which they were made."""
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    return json_response({"object": "list", "data": [facts(engine, context) for context in contexts.all]})
+
+
+@router.get("/{name}")
+async def look_at(name: str, http: HttpRequest) -> Response:
+    """One context."""
+    contexts: Contexts = http.app.state.contexts
+    return json_response(facts(http.app.state.engine, contexts.get(name)))
+
+
+@router.delete("/{name}")
+async def delete(name: str, http: HttpRequest) -> Response:
+    """Forget a context. Requests that have begun with it go on."""
+    contexts: Contexts = http.app.state.contexts
+    contexts.delete(name)
+    return json_response({"object": "context", "name": name, "deleted": True})
+
+
+def facts(engine: AsyncEngine, context: Context) -> dict[str, Any]:
+    """A context as the API shows it."""
+    return {
+        "object": "context",
+        "name": context.name,
+        "model": engine.name,
+        "tokens": context.tokens,
+        "bytes": context.size,
+        "tier": context.tier,
+        "created_at": int(context.created),
+        "expires_at": int(context.expires),
+    }
+
+
+def request_of(llm: LLM, body: ContextBody) -> Request:
+    """The request that computes a context. Takes long: call it off the event loop."""
+    if body.messages:
+        tokens = prompt_tokens(llm, body)
+    elif isinstance(body.prompt, str):
+        check_size(llm, body.prompt)
+        tokens = llm.tokenizer.encode(body.prompt)
+    else:
+        tokens = body.prompt
+    check_length(llm, len(tokens))
+    return llm.prefill_request(tokens)
+
+
+def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:
+    """Bytes that a context takes: its whole pages, and the body, whose messages are needed again."""
+    return tokens // llm.pool.page_size * llm.pool.page_bytes + len(body.model_dump_json())
+
+
+async def computed(http: HttpRequest, engine: AsyncEngine, exchange: Exchange, request: Request) -> KVCache:
+    """The request's whole pages, copied to the host. Raises ApiError or ClientGone."""
+    if engine.llm.model.index is None:
+        raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
+
+    async def finish() -> None:
+        async for _ in exchange.updates():
+            pass
+
+    def whole() -> KVCache:
+        kv: KVCache = request.result
+        try:
+            return kv[: len(kv) // kv.pool.page_size * kv.pool.page_size].with_tail(None).to(HOST)
+        except OutOfPages as error:
+            raise ApiError(413, str(error), code="contexts_full") from None
+
+    engine.begin(exchange, [request], None)
+    await unless_gone(http.receive, finish())
+    return await asyncio.to_thread(whole)

@@ -59,8 +59,9 @@ class Ledger:
         self._lock = threading.Lock()
 
     @contextmanager
-    def held(self, limit_s: float = LIMIT_S) -> Generator[Account]:
+    def held(self, limit_s: float | None = None) -> Generator[Account]:
         """The account, for reading and changing; what was changed is written at the end. Raises Busy."""
+        limit_s = LIMIT_S if limit_s is None else limit_s
         deadline = time.monotonic() + limit_s
         if not self._lock.acquire(timeout=limit_s):
             raise Busy("the directory's ledger is in use")

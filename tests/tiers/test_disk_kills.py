@@ -3,8 +3,11 @@
 import os
 import random
 import signal
+import subprocess
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,8 @@ def child(act: Callable[[int], None]) -> tuple[int, int]:
         return pid, reading
     try:
         act(writing)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 
@@ -81,10 +86,12 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
     for n in range(1, 500):
         count = 0
 
-        def work(tell: int) -> None:
+        def work(tell: int, n: int = n) -> None:
             nonlocal count
 
-            def deadly(name: str, call: Callable[..., object]) -> Callable[..., object]:
+            def deadly(name: str) -> Callable[..., object]:
+                call = getattr(os, name)
+
                 def one(*args: object, **options: object) -> object:
                     nonlocal count
                     count += 1
@@ -92,16 +99,17 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
                         if name == "pwritev":
                             os.ftruncate(int(str(args[0])), 5000)
                         os._exit(1)
-                    result = call(*args, **options)
-                    if count == n:
-                        os._exit(1)
-                    return result
+                    try:
+                        return call(*args, **options)
+                    finally:
+                        if count == n:
+                            os._exit(1)
 
                 return one
 
             for name in CALLS:
-                setattr(os, name, deadly(name, getattr(os, name)))
-            store = DiskStore.open(disk, 100_000)  # so small that something goes for every prompt
+                setattr(os, name, deadly(name))
+            store = DiskStore.open(disk, 100_000, day_bytes=1 << 40)  # so small that something goes for every prompt
             for seed in range(n, n + 3):
                 write(store, prompt(4, seed, 10_000))
                 store.keep(prompt(1).namespace, private_name(), prompt(1).pages[0])
@@ -130,7 +138,7 @@ def test_processes_that_share_a_directory(disk: Path) -> None:
     quota = 2 << 20
 
     def work(tell: int) -> None:
-        store, draw = DiskStore.open(disk, quota), random.Random(os.getpid())
+        store, draw = DiskStore.open(disk, quota, day_bytes=1 << 40), random.Random(os.getpid())
         hits = 0
         for _ in range(300):
             one = prompt(draw.randint(1, 5), draw.randrange(20), 50_000)
@@ -148,12 +156,13 @@ def test_processes_that_share_a_directory(disk: Path) -> None:
     largest = 0
     for pid, tells in children:
         while not os.waitpid(pid, os.WNOHANG)[0]:
-            largest = max(largest, taken(disk)) if disk.exists() else 0
+            with suppress(subprocess.CalledProcessError):  # something went while it was counted
+                largest = max(largest, taken(disk))
         hits, _, reasons = os.read(tells, 1000).decode().partition(" ")
         os.close(tells)
         assert int(hits) > 20
         assert reasons == "set()"
-    assert quota / 2 < largest <= quota
+    assert quota / 2 < largest <= quota + 3 * 60_000  # a file that is renamed meanwhile may be counted twice
     store = DiskStore.open(disk, quota)
     assert store.used_bytes == taken(disk)
     store.close()

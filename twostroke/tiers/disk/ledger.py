@@ -85,6 +85,13 @@ class Ledger:
         """Write the account now, while the lock is held: before what it counts, so that a cap is never exceeded."""
         os.pwrite(self._file, _RECORD.pack(_MAGIC, max(0, account.used), account.day, account.written), 0)
 
+    def doubt(self) -> None:
+        """Whoever comes next counts again, unless the account is written before; the lock is held.
+
+        Called before the traces of a process are deleted, which are else the sign that the account may be wrong.
+        """
+        os.pwrite(self._file, bytes(_RECORD.size), 0)
+
     def peek(self) -> Account | None:
         """The account as it stands, without the lock; None if it cannot be read."""
         with suppress(OSError):

@@ -80,6 +80,7 @@ def private_files(directory: Directory) -> list[tuple[str, int]]:
 
 
 def _delete(directory: Directory, path: str, account: Account) -> None:
+    directory.ledger.doubt()
     names = os.listdir(path)
     for name in sorted(names, key=lambda name: name == LOCK):  # the lock last: without it the rest is deleted too
         directory.delete(f"{path}/{name}", account)

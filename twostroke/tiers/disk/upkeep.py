@@ -55,6 +55,7 @@ def clear(path: Path, model: str | None = None) -> list[Holding]:
     """
     cleared = list[Holding]()
     with _opened(path) as (directory, key), directory.ledger.held() as account:
+        directory.ledger.doubt()
         sweep(directory, account)
         for one in _scopes(directory, key):
             if model not in (None, one.model):

@@ -83,8 +83,9 @@ CALLS = ("open", "posix_fallocate", "pwritev", "pwrite", "rename", "unlink", "mk
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_every_call(disk: Path, after: bool) -> None:
     """The process ends before, or after, its n-th call that changes something, for every n; half of a write is done."""
-    for n in range(1, 500):
-        count = 0
+    n, done = 0, b""
+    while not done:
+        n, count = n + 1, 0
 
         def work(tell: int, n: int = n) -> None:
             nonlocal count
@@ -92,7 +93,7 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
             def deadly(name: str) -> Callable[..., object]:
                 call = getattr(os, name)
 
-                def one(*args: object, **options: object) -> object:
+                def deadly_call(*args: object, **options: object) -> object:
                     nonlocal count
                     count += 1
                     if count == n and not after:
@@ -105,7 +106,7 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
                         if count == n:
                             os._exit(1)
 
-                return one
+                return deadly_call
 
             for name in CALLS:
                 setattr(os, name, deadly(name))
@@ -128,8 +129,6 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
             assert read(store, one) == find(store, one)
         assert not store.traffic.read().reasons
         store.close()
-        if done:
-            break
     assert n > 50
 
 

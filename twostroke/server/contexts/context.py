@@ -84,21 +84,17 @@ class Context:
     ) -> Callable[[], Program]:
         """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
 
-        Pages are copied here, off the step loop. Those that leave again before the program starts are copied then.
-        Where the pool has no room for them they are computed.
+        Pages that have left the pool are copied when the program starts: no thread but the one that steps may hold
+        pages of the pool that a running request needs. Where there is no room for them they are computed.
         """
         known, size = self.kv.token_array, self.kv.pool.page_size
         count = min(len(known), len(prompt))
         differ = np.flatnonzero(known[:count] != np.array(prompt[:count], np.int32))
         kv = self.kv[: (int(differ[0]) if len(differ) else count) // size * size]
 
-        def bring() -> None:
+        def whole() -> Program:
             with suppress(OutOfPages):
                 index.insert(kv.to(POOL))
-
-        def whole() -> Program:
-            bring()
             return (yield from program())
 
-        bring()
         return whole

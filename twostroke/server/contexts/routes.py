@@ -1,6 +1,5 @@
 """/v1/contexts: put the beginning of prompts under a name, look at it, list all, and delete it."""
 
-import asyncio
 import secrets
 import time
 from dataclasses import replace
@@ -10,10 +9,12 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.engine.request import Request
+from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST
 from twostroke.llm import LLM
+from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
@@ -96,7 +97,10 @@ def facts(engine: AsyncEngine, context: Context) -> dict[str, Any]:
 
 
 def request_of(llm: LLM, body: ContextBody) -> Request:
-    """The request that computes a context. Takes long: call it off the event loop."""
+    """The request whose result is a context's whole pages in the host, or None if they have no room there.
+
+    Takes long: call it off the event loop. Raises ApiError or InvalidRequest.
+    """
     if body.messages:
         tokens = prompt_tokens(llm, body)
     elif isinstance(body.prompt, str):
@@ -104,8 +108,19 @@ def request_of(llm: LLM, body: ContextBody) -> Request:
         tokens = llm.tokenizer.encode(body.prompt)
     else:
         tokens = body.prompt
+    if not tokens:
+        raise ApiError(400, "prompt: it is empty: give at least one token", param="prompt")
     check_length(llm, len(tokens))
-    return llm.prefill_request(tokens)
+    ids, size = llm.encode(tokens), llm.pool.page_size
+
+    def program() -> Program:
+        kv = yield Prefill(ids, logits="none")
+        try:  # here, since no other thread may hold pages of the pool that a running request needs
+            return kv[: len(kv) // size * size].to(HOST)
+        except OutOfPages:
+            return None
+
+    return Request(program, SamplingParams(), llm.tokenizer, len(ids))
 
 
 def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:
@@ -114,7 +129,7 @@ def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:
 
 
 async def computed(http: HttpRequest, engine: AsyncEngine, exchange: Exchange, request: Request) -> KVCache:
-    """The request's whole pages, copied to the host. Raises ApiError or ClientGone."""
+    """The request's result. Raises ApiError or ClientGone."""
     if engine.llm.model.index is None:
         raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
 
@@ -122,13 +137,8 @@ async def computed(http: HttpRequest, engine: AsyncEngine, exchange: Exchange, r
         async for _ in exchange.updates():
             pass
 
-    def whole() -> KVCache:
-        kv: KVCache = request.result
-        try:
-            return kv[: len(kv) // kv.pool.page_size * kv.pool.page_size].with_tail(None).to(HOST)
-        except OutOfPages as error:
-            raise ApiError(413, str(error), code="contexts_full") from None
-
     engine.begin(exchange, [request], None)
     await unless_gone(http.receive, finish())
-    return await asyncio.to_thread(whole)
+    if request.result is None:
+        raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
+    return request.result

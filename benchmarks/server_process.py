@@ -22,6 +22,13 @@ class ServerFailed(Exception):
     """The server ended, or was not ready in time; the message is one line."""
 
 
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens at now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 class ServerProcess:
     """A context manager: inside of it the server answers at `url`.
 
@@ -33,9 +40,7 @@ class ServerProcess:
         self, name: str, command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         """The port replaces "{port}" in `command`."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.name, self.url, self.log = name, f"http://127.0.0.1:{self.port}", log_file(work, f"server-{name}")
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -83,6 +88,13 @@ class ServerProcess:
             self._process.kill()
         await_end(children)
         return self._process.wait()
+
+    def kill(self) -> None:
+        """End the server by SIGKILL."""
+        children = tree(self.pid)[1:]
+        self._process.kill()
+        self._process.wait()
+        await_end(children)
 
 
 def _ready(port: int) -> bool:

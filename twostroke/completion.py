@@ -71,14 +71,14 @@ class Completion:
     """A request's answer.
 
     Attributes:
-        cached_tokens: number of its prefills' tokens that came from the prefix index.
+        cached_by_tier: numbers of its prefills' tokens that were found, in "pool", "host", "disk" and "remote".
         facts: the technique's report on the first choice (`Refreshes`, `Speculation`), or None.
         prompt_scores: with `prompt_logprobs`, a `TokenScore` for each token of the prompt, None for the first; or None.
     """
 
     outputs: list[Output]
     prompt_tokens: int
-    cached_tokens: int
+    cached_by_tier: dict[str, int]
     timings: Timings
     facts: Any = None
     prompt_scores: PromptScores | None = None
@@ -93,8 +93,19 @@ class Completion:
             Output("".join(token.text for token in tokens), tokens, choice.track.finish_reason)
             for choice, tokens in zip(request.choices, by_choice, strict=True)
         ]
-        facts = request.prompt_tokens, request.cached_tokens, request.timings, request.result, request.prompt_scores
+        facts = (
+            request.prompt_tokens,
+            dict(request.cached_by_tier),
+            request.timings,
+            request.result,
+            request.prompt_scores,
+        )
         return cls(outputs, *facts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of its prefills' tokens that were found, in any tier."""
+        return sum(self.cached_by_tier.values())
 
     @property
     def text(self) -> str:

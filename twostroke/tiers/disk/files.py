@@ -65,16 +65,19 @@ def taken(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
-def read(file: int, form: Form, name: PageName, into: memoryview) -> bool:
-    """Read an open file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
-    head = _head(form, name)
-    own = bytearray(len(head) + SEAL_BYTES)
+def read(file: int, form: Form, name: PageName, into: memoryview) -> bytes | None:
+    """Read an open file. Returns its block, or None if it is no page of this size. Raises OSError."""
+    own = bytearray(file_bytes(form, name) - len(into))
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
-        return False
-    if not _whole(file, [memoryview(own), into]):
-        return False
-    return bytes(own) == head + form.seal(head, into)
+        return None
+    return bytes(own) if _whole(file, [memoryview(own), into]) else None
+
+
+def right(own: bytes | None, form: Form, name: PageName, payload: memoryview) -> bool:
+    """Whether a file with this block and these entries is this page."""
+    head = _head(form, name)
+    return own == head + form.seal(head, payload)
 
 
 @dataclass(frozen=True)

@@ -10,31 +10,27 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.system.key import user_key
 from twostroke.tiers.disk import files
 from twostroke.tiers.disk.directory import Directory
-from twostroke.tiers.disk.ledger import Account
 from twostroke.tiers.disk.owners import Owner, sweep
+from twostroke.tiers.disk.quota import Quota, Refused
 from twostroke.tiers.form import Form
 from twostroke.tiers.names import Namespace, PageName
 from twostroke.tiers.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
-FREE_BYTES = 256 << 20  # left free for others on the file system
 WEAR = 2  # quotas that may be written in a day
+AHEAD = 4  # pages that are read before one is known to be right
+CHECKERS = 2
 REST_S = 10.0  # seconds without writing after the disk was full, or failed
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _Refused(Exception):
-    """A page is not written: "full" or "budget"."""
 
 
 class DiskStore:
@@ -45,9 +41,11 @@ class DiskStore:
 
     def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
         self.where, self.traffic, self.most_bytes = str(directory.root), Traffic(), most_bytes
-        self._directory, self._key, self._day_bytes = directory, key, day_bytes
+        self._directory, self._key = directory, key
+        self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
         self._forms: dict[Namespace, Form] = {}
         self._owner: Owner | None = None
+        self._checkers = ThreadPoolExecutor(CHECKERS, "disk tier")  # a page is checked while the next one is read
         self._rest_until = 0.0  # when prompts' pages are written again, after a failure
         self._warned: set[str] = set()
 
@@ -89,12 +87,28 @@ class DiskStore:
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         form, began, count = self._form(namespace), time.perf_counter(), 0
         paths = [self._directory.path(form, name.key) for name in names]
+        right = list[Future[bool]]()
         opened = files.open_ahead(paths, namespace.page_bytes)
-        for file, path, name, view in zip(opened, paths, names, into, strict=True):
-            if time.perf_counter() - began > limit_s:
-                self.traffic.skipped("late", len(names) - count)
-                break
-            if not self._right(file, path, form, name, view):
+        try:
+            for file, name, view in zip(opened, names, into, strict=True):
+                if time.perf_counter() - began > limit_s:
+                    self.traffic.skipped("late", len(names) - len(right))
+                    break
+                try:
+                    block = files.read(_opened(file), form, name, view)
+                except FileNotFoundError:  # deleted since it was found
+                    break
+                except OSError as error:  # it may be readable later
+                    self._failed(error, 1)
+                    break
+                right.append(self._checkers.submit(files.right, block, form, name, view))
+                if block is None or (len(right) > AHEAD and not right[-AHEAD].result()):
+                    break
+        finally:
+            wait(right)  # they look at `into`
+        for path, one in zip(paths, right, strict=False):
+            if not one.result():
+                self._damaged(path)
                 break
             count += 1
         if count:
@@ -111,7 +125,7 @@ class DiskStore:
                 if not self._put(form, name, page):
                     break
                 count += 1
-        except _Refused as refused:
+        except Refused as refused:
             self._rest_until = time.monotonic() + REST_S
             self.traffic.skipped(str(refused), len(names) - count)
         except OSError as error:
@@ -130,9 +144,9 @@ class DiskStore:
             if self._owner is None:
                 raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
             path = self._owner.private(form.scope, name.key)
-            with self._reserved(form, name, path) as file:
+            with self._quota.reserved(path, files.file_bytes(form, name)) as file:
                 files.fill(file, [files.block(form, name, page), page])
-        except _Refused:
+        except Refused:
             self.traffic.skipped("full")
             text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
             raise OutOfPages(text) from None
@@ -148,9 +162,7 @@ class DiskStore:
         try:
             path = self._owner.private(form.scope, name.key)
             for file in files.open_ahead([path], len(into)):
-                if isinstance(file, OSError):
-                    raise file
-                if not files.read(file, form, name, into):
+                if not files.right(files.read(_opened(file), form, name, into), form, name, into):
                     self.traffic.skipped("corrupt")
                     raise PageLost(f"a page of this value is damaged in {self.where}")
         except FileNotFoundError:
@@ -176,6 +188,7 @@ class DiskStore:
         if owner is not None:
             with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
                 owner.leave(account)
+        self._checkers.shutdown()
         self._directory.close()
 
     # ----------------------------------------------------------------------------------------------------------
@@ -196,18 +209,8 @@ class DiskStore:
             form = self._forms[namespace] = Form.of(namespace, self._key)
         return form
 
-    def _right(self, file: int | OSError, path: str, form: Form, name: PageName, into: memoryview) -> bool:
-        """Read one page. What is wrong is deleted; what cannot be read now is left."""
-        try:
-            if isinstance(file, OSError):
-                raise file
-            if files.read(file, form, name, into):
-                return True
-        except FileNotFoundError:  # deleted since it was found
-            return False
-        except OSError as error:
-            self._failed(error, 1)
-            return False
+    def _damaged(self, path: str) -> None:
+        """Delete what is not the page that its name says."""
         self.traffic.skipped("corrupt")
         log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
         try:
@@ -215,77 +218,21 @@ class DiskStore:
                 self._directory.delete(path, account)
         except OSError as error:
             self._failed(error, 0)
-        return False
 
     def _put(self, form: Form, name: PageName, page: memoryview) -> bool:
-        """Write a page if it is not there. Returns whether it is there now. Raises _Refused or OSError."""
+        """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
         final = self._directory.path(form, name.key)
         if os.path.exists(final):
             return True
         if self._owner is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         began, partial = time.perf_counter(), self._owner.partial()
-        with self._reserved(form, name, partial, self._day_bytes) as file:
+        with self._quota.reserved(partial, files.file_bytes(form, name), budgeted=True) as file:
             files.fill(file, [files.block(form, name, page), page])
         with self._directory.ledger.held() as account:
             if self._directory.commit(partial, form, name, account):
                 self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
         return os.path.exists(final)
-
-    @contextmanager
-    def _reserved(self, form: Form, name: PageName, path: str, day_bytes: int | None = None) -> Generator[int]:
-        """A new file with its space taken, which is deleted if writing it fails. Raises _Refused or OSError."""
-        size = files.file_bytes(form, name)
-        with self._directory.ledger.held() as account:
-            if day_bytes is not None and account.written_today + size > day_bytes:
-                raise _Refused("budget")
-            self._make_room(account, size)
-            account.wrote(size)
-            self._directory.ledger.write(account)
-            try:
-                with self._directory.growing(os.path.dirname(path), account):
-                    file, taken = files.reserve(path, size)
-            except OSError as error:
-                account.used -= size
-                if error.errno in _FULL:
-                    raise _Refused("full") from None
-                raise
-            account.used += taken - size
-        try:
-            yield file
-        except BaseException:
-            with suppress(OSError), self._directory.ledger.held() as account:
-                self._directory.delete(path, account)
-            raise
-        finally:
-            os.close(file)
-
-    def _make_room(self, account: Account, size: int) -> None:
-        """Delete what was not used for longest until `size` bytes fit; the account is held. Raises _Refused."""
-        free = os.statvfs(self._directory.root)
-        wanted = FREE_BYTES + size - free.f_bavail * free.f_frsize
-        if account.used + size <= self.most_bytes and wanted <= 0:
-            return
-        account.used = self._directory.count()
-        least = max(account.used + size - self.most_bytes, wanted)
-        if least > 0:
-            # A tenth more than is needed, so that the next pages need none.
-            freed = self._evict(account, max(least, account.used + size - round(KEPT * self.most_bytes)))
-            if freed < least:
-                raise _Refused("full")
-
-    def _evict(self, account: Account, size: int) -> int:
-        """Delete at least `size` bytes of pages if there are as many. Returns the bytes deleted. Raises OSError."""
-        entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
-        freed = count = 0
-        for entry in sorted(entries, key=lambda entry: entry.used):
-            if freed >= size:
-                break
-            if self._directory.delete(entry.path, account):
-                freed += entry.size
-                count += 1
-        self.traffic.skipped("evicted", count)
-        return freed
 
     def _failed(self, error: OSError, pages: int) -> None:
         """Count a failure of the disk, and say each kind once."""
@@ -294,3 +241,9 @@ class DiskStore:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s does not work: %s; pages are computed instead", self.where, text)
+
+
+def _opened(file: int | OSError) -> int:
+    if isinstance(file, OSError):
+        raise file
+    return file

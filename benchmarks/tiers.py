@@ -26,7 +26,6 @@ from typing import Any
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save, today
 from benchmarks.server_process import free_port
-from benchmarks.tiers_plot import plot
 from twostroke.completion import Completion
 from twostroke.llm import LLM
 from twostroke.perf.latency import PromptSource, Shape
@@ -225,6 +224,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, help="where the disk tier lies (default: a temporary directory)")
     arguments = parser.parse_args()
+    from benchmarks.tiers_plot import plot  # needs matplotlib; --help does not
+
     for model in arguments.models:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as name, redis(Path(name)) as remote:
             facts = measure(model, arguments.lengths, arguments.rounds, Places(Path(name) / "kv", remote))

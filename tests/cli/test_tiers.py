@@ -76,6 +76,12 @@ def test_a_quota_without_a_directory(run: Callable[..., Result]) -> None:
     assert result.stderr == "error: kv_disk_bytes limits a disk tier: give its directory too (kv_disk)\n"
 
 
+def test_a_quota_in_which_nothing_fits(run: Callable[..., Result]) -> None:
+    result = run("generate", "-m", "/nowhere", *PROMPT, "--kv-disk", "kv", "--kv-disk-bytes", "3")
+    assert result.exit_code == 1
+    assert result.stderr == "error: kv_disk_bytes is a number of bytes, at least 1 MiB, not 3\n"
+
+
 def slow(context: int, count: int) -> float:
     """Predicted seconds to compute tokens: a tiny model is quicker than any store."""
     return 1.0 * count

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 READERS = 16  # threads: those of loads that run, and those that hang in a store
 FLUSH_S = 10.0  # seconds that closing waits for what is still to be written
 DEFAULT_DISK_BYTES = 50 << 30
+LEAST_DISK_BYTES = 1 << 20
 FIRST_TOUCH_S = 1.0  # pages of prompts that take this long to compute go to the disk when they are first seen
 
 
@@ -113,8 +114,8 @@ def open_tiers(
         raise InvalidRequest(f"kv_host is a number of bytes, not {kv_host:,}")
     if kv_disk_bytes is not None and kv_disk is None:
         raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
-    if kv_disk_bytes is not None and kv_disk_bytes <= 0:
-        raise InvalidRequest(f"kv_disk_bytes is a positive number of bytes, not {kv_disk_bytes:,}")
+    if kv_disk_bytes is not None and kv_disk_bytes < LEAST_DISK_BYTES:
+        raise InvalidRequest(f"kv_disk_bytes is a number of bytes, at least 1 MiB, not {kv_disk_bytes:,}")
     disk = remote = None
     if kv_disk is not None:
         from twostroke.tiers.disk import DiskStore

@@ -25,10 +25,10 @@ class Traffic:
 
     Reasons that stores and the engine count:
         corrupt: pages deleted because they were not what they said; foreign: of another key or version;
-        full: not written, no room; second_touch: not written, seen once; budget: not written, the day's bytes are used
-        up; queue: not written, too much was waiting; slow: not read, computing them was predicted to be quicker;
-        late: not taken, since they had not come in time; error: the tier failed or did not answer; open: not asked,
-        since it failed before (the circuit is open).
+        full: not written, no room; evicted: deleted to make room; second_touch: not written, seen once;
+        budget: not written, the day's bytes are used up; queue: not written, too much was waiting;
+        slow: not read, computing them was predicted to be quicker; late: not taken, since they had not come in time;
+        error: the tier failed or did not answer; open: not asked, since it failed before (the circuit is open).
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,8 @@ from twostroke.llm import LLM
 from twostroke.tiers.traffic import Reading
 
 # What `tiers.traffic` counts: each is there from the start, as 0, so that an alert can watch it.
-REASONS = ("corrupt", "foreign", "full", "second_touch", "budget", "queue", "slow", "late", "error", "open")
+_NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "budget", "queue")
+REASONS = (*_NOT_KEPT, "slow", "late", "error", "open")
 
 
 class TierCollector(Collector):

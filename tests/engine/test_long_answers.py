@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from twostroke.engine import placement
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
@@ -102,8 +103,9 @@ def test_two_that_fit_alone_and_not_together_both_finish(index: str, tiny_llm: T
     assert llm.engine.preemptions > 0
 
 
-def test_values_that_the_caller_holds_leave_less_room(tiny_llm: TinyLLM) -> None:
+def test_values_that_the_caller_holds_leave_less_room(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that come one by one: the last one says that it is the last."""
+    monkeypatch.setattr(placement, "HOLD_S", 0.05)
     llm = small(tiny_llm)
     held = llm.prefill([3] * 50)  # 4 of 10 pages
     for count in (1, 15, 16, 17, 40):

@@ -36,6 +36,12 @@ CASES: list[Method] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def nobody_gives_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread holds any, so there is nothing to wait for."""
+    monkeypatch.setattr(placement, "HOLD_S", 0.05)
+
+
 def small(tiny_llm: TinyLLM, pages: int = PAGES, **options: Any) -> LLM:
     page_bytes = tiny_llm().pool.page_bytes
     return tiny_llm(**({"kv_bytes": pages * page_bytes, "prefix_index": "off"} | options))
@@ -103,9 +109,8 @@ def test_two_that_fit_alone_and_not_together_both_finish(index: str, tiny_llm: T
     assert llm.engine.preemptions > 0
 
 
-def test_values_that_the_caller_holds_leave_less_room(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_the_caller_holds_leave_less_room(tiny_llm: TinyLLM) -> None:
     """Tokens that come one by one: the last one says that it is the last."""
-    monkeypatch.setattr(placement, "HOLD_S", 0.05)
     llm = small(tiny_llm)
     held = llm.prefill([3] * 50)  # 4 of 10 pages
     for count in (1, 15, 16, 17, 40):

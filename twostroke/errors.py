@@ -34,7 +34,14 @@ class GeometryMismatch(KVError):
 
 
 class OutOfPages(KVError):
-    """The pool has no free page left and nothing could be evicted."""
+    """The pool has no free page left and nothing could be evicted.
+
+    `pages` is the number of the pool's pages that were asked for; 0 if something else has no room.
+    """
+
+    def __init__(self, message: str, pages: int = 0) -> None:
+        super().__init__(message)
+        self.pages = pages
 
 
 class PageLost(KVError):

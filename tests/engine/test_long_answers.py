@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from twostroke.engine import placement
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
@@ -33,6 +34,12 @@ CASES: list[Method] = [
     method("speculative", draft="student"),
     method("speculative", draft="draft"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def nobody_gives_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread holds any, so there is nothing to wait for."""
+    monkeypatch.setattr(placement, "HOLD_S", 0.05)
 
 
 def small(tiny_llm: TinyLLM, pages: int = PAGES, **options: Any) -> LLM:

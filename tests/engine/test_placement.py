@@ -8,8 +8,11 @@ import pytest
 
 from tests.conftest import no_page_may_be_lost
 from tests.tiny import write_model
+from twostroke.engine import placement
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
+from twostroke.errors import OutOfPages
+from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
@@ -79,3 +82,68 @@ def test_a_lost_page_is_found(tiny_llm: TinyLLM) -> None:
     with pytest.raises(AssertionError, match="finish or cancel what the test began"):
         no_page_may_be_lost([llm])
     llm.engine.cancel(request)
+
+
+def test_pages_that_another_thread_holds_for_a_moment(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end no request that runs alone, and those for which there is room go on meanwhile."""
+    monkeypatch.setattr(placement, "HOLD_S", 60.0)
+    llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
+    few, many = llm.prefill([6] * 90).to("host"), llm.prefill([6] * 150).to("host")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+
+    def after(kv: KVCache) -> Program:
+        return (yield Prefill([5], kv)).tokens
+
+    def moving() -> Program:
+        yield Prefill([5])
+        return few.to("pool").tokens
+
+    for program, expected in [
+        (lambda: after(few), [6] * 90 + [5]),
+        (lambda: after(many), [6] * 150 + [5]),
+        (moving, [6] * 90),
+        (None, None),
+    ]:
+        held = np.array(llm.pool.allocate(8))
+        asked = llm.request([5] * 70, params) if program is None else Request(program, params, llm.tokenizer)
+        llm.engine.submit(asked)
+        for _ in range(3):
+            llm.engine.step()
+            llm.tiers.settle()
+        assert not asked.done
+        other = llm.engine.submit(llm.request([5] * 20, params))
+        llm.engine.finish([other])
+        assert (len(other.events), asked.done) == (20, False)
+        llm.pool.release(held)
+        llm.engine.finish([asked])
+        assert asked.result == expected or len(asked.events) == 20
+
+
+def test_an_answer_waits_for_a_page_that_another_thread_holds(
+    tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "HOLD_S", 60.0)
+    llm = tiny_llm(prefix_index="off")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    expected = [token.id for token in llm.stream([5] * 10, max_tokens=40, ignore_eos=True)]
+    request = llm.engine.submit(llm.request([5] * 10, params))
+    while not request.events:
+        llm.engine.step()
+    held = np.array(llm.pool.allocate(llm.pool.num_free))
+    for _ in range(30):
+        llm.engine.step()
+    assert not request.done
+    llm.pool.release(held)
+    llm.engine.finish([request])
+    assert [token.id for token in request.events] == expected
+
+
+def test_what_others_do_not_give_back_ends_a_request(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "HOLD_S", 0.2)
+    llm = tiny_llm(kv_bytes=6 * tiny_llm().pool.page_bytes)
+    held = llm.prefill([6] * 60)
+    failing, host = llm.engine.submit(llm.request([5] * 60, SamplingParams())), held.to("host")
+    with pytest.raises(OutOfPages, match="the prompt needs 4 more KV pages and 2 of 6 are free"):
+        llm.engine.finish([failing])
+    with pytest.raises(OutOfPages, match="4 more KV pages are needed"):
+        llm.prefill([5], after=host.copy_to(tiny_llm().pool))

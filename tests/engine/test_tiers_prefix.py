@@ -95,8 +95,13 @@ def test_the_host_keeps_what_the_pool_evicts(opener: Opener, index: str) -> None
     llm = opener(Tiers(host_bytes=64 * PAGE_BYTES), pages=10, index=index)
     assert found(llm, 0) == {}
     assert found(llm, 1) == {"pool": 64} or llm.pool.num_copies
-    assert llm.tiers.host_traffic.read().pages_out > 0
+    before = llm.tiers.host_traffic.read()
+    assert before.pages_out > 0
+    assert before.seconds_out > 0
     again = found(llm, 0)
+    after = llm.tiers.host_traffic.read()
+    assert (after.hits - before.hits) * 16 == again["host"]
+    assert (before.misses, after.misses) == (8 + 3, 8 + 3)
     assert sum(again.values()) == 128
     assert again["host"] > 0
     assert llm.pool.num_copies * PAGE_BYTES <= 64 * PAGE_BYTES

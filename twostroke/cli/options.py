@@ -117,7 +117,7 @@ class ModelOptions:
         _model(
             parser=parse_size,
             metavar="SIZE",
-            help="Ordinary memory for KV that the pool has no room for.",
+            help="Ordinary memory for prefixes that the pool has no room for.",
             show_default="none",
         ),
     ] = None

@@ -135,6 +135,7 @@ class Driver:
         if track is choice.track:
             if choice.index == 0:
                 choice.request.timings.tokens.append(time.perf_counter())
+            choice.went_on()
             choice.let_go()
             choice.request.events.append(token)
 

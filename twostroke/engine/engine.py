@@ -238,7 +238,7 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        self._turns.wait(ready, self._step_unless, lambda: self._loads.patience() if self._loads else 0)
+        self._turns.wait(ready, self._step_unless, lambda: self.pause() if self._loads else self.pause() or 0)
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
         with self._lock:
@@ -252,7 +252,8 @@ class Engine:
 
     def pause(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        return self._loads.patience() if self._loads else None
+        pauses = self._loads.patience() if self._loads else None, self._placement.pause()
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
@@ -332,11 +333,7 @@ class Engine:
         for choice in [choice for choice in queues.arriving if not choice.arriving]:
             if len(queues.running) < self.config.max_running:
                 queues.run(choice)
-        while queues.waiting and len(queues.running) < self.config.max_running:
-            choice = queues.waiting[0]
-            # A preempted choice is admitted again when the pages that it held fit.
-            if queues.active and not self._placement.fits(choice):
-                return
+        while len(queues.running) < self.config.max_running and (choice := self._placement.next()) is not None:
             queues.run(choice)
             timings = choice.request.timings
             timings.scheduled = timings.scheduled or time.perf_counter()
@@ -358,7 +355,7 @@ class Engine:
         try:
             action(choice)
         except OutOfPages as error:
-            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice)
+            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice, error)
             if hopeless and not self._driver.outgrow(choice):
                 raise
         for lane in choice.lanes:

@@ -4,11 +4,15 @@ Pages are taken in this order: free pages; unused prefix pages (least recently u
 that have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice
 can take all others' pages, so at least one always makes progress and no request is dropped.
 
+A choice that runs alone and still finds no page may wait for others: another thread may hold pages for a moment. It
+stands back meanwhile, so that requests for which there is room go on. What has found none in `HOLD_S` has to end.
+
 An answer for which the pool is too small even alone ends there, with "length". A caller learns from a token whether it
 is the last, so while a page may be missing for what follows a token, the token is held back.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from twostroke.backends.interface import PAGE
@@ -25,6 +29,8 @@ from twostroke.kv.pool import PagePool
 log = logging.getLogger(__name__)
 
 MARGIN = 64  # free pages that a program's next strokes may take besides four times what its last one held
+HOLD_S = 2.0  # seconds in which pages that others hold are expected back
+RETRY_S = 0.01  # seconds until a choice that waits for them looks again
 
 
 class Placement:
@@ -45,6 +51,7 @@ class Placement:
         self._models, self._queues = list(models), queues
         self._keep, self._loads = keep, loads
         self._blocked = False  # whether a prefill waits for room
+        self._look_until = 0.0  # until when a choice may wait for pages that others hold
         self.preemptions = 0
         for model in self._models:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
@@ -54,7 +61,25 @@ class Placement:
         for model in self._models:
             model.pool.reclaim = None
 
-    def fits(self, choice: Choice) -> bool:
+    def next(self) -> Choice | None:
+        """The choice to start now; None if there is none, or no room for it.
+
+        A preempted choice starts again when the pages that it held fit. One that waits for others lets younger pass.
+        """
+        now = time.perf_counter()
+        for choice in self._queues.waiting:
+            waits = now < choice.short_until
+            if now >= choice.retry_at and (self._fits(choice) or not (waits or self._queues.active)):
+                return choice
+            if not waits:
+                break
+        return None
+
+    def pause(self) -> float | None:
+        """Seconds until pages that others hold may have come back; None if nobody waits for any."""
+        return RETRY_S if time.perf_counter() < self._look_until else None
+
+    def _fits(self, choice: Choice) -> bool:
         """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
         return all(self._could_hold(pool, pages) for pool, pages in choice.needs.items())
 
@@ -83,13 +108,15 @@ class Placement:
         failed: list[tuple[Lane, OutOfPages]] = []
         blocked = False
         for lane, count in planned:
+            if lane not in lane.choice.lanes:  # preempted by an earlier lane
+                continue
             if not lane.started and not lane.decoding:
                 # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
                 # that overtake a large one would starve it.
                 blocked = blocked or not self._may_start(lane)
                 if blocked:
                     continue
-            while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted, here or by an earlier lane
+            while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted
                 count = min(count, len(lane.todo))
                 rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
                 try:
@@ -100,7 +127,9 @@ class Placement:
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
-                    if self._loads.returning:  # the next step tries again
+                    if self._waits(lane.choice, error):
+                        if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
+                            self._stand_back(lane.choice, error)
                         break
                     failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
@@ -109,34 +138,67 @@ class Placement:
         self._blocked = blocked
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
-    def make_way(self, choice: Choice) -> bool:
-        """Preempt a choice whose program ran out of pages, and the youngest choice. Returns False if it runs alone.
+    def make_way(self, choice: Choice, error: OutOfPages) -> bool:
+        """Preempt a choice whose program ran out of pages, and the youngest choice.
+
+        Returns False if it runs alone and has nothing to wait for.
 
         The number of pages that the program needs is not known. It is therefore doubled each time before the choice is
         admitted again; otherwise others could take the freed pages first, again and again.
         """
         active = self._queues.active
         if active == [choice]:
-            return self._loads.returning and self._again(choice)
+            if waits := self._waits(choice, error):
+                self._stand_back(choice, error)
+            return waits
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
         for one in {active[-1], choice}:
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
         return True
 
-    def _again(self, choice: Choice) -> bool:
+    def _waits(self, choice: Choice, error: OutOfPages) -> bool:
+        """Whether a choice that runs alone and found no pages waits for those that others hold."""
+        now = time.perf_counter()
+        if self._loads.returning:
+            choice.short_until = max(choice.short_until, now + RETRY_S)
+        elif not error.pages or not self._may_find(choice, error.pages):
+            return False
+        choice.short_until = choice.short_until or now + HOLD_S
+        self._look_until = max(self._look_until, choice.short_until)
+        return now < choice.short_until
+
+    def _may_find(self, choice: Choice, count: int) -> bool:
+        """Whether pages are there by now, or are held by others: by values of a program, or of other threads."""
+        own, in_use = _pages_held(choice), self._in_use()
+        held = any(pages >= own.get(pool, 1) for pool, pages in in_use.items())
+        return held or all(self._could_hold(pool, count) for pool in in_use)
+
+    def _stand_back(self, choice: Choice, error: OutOfPages) -> None:
+        """Preempt a choice until it finds pages, or has waited long enough."""
+        before = self._in_use()
         self._preempt(choice)
-        return True
+        others, now = self._in_use(), time.perf_counter()
+        own = {pool: max(0, before[pool] - others[pool]) for pool in before}  # also by values of its program
+        choice.needs = {pool: min(pages + error.pages, pool.num_pages) for pool, pages in own.items()}
+        choice.retry_at = now + RETRY_S
+        if not any(others.values()):  # what it does not find now, it never will
+            choice.short_until = choice.retry_at = now
+
+    def _in_use(self) -> dict[PagePool, int]:
+        """Number of each pool's pages that others than prefix indexes hold."""
+        return {pool: pool.num_used - self._unused(pool) for pool in {model.pool for model in self._models}}
 
     def _refuse_if_hopeless(self, lane: Lane) -> None:
         """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
         if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
             return
         pool = lane.model.pool
-        if not self._could_hold(pool, lane.least_pages) and not self._loads.returning:
+        if not self._could_hold(pool, lane.least_pages):
             raise OutOfPages(
                 f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
-                f"drop values that are no longer used, or give the pool more memory (kv_bytes)"
+                f"drop values that are no longer used, or give the pool more memory (kv_bytes)",
+                lane.least_pages,
             )
 
     def _preempt_youngest(self) -> bool:
@@ -157,9 +219,11 @@ class Placement:
         Pages are evicted when they are needed, a few in each step, since what goes to the host is copied.
         """
         free = pool.num_free
-        if pages > free:
-            free += sum(m.index.num_unused for m in self._models if m.index is not None and m.pool is pool)
-        return pages <= free
+        return pages <= free or pages <= free + self._unused(pool)
+
+    def _unused(self, pool: PagePool) -> int:
+        """Number of the pool's pages that only prefix indexes hold."""
+        return sum(m.index.num_unused for m in self._models if m.index is not None and m.pool is pool)
 
     def _unshare(self) -> bool:
         """Drop prefills kept for choices that have not used them yet; those choices compute them again."""

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import secrets
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
@@ -48,6 +49,8 @@ class Choice:
         self.num_decodes = self.num_emits = self.emits_done = 0
         self.held: Token | None = None  # the last token, while it is not certain that another can follow it
         self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
+        self.short_until = 0.0  # until when it waits for pages that others hold; 0: it has found all so far
+        self.retry_at = 0.0  # when it looks for them next
         self.result: Any = None
         self.done = False
 
@@ -111,6 +114,11 @@ class Choice:
         events = self.request.events
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
+
+    def went_on(self) -> None:
+        """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
+        if time.perf_counter() < self.short_until:
+            self.short_until = 0.0
 
     def let_go(self) -> None:
         """Hand over the token that was kept back."""

@@ -252,9 +252,9 @@ class KVCache:
         of the pool become free when the last value in the pool that holds them is dropped, even if values elsewhere
         remain. A value can be cut, joined, saved and copied in any tier; a stroke moves it back to the pool.
 
-        Values in the host take ordinary memory for as long as they are held (`pool.num_copies` counts all pages there);
-        `kv_host` limits only what prefix indexes keep there. What lies on disk or in the remote store is deleted when
-        it is dropped, or when this process ends: save a value to keep it.
+        `kv_host` limits what prefix indexes keep in the host. Values there are the user's and not counted in it: they
+        take ordinary memory for as long as they are held (`pool.num_copies` counts all pages there). What lies on disk
+        or in the remote store is deleted when it is dropped, or when this process ends: save a value to keep it.
 
         Raises:
             OutOfPages: no room there. PageLost: its pages are gone or damaged where they were. KVError: there is no

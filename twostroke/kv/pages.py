@@ -156,7 +156,8 @@ class Pages:
         if count > len(self._free):
             raise OutOfPages(
                 f"{count} more KV pages are needed and {len(self._free)} of {self.num_pages} are free: drop "
-                f"values that are no longer used, or give the pool more memory (kv_bytes)"
+                f"values that are no longer used, or give the pool more memory (kv_bytes)",
+                count,
             )
         return [self._free.pop() for _ in range(count)]
 

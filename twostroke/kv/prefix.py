@@ -73,6 +73,9 @@ class PrefixIndex(ABC):
             self._use(pages)
             self.queried_tokens += len(array)
             self.hit_tokens += len(pages) * size
+            if self.host.most:
+                hosted = sum(self.pool.frame(page) == NOWHERE for page in pages)
+                self.host.traffic.looked_up(hosted, len(keys) - len(pages))
             return whole_pages(self.pool, self.model, array[: len(pages) * size], pages)
 
     def longer(self, kv: KVCache, tokens: np.ndarray) -> KVCache:

@@ -24,7 +24,7 @@ class TierCollector(Collector):
         stores = {store.tier: store.traffic.read() for store in tiers.stores}
         host = {"host": tiers.host_traffic.read()} if tiers.host_bytes else {}
         yield from _moved(host | stores)
-        yield from _looked_up(stores)
+        yield from _looked_up(host | stores)
         yield from self._room()
 
     def _room(self) -> Iterator[Metric]:
@@ -49,7 +49,7 @@ def _moved(readings: dict[str, Reading]) -> Iterator[Metric]:
     """By direction: "out" is away from the pool, "in" is back."""
     pages = _counter("pages", "KV pages that moved: out of the pool, or in again", "direction")
     size = _counter("bytes", "Bytes that moved", "direction")
-    seconds = _counter("seconds", "Seconds that this took, on threads beside the step loop", "direction")
+    seconds = _counter("seconds", "Seconds that this took", "direction")
     for tier, one in readings.items():
         for family, into, out in (
             (pages, one.pages_in, one.pages_out),
@@ -62,7 +62,7 @@ def _moved(readings: dict[str, Reading]) -> Iterator[Metric]:
 
 
 def _looked_up(readings: dict[str, Reading]) -> Iterator[Metric]:
-    lookups = _counter("lookups", "KV pages that prompts looked for in a store", "result")
+    lookups = _counter("lookups", "KV pages that prompts looked for in a tier: all that are in no nearer one", "result")
     skipped = _counter("skipped_pages", "KV pages that were not read, not written or deleted, by reason", "reason")
     for tier, one in readings.items():
         lookups.add_metric([tier, "hit"], one.hits)

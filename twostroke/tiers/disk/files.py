@@ -8,16 +8,14 @@ The seal covers all of it. A file is written under another name, and gets its ow
 
 import os
 import stat
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from twostroke.tiers.form import HEADER_BYTES, SEAL_BYTES, Form, read_header, seal
 from twostroke.tiers.names import PageName
 
 BLOCK = 4096
-AHEAD_BYTES = 16 << 20  # the system is told to read this far ahead
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # neither links nor pipes
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -65,19 +63,17 @@ def taken(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
-def read(file: int, form: Form, name: PageName, into: memoryview) -> bytes | None:
-    """Read an open file. Returns its block, or None if it is no page of this size. Raises OSError."""
-    own = bytearray(file_bytes(form, name) - len(into))
-    status = os.fstat(file)
-    if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
-        return None
-    return bytes(own) if _whole(file, [memoryview(own), into]) else None
-
-
-def right(own: bytes | None, form: Form, name: PageName, payload: memoryview) -> bool:
-    """Whether a file with this block and these entries is this page."""
+def read(path: str, form: Form, name: PageName, into: memoryview) -> bool:
+    """Read a file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
     head = _head(form, name)
-    return own == head + form.seal(head, payload)
+    own = bytearray(len(head) + SEAL_BYTES)
+    with opened(path) as file:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
+            return False
+        if not _whole(file, [memoryview(own), into]):
+            return False
+    return bytes(own) == head + form.seal(head, into)
 
 
 @dataclass(frozen=True)
@@ -109,36 +105,15 @@ def check(file: int, user_key: bytes) -> Found | None:
     return Found(header.namespace, header.name(view))
 
 
-def open_ahead(paths: Sequence[str], size: int) -> Iterator[int | OSError]:
-    """The files of pages of `size` bytes, in order, or why one cannot be opened.
-
-    Some are opened ahead, so that the disk is never idle. Each is closed when the next is asked for.
-    """
-    most = max(1, AHEAD_BYTES // size)
-    opened: deque[int | OSError] = deque()
+@contextmanager
+def opened(path: str) -> Generator[int]:
+    """An open file; the system begins to read all of it. Raises OSError."""
+    file = os.open(path, _READ)
     try:
-        for i in range(len(paths)):
-            while len(opened) < most and i + len(opened) < len(paths):
-                opened.append(_open(paths[i + len(opened)]))
-            yield opened[0]
-            _close(opened.popleft())
+        with suppress(OSError):  # it may be no file; then reading says so
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+        yield file
     finally:
-        for file in opened:
-            _close(file)
-
-
-def _open(path: str) -> int | OSError:
-    try:
-        file = os.open(path, _READ)
-    except OSError as error:
-        return error
-    with suppress(OSError):  # it may be no file; then reading says so
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
-    return file
-
-
-def _close(file: int | OSError) -> None:
-    if isinstance(file, int):
         os.close(file)
 
 

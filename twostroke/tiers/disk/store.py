@@ -28,8 +28,8 @@ from twostroke.tiers.traffic import Traffic
 log = logging.getLogger(__name__)
 
 WEAR = 2  # quotas that may be written in a day
-AHEAD = 4  # pages that are read before one is known to be right
-CHECKERS = 2
+READERS = 4  # pages that are read and checked at once
+AHEAD = 16  # pages that are asked for before one is known to be right
 REST_S = 10.0  # seconds without writing after the disk was full, or failed
 
 
@@ -45,7 +45,7 @@ class DiskStore:
         self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
         self._forms: dict[Namespace, Form] = {}
         self._owner: Owner | None = None
-        self._checkers = ThreadPoolExecutor(CHECKERS, "disk tier")  # a page is checked while the next one is read
+        self._readers = ThreadPoolExecutor(READERS, "disk tier")
         self._rest_until = 0.0  # when prompts' pages are written again, after a failure
         self._warned: set[str] = set()
 
@@ -85,32 +85,19 @@ class DiskStore:
         return next(missing, len(names))
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
-        form, began, count = self._form(namespace), time.perf_counter(), 0
-        paths = [self._directory.path(form, name.key) for name in names]
-        right = list[Future[bool]]()
-        opened = files.open_ahead(paths, namespace.page_bytes)
+        form, began = self._form(namespace), time.perf_counter()
+        reads = list[Future[bool]]()
         try:
-            for file, name, view in zip(opened, names, into, strict=True):
+            for name, view in zip(names, into, strict=True):
                 if time.perf_counter() - began > limit_s:
-                    self.traffic.skipped("late", len(names) - len(right))
+                    self.traffic.skipped("late", len(names) - len(reads))
                     break
-                try:
-                    block = files.read(_opened(file), form, name, view)
-                except FileNotFoundError:  # deleted since it was found
-                    break
-                except OSError as error:  # it may be readable later
-                    self._failed(error, 1)
-                    break
-                right.append(self._checkers.submit(files.right, block, form, name, view))
-                if block is None or (len(right) > AHEAD and not right[-AHEAD].result()):
+                reads.append(self._readers.submit(self._read, form, name, view))
+                if len(reads) > AHEAD and not reads[-AHEAD].result():
                     break
         finally:
-            wait(right)  # they look at `into`
-        for path, one in zip(paths, right, strict=False):
-            if not one.result():
-                self._damaged(path)
-                break
-            count += 1
+            wait(reads)  # they write to `into`
+        count = next((i for i, one in enumerate(reads) if not one.result()), len(reads))
         if count:
             self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
@@ -161,10 +148,9 @@ class DiskStore:
             raise PageLost(f"a page of this value is gone from {self.where}")
         try:
             path = self._owner.private(form.scope, name.key)
-            for file in files.open_ahead([path], len(into)):
-                if not files.right(files.read(_opened(file), form, name, into), form, name, into):
-                    self.traffic.skipped("corrupt")
-                    raise PageLost(f"a page of this value is damaged in {self.where}")
+            if not files.read(path, form, name, into):
+                self.traffic.skipped("corrupt")
+                raise PageLost(f"a page of this value is damaged in {self.where}")
         except FileNotFoundError:
             raise PageLost(f"a page of this value is gone from {self.where}") from None
         except OSError as error:
@@ -188,7 +174,7 @@ class DiskStore:
         if owner is not None:
             with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
                 owner.leave(account)
-        self._checkers.shutdown()
+        self._readers.shutdown()
         self._directory.close()
 
     # ----------------------------------------------------------------------------------------------------------
@@ -209,15 +195,21 @@ class DiskStore:
             form = self._forms[namespace] = Form.of(namespace, self._key)
         return form
 
-    def _damaged(self, path: str) -> None:
-        """Delete what is not the page that its name says."""
-        self.traffic.skipped("corrupt")
-        log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
+    def _read(self, form: Form, name: PageName, into: memoryview) -> bool:
+        """Read one page. What is wrong is deleted; what cannot be read now is left."""
+        path = self._directory.path(form, name.key)
         try:
+            if files.read(path, form, name, into):
+                return True
+            self.traffic.skipped("corrupt")
+            log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
             with self._directory.ledger.held() as account:
                 self._directory.delete(path, account)
+        except FileNotFoundError:  # deleted since it was found
+            pass
         except OSError as error:
-            self._failed(error, 0)
+            self._failed(error, 1)
+        return False
 
     def _put(self, form: Form, name: PageName, page: memoryview) -> bool:
         """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
@@ -241,9 +233,3 @@ class DiskStore:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s does not work: %s; pages are computed instead", self.where, text)
-
-
-def _opened(file: int | OSError) -> int:
-    if isinstance(file, OSError):
-        raise file
-    return file

@@ -87,12 +87,10 @@ def _damaged(directory: Directory, one: _Scope, key: bytes) -> list[Entry]:
     wrong = list[Entry]()
     if not one.own:
         return wrong
-    opened = files.open_ahead([entry.path for entry in one.entries], max((e.size for e in one.entries), default=1))
-    for entry, file in zip(one.entries, opened, strict=True):
-        if isinstance(file, OSError):
-            continue  # deleted meanwhile, or it cannot be read now
-        with suppress(OSError):
-            found = files.check(file, key)
+    for entry in one.entries:
+        with suppress(OSError):  # deleted meanwhile, or it cannot be read now
+            with files.opened(entry.path) as file:
+                found = files.check(file, key)
             named = found is not None and (scope(found.namespace, key), found.name.key.hex()) == (
                 one.name,
                 os.path.basename(entry.path),

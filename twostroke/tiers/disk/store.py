@@ -174,7 +174,7 @@ class DiskStore:
         if owner is not None:
             with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
                 owner.leave(account)
-        self._readers.shutdown()
+        self._readers.shutdown(wait=False)  # a disk that hangs must not keep this process
         self._directory.close()
 
     # ----------------------------------------------------------------------------------------------------------

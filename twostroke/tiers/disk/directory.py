@@ -100,11 +100,13 @@ class Directory:
 
     def touch(self, form: Form, names: Sequence[PageName]) -> None:
         """Note that the leading pages of a prompt were used now."""
-        used = time.time_ns()
-        for name in names:
-            with suppress(OSError):
-                os.utime(self.path(form, name.key), ns=(used, used))
-            used -= STEP_NS
+        with suppress(OSError), self.ledger.held():  # else a page could become older than one after it
+            used = time.time_ns()
+            for name in names:
+                path = self.path(form, name.key)
+                if os.stat(path).st_mtime_ns < used:
+                    os.utime(path, ns=(used, used))
+                used -= STEP_NS
 
     def _make_scope(self, form: Form, account: Account) -> None:
         """Make the directory of a model's pages if it is not there; the account is held. Raises OSError."""

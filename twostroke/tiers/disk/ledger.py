@@ -57,6 +57,7 @@ class Ledger:
         self._file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._count = count
         self._lock = threading.Lock()
+        self._doubted = False
 
     @contextmanager
     def held(self, limit_s: float | None = None) -> Generator[Account]:
@@ -66,7 +67,10 @@ class Ledger:
         if not self._lock.acquire(timeout=limit_s):
             raise Busy("the directory's ledger is in use")
         try:
+            if self._file == -1:
+                raise Busy("the directory is closed")
             self._take(deadline)
+            self._doubted = False
             try:
                 account = self._read()
                 if account is None:
@@ -74,8 +78,11 @@ class Ledger:
                     account = Account(self._count())
                 try:
                     yield account
-                finally:
-                    self.write(account)
+                except BaseException:
+                    if not self._doubted:
+                        self.write(account)
+                    raise
+                self.write(account)
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
         finally:
@@ -90,6 +97,7 @@ class Ledger:
 
         Called before the traces of a process are deleted, which are else the sign that the account may be wrong.
         """
+        self._doubted = True
         os.pwrite(self._file, bytes(_RECORD.size), 0)
 
     def peek(self) -> Account | None:
@@ -100,9 +108,11 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file. It cannot be used after that."""
-        file, self._file = self._file, -1
-        if file != -1:
-            os.close(file)
+        if self._lock.acquire(timeout=LIMIT_S):  # else a thread hangs in it
+            file, self._file = self._file, -1
+            self._lock.release()
+            if file != -1:
+                os.close(file)
 
     def _take(self, deadline: float) -> None:
         while True:

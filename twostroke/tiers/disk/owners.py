@@ -39,8 +39,10 @@ class Owner:
 
     def leave(self, account: Account) -> None:
         """Delete everything; `account` is held. Raises OSError."""
-        _delete(self._directory, self.path, account)
-        os.close(self._lock)
+        try:
+            _delete(self._directory, self.path, account)
+        finally:
+            os.close(self._lock)
 
 
 def sweep(directory: Directory, account: Account) -> bool:

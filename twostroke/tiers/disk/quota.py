@@ -65,15 +65,17 @@ class Quota:
             return
         account.used = self._directory.count()
         least = max(account.used + size - self._most_bytes, wanted)
-        if least > 0:
-            # A tenth more than is needed, so that the next pages need none.
-            freed = self._evict(account, max(least, account.used + size - round(KEPT * self._most_bytes)))
-            if freed < least:
-                raise Refused("full")
+        if least > 0:  # some more than is needed, so that the next pages need none
+            self._evict(account, least, least + round((1 - KEPT) * self._most_bytes))
 
-    def _evict(self, account: Account, size: int) -> int:
-        """Delete at least `size` bytes of pages if there are as many. Returns the bytes deleted. Raises OSError."""
+    def _evict(self, account: Account, least: int, size: int) -> None:
+        """Delete `size` bytes of pages, or all. If all were less than `least`, none is deleted.
+
+        Raises Refused or OSError.
+        """
         entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
+        if sum(entry.size for entry in entries) < least:
+            raise Refused("full")
         freed = count = 0
         for entry in sorted(entries, key=lambda entry: entry.used):
             if freed >= size:
@@ -82,4 +84,3 @@ class Quota:
                 freed += entry.size
                 count += 1
         self._traffic.skipped("evicted", count)
-        return freed

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,17 +19,18 @@ from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.system.key import user_key
 from twostroke.tiers.disk import files
 from twostroke.tiers.disk.directory import Directory
+from twostroke.tiers.disk.ledger import Account
 from twostroke.tiers.disk.owners import Owner, sweep
 from twostroke.tiers.disk.quota import Quota, Refused
 from twostroke.tiers.form import Form
 from twostroke.tiers.names import Namespace, PageName
 from twostroke.tiers.traffic import Traffic
+from twostroke.tiers.workers import Workers
 
 log = logging.getLogger(__name__)
 
 WEAR = 2  # quotas that may be written in a day
 READERS = 4  # pages that are read and checked at once
-AHEAD = 16  # pages that are asked for before one is known to be right
 REST_S = 10.0  # seconds without writing after the disk was full, or failed
 
 
@@ -45,7 +46,8 @@ class DiskStore:
         self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
         self._forms: dict[Namespace, Form] = {}
         self._owner: Owner | None = None
-        self._readers = ThreadPoolExecutor(READERS, "disk tier")
+        self._readers = Workers("disk tier", READERS)
+        self._left: list[str] = []  # files that could not be deleted when they should have been
         self._rest_until = 0.0  # when prompts' pages are written again, after a failure
         self._warned: set[str] = set()
 
@@ -65,11 +67,7 @@ class DiskStore:
         if key is None:
             raise KVError("a disk tier needs the user's key, which cannot be used here: see the warning before")
         store = cls(Directory.open(directory, make=True), key, most_bytes, day_bytes or WEAR * most_bytes)
-        try:
-            store._enter()
-        except OSError as error:
-            store._directory.close()
-            raise KVError(f"{store.where} cannot be used as a disk tier: {error.strerror or error}") from None
+        store._enter()
         return store
 
     @property
@@ -86,18 +84,12 @@ class DiskStore:
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         form, began = self._form(namespace), time.perf_counter()
-        reads = list[Future[bool]]()
-        try:
-            for name, view in zip(names, into, strict=True):
-                if time.perf_counter() - began > limit_s:
-                    self.traffic.skipped("late", len(names) - len(reads))
-                    break
-                reads.append(self._readers.submit(self._read, form, name, view))
-                if len(reads) > AHEAD and not reads[-AHEAD].result():
-                    break
-        finally:
-            wait(reads)  # they write to `into`
-        count = next((i for i, one in enumerate(reads) if not one.result()), len(reads))
+        reads = [self._begin(form, name, view) for name, view in zip(names, into, strict=True)]
+        wait(reads, max(0.0, limit_s))
+        late = [one for one in reads if one.cancel()]
+        wait([one for one in reads if one not in late])  # they write to `into`
+        self.traffic.skipped("late", len(late))
+        count = next((i for i, one in enumerate(reads) if one in late or not one.result()), len(reads))
         if count:
             self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
@@ -128,9 +120,10 @@ class DiskStore:
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
         form, began = self._form(namespace), time.perf_counter()
         try:
-            if self._owner is None:
+            owner = self._owner
+            if owner is None:
                 raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
-            path = self._owner.private(form.scope, name.key)
+            path = owner.private(form.scope, name.key)
             with self._quota.reserved(path, files.file_bytes(form, name)) as file:
                 files.fill(file, [files.block(form, name, page), page])
         except Refused:
@@ -144,10 +137,11 @@ class DiskStore:
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
         form, began = self._form(namespace), time.perf_counter()
-        if self._owner is None:
+        owner = self._owner
+        if owner is None:
             raise PageLost(f"a page of this value is gone from {self.where}")
         try:
-            path = self._owner.private(form.scope, name.key)
+            path = owner.private(form.scope, name.key)
             if not files.read(path, form, name, into):
                 self.traffic.skipped("corrupt")
                 raise PageLost(f"a page of this value is damaged in {self.where}")
@@ -160,12 +154,13 @@ class DiskStore:
 
     def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
         form = self._form(namespace)
-        if self._owner is None:
+        owner = self._owner
+        if owner is None:
             return
+        self._left += [owner.private(form.scope, name.key) for name in names]
         try:
             with self._directory.ledger.held() as account:
-                for name in names:
-                    self._directory.delete(self._owner.private(form.scope, name.key), account)
+                self._tidy(account)
         except OSError as error:
             self._failed(error, 0)
 
@@ -174,26 +169,41 @@ class DiskStore:
         if owner is not None:
             with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
                 owner.leave(account)
-        self._readers.shutdown(wait=False)  # a disk that hangs must not keep this process
+        self._readers.close(0.0)
         self._directory.close()
 
     # ----------------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """Become one of those who write here. Raises OSError."""
-        if not self._directory.writable:
-            log.warning("%s cannot be written to: pages are read from it, and none goes there", self.where)
-            return
-        with self._directory.ledger.held() as account:
-            if sweep(self._directory, account):  # they may have died between two steps
-                account.used = self._directory.count()
-            self._owner = Owner(self._directory, account)
+        """Become one of those who write here, if that is possible now."""
+        why = "it can only be read"
+        if self._directory.writable:
+            try:
+                with self._directory.ledger.held() as account:
+                    if sweep(self._directory, account):  # they may have died between two steps
+                        account.used = self._directory.count()
+                    self._owner = Owner(self._directory, account)
+                return
+            except OSError as error:
+                why = error.strerror or str(error)
+        log.warning("%s cannot be written to (%s): pages are read from it, and none goes there", self.where, why)
 
     def _form(self, namespace: Namespace) -> Form:
         form = self._forms.get(namespace)
         if form is None:
             form = self._forms[namespace] = Form.of(namespace, self._key)
         return form
+
+    def _begin(self, form: Form, name: PageName, into: memoryview) -> Future[bool]:
+        """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
+        done = Future[bool]()
+
+        def job() -> None:
+            if done.set_running_or_notify_cancel():
+                done.set_result(self._read(form, name, into))
+
+        self._readers.submit(job)
+        return done
 
     def _read(self, form: Form, name: PageName, into: memoryview) -> bool:
         """Read one page. What is wrong is deleted; what cannot be read now is left."""
@@ -216,15 +226,31 @@ class DiskStore:
         final = self._directory.path(form, name.key)
         if os.path.exists(final):
             return True
-        if self._owner is None:
+        owner = self._owner
+        if owner is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        began, partial = time.perf_counter(), self._owner.partial()
+        began, partial = time.perf_counter(), owner.partial()
         with self._quota.reserved(partial, files.file_bytes(form, name), budgeted=True) as file:
             files.fill(file, [files.block(form, name, page), page])
-        with self._directory.ledger.held() as account:
-            if self._directory.commit(partial, form, name, account):
-                self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+        try:
+            with self._directory.ledger.held() as account:
+                self._tidy(account)
+                if self._directory.commit(partial, form, name, account):
+                    self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+        except OSError:
+            self._left.append(partial)
+            raise
         return os.path.exists(final)
+
+    def _tidy(self, account: Account) -> None:
+        """Delete what is left; the account is held. Raises OSError."""
+        while self._left:
+            path = self._left.pop()
+            try:
+                self._directory.delete(path, account)
+            except OSError:
+                self._left.append(path)
+                raise
 
     def _failed(self, error: OSError, pages: int) -> None:
         """Count a failure of the disk, and say each kind once."""

@@ -48,6 +48,14 @@ def found(llm: LLM, prompt: int) -> dict[str, int]:
     return dict(request.cached_by_tier)
 
 
+def after_prompt(opener: Opener) -> MemoryStore:
+    """A disk on which an earlier process has kept prompt 0."""
+    pages: Pages = {}
+    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
+    opener.opened[0].tiers.settle()
+    return MemoryStore("disk", pages)
+
+
 @pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("tier", ["disk", "remote"])
 def test_a_restart(opener: Opener, index: str, tier: str) -> None:
@@ -117,10 +125,7 @@ def test_the_host_has_a_budget(opener: Opener) -> None:
 
 
 def test_identical_prompts_share_a_load(opener: Opener) -> None:
-    pages: Pages = {}
-    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
-    disk = MemoryStore("disk", pages)
+    disk = after_prompt(opener)
     llm = opener(Tiers(disk=disk))
     assert ask(llm, [0, 0, 0]) == [expected(0)] * 3
     assert disk.traffic.read().pages_in == 8
@@ -207,10 +212,7 @@ def test_cancelled_while_loading(opener: Opener, again_at_once: bool) -> None:
 
 def test_the_gate(opener: Opener) -> None:
     """What is predicted to be slower than computing is not loaded, and counted."""
-    pages: Pages = {}
-    found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
-    disk = MemoryStore("disk", pages)
+    disk = after_prompt(opener)
     llm = opener(Tiers(disk=disk))
     lower(llm).computing = lambda context, count: 0.0005 * count
     llm.tiers.links["disk"].bytes_per_s = PAGE_BYTES / 0.1

@@ -52,10 +52,7 @@ def fill(file: int, parts: Sequence[bytes | memoryview]) -> None:
     while views:
         done = os.pwritev(file, views, at)
         at += done
-        while views and done >= len(views[0]):
-            done -= len(views.pop(0))
-        if views:
-            views[0] = views[0][done:]
+        _pass(views, done)
 
 
 def taken(status: os.stat_result) -> int:
@@ -131,8 +128,13 @@ def _whole(file: int, views: list[memoryview]) -> bool:
         if not done:
             return False
         at += done
-        while views and done >= len(views[0]):
-            done -= len(views.pop(0))
-        if views:
-            views[0] = views[0][done:]
+        _pass(views, done)
     return True
+
+
+def _pass(views: list[memoryview], count: int) -> None:
+    """Drop the first `count` bytes, which were read or written."""
+    while views and count >= len(views[0]):
+        count -= len(views.pop(0))
+    if views:
+        views[0] = views[0][count:]

@@ -60,11 +60,10 @@ class Ledger:
         self._doubted = False
 
     @contextmanager
-    def held(self, limit_s: float | None = None) -> Generator[Account]:
+    def held(self) -> Generator[Account]:
         """The account, for reading and changing; what was changed is written at the end. Raises Busy."""
-        limit_s = LIMIT_S if limit_s is None else limit_s
-        deadline = time.monotonic() + limit_s
-        if not self._lock.acquire(timeout=limit_s):
+        deadline = time.monotonic() + LIMIT_S
+        if not self._lock.acquire(timeout=LIMIT_S):
             raise Busy("the directory's ledger is in use")
         try:
             if self._file == -1:

@@ -86,10 +86,10 @@ class DiskStore:
         form, began = self._form(namespace), time.perf_counter()
         reads = [self._begin(form, name, view) for name, view in zip(names, into, strict=True)]
         wait(reads, max(0.0, limit_s))
-        late = [one for one in reads if one.cancel()]
-        wait([one for one in reads if one not in late])  # they write to `into`
-        self.traffic.skipped("late", len(late))
-        count = next((i for i, one in enumerate(reads) if one in late or not one.result()), len(reads))
+        late = sum(one.cancel() for one in reads)
+        wait([one for one in reads if not one.cancelled()])  # they write to `into`
+        self.traffic.skipped("late", late)
+        count = next((i for i, one in enumerate(reads) if one.cancelled() or not one.result()), len(reads))
         if count:
             self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
@@ -199,8 +199,12 @@ class DiskStore:
         done = Future[bool]()
 
         def job() -> None:
-            if done.set_running_or_notify_cancel():
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
                 done.set_result(self._read(form, name, into))
+            except BaseException as error:  # else whoever waits would wait for ever
+                done.set_exception(error)
 
         self._readers.submit(job)
         return done

@@ -13,7 +13,7 @@ from twostroke.models.config import ModelConfig
 log = logging.getLogger(__name__)
 
 NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
-BACKENDS = ("auto", *NATIVE, "reference")
+BACKENDS = ("auto", *NATIVE, "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -28,7 +28,8 @@ def create_backend(
 ) -> Backend:
     """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
-    "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log.
+    "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log. On
+    "cuda" it is the Triton backend, and the reference where that cannot run the model.
     "native" is the variant with the fastest prefill that the processor can run.
 
     Raises:
@@ -41,6 +42,13 @@ def create_backend(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     reason, on_cpu = None, device.partition(":")[0] == "cpu"
+    if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
+        made = _triton(device, dtype, config, matrices)
+        if not isinstance(made, str):
+            return made
+        if backend == "triton":
+            raise InvalidRequest(f"the triton backend cannot run this: {made}")
+        log.warning("PyTorch computes this, slowly: the triton backend cannot run it, since %s", made)
     if backend != "reference":
         variant = backend.partition("-")[2] or None
         reason = library.unavailable(variant) or native.unsupported(config, matrices, page_size)
@@ -64,3 +72,16 @@ def create_backend(
         return ReferenceBackend(device, dtype, threads)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor]) -> Backend | str:
+    """The Triton backend, or why it cannot be used."""
+    if dtype == "float32":
+        return "it computes in bfloat16"
+    try:
+        from twostroke.backends.triton import backend as gpu
+    except ModuleNotFoundError as error:
+        return f"it needs {error.name}: pip install 'twostroke[gpu]'"
+    if reason := gpu.unavailable(device) or gpu.unsupported(config, matrices):
+        return reason
+    return gpu.TritonBackend(device)

@@ -1,0 +1,295 @@
+"""The launches of one pass, in order, over buffers that are there already: so a graph can hold all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.triton.experts import Mixture
+from twostroke.backends.triton.kernels import attention as attending
+from twostroke.backends.triton.kernels import packed as quantized
+from twostroke.backends.triton.kernels import pointwise
+from twostroke.backends.triton.linear import PADDING, Gated, Linear, Scratch, place
+from twostroke.backends.triton.packed import Packed
+from twostroke.backends.triton.work import KEYS, MOST_PARTS, Shape
+from twostroke.models import config as models
+from twostroke.models.rope import Rope, frequencies
+
+LOG2_E = 1.4426950408889634
+SPANS = 64  # that a program expands
+HEADS = 8  # that a program rotates and stores
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Views of the device's copy of `Work.packed`. `work` and `joined`: for each window."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    cells: torch.Tensor
+    spans: torch.Tensor
+    starts: torch.Tensor
+    work: list[torch.Tensor]
+    joined: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, packed: torch.Tensor, shape: Shape) -> Integers:
+        parts = torch.split(packed, shape.sizes)
+        return cls(*parts[:5], list(parts[5::2]), list(parts[6::2]))
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What only some passes have: factors of dropout [layers, N, hidden], rows whose queries are returned."""
+
+    dropout: torch.Tensor | None = None
+    query_rows: torch.Tensor | None = None
+
+
+class Buffers:
+    """Activations of a pass of up to `rows` rows, and its sequences' cells and positions.
+
+    Rows are padded, so that tiles of tokens need no masks.
+    """
+
+    def __init__(self, decoder: Decoder, rows: int, entries: int) -> None:
+        config, device = decoder.config, decoder.device
+        heads, dim = config.num_heads, config.head_dim
+        self.rows, self.entries = -(-rows // PADDING) * PADDING, entries
+        tall = self.rows
+
+        def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.x = room(tall, config.hidden_size, dtype=torch.float32)
+        self.h = room(tall, config.hidden_size)
+        self.parts = room(tall * decoder.widest_parts(rows), dtype=torch.float32)
+        self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
+        self.gated = room(tall, max((1, *decoder.intermediates)))
+        self.ids = room(tall, dtype=torch.int32)
+        self.cells, self.positions = (room(entries, dtype=torch.int32) for _ in range(2))
+
+
+class Layer:
+    """The weights of a layer."""
+
+    def __init__(self, decoder: Decoder, index: int, weights: Weights) -> None:
+        def vector(name: str) -> torch.Tensor:
+            return decoder.vector(weights(prefix + name).dequantize())
+
+        def matrix(name: str) -> Any:
+            return place(weights(prefix + name), decoder.device)
+
+        config, prefix = decoder.config, f"layers.{index}."
+        layer, scratch = config.layers[index], decoder.scratch
+        self.attention, self.feed_forward = layer.attention, layer.feed_forward
+        self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
+        self.qkv = Linear([matrix(name) for name in ("q", "k", "v")], scratch)
+        self.o = Linear([matrix("o")], scratch)
+        biased, normed = layer.attention.bias, layer.attention.qk_norm
+        self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if biased else None
+        self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
+        self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
+        if isinstance(layer.feed_forward, models.Experts):
+            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.device)
+        else:
+            gelu = layer.feed_forward.activation == "gelu_tanh"
+            self.gated, self.down = Gated(matrix("gate"), matrix("up"), gelu, scratch), Linear([matrix("down")], scratch)
+
+
+class Decoder:
+    """A model's weights on a device, and its pass over a ragged batch."""
+
+    def __init__(self, config: models.ModelConfig, device: str, weights: Weights) -> None:
+        self.config, self.device, self.scratch = config, device, Scratch(device)
+        self.windows: list[int | None] = list(dict.fromkeys(config.windows))
+        self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
+        self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
+        self.table = self.head.pieces[0] if config.tied else place(weights("embed"), device)
+        self.layers = [Layer(self, i, weights) for i in range(config.num_layers)]
+        self.norm = self.vector(weights("norm").dequantize())
+        dim, heads = config.head_dim, config.num_heads
+        self.sums = torch.empty(MOST_PARTS * heads * dim, dtype=torch.float32, device=device)
+        self.tops, self.totals = (
+            torch.empty(MOST_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2)
+        )
+        self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def vector(self, values: np.ndarray) -> torch.Tensor:
+        """A norm or a bias, float32."""
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+
+    @property
+    def intermediates(self) -> list[int]:
+        """Widths of the gated MLPs."""
+        return [one.feed_forward.intermediate_size for one in self.layers if isinstance(one.feed_forward, models.GatedMLP)]
+
+    def widest_parts(self, rows: int) -> int:
+        """Floats for a row of the widest product in the layers."""
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *_downs(layer))]
+        few = [linear.features * linear.segments for linear in linears]
+        return max((*few, *(linear.features for linear in linears)))
+
+    def reach(self, positions: int) -> bool:
+        """Make the table of RoPE's turns cover so many positions. Returns whether it is a new one."""
+        if self.turns is not None and self.turns[0].shape[1] >= positions:
+            return False
+        count = max(power_of_two(positions), min(self.config.max_position, 1 << 17))
+        at = np.arange(count, dtype=np.float32)[:, None]
+        angles = np.stack([at * frequencies(rope, self.config.head_dim) for rope in self.ropes])
+        sizes = np.array([rope.amplitude for rope in self.ropes], np.float32)[:, None, None]
+        cos, sin = (turn(angles, dtype=np.float64).astype(np.float32) * sizes for turn in (np.cos, np.sin))
+        self.turns = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
+        return True
+
+    # The pass --------------------------------------------------------------------------------------------------
+
+    def launch(
+        self, work: Integers, shape: Shape, drawn: torch.Tensor, to: Buffers, kv: torch.Tensor, extras: Extras
+    ) -> list[torch.Tensor]:
+        """Run the rows through all layers: `to.x` becomes their hidden states. Returns the queries, layer by layer.
+
+        Args:
+            drawn: tokens that placeholders stand for, int32.
+            kv: the pages, [layers, 2, frames, Hkv, page_size, D].
+        """
+        rows, config, queries = shape.rows, self.config, list[torch.Tensor]()
+        page_size = kv.shape[4]
+        blocks = -(-rows // 256)
+        pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
+        pointwise.expand_kernel[(-(-shape.spans // SPANS),)](
+            work.spans, work.starts, to.cells, to.positions, shape.spans,
+            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size),
+        )  # fmt: skip
+        self._embed(rows, to)
+        parts, post = 0, None
+        for i, layer in enumerate(self.layers):
+            self._norm(rows, to, parts, post, layer.attn_norm)
+            layer.qkv(to.h, to.parts, rows)
+            self._store(i, layer, rows, work, to, kv)
+            if extras.query_rows is not None:
+                taken = to.q[extras.query_rows].view(-1, config.num_heads, config.head_dim)
+                queries.append(taken.float() * layer.attention.scale)
+            self._attend(i, layer.attention, shape, work, to, kv)
+            layer.o(to.attended, to.parts, rows)
+            dropout = None if extras.dropout is None else extras.dropout[i]
+            self._norm(rows, to, layer.o.parts(rows), layer.post_norms[0], layer.mlp_norm, dropout)
+            if isinstance(layer.feed_forward, models.Experts):
+                layer.mixture(to.h, to.parts, rows)
+                parts = 1
+            else:
+                gated = to.gated.view(-1)[: to.rows * layer.gated.rows].view(to.rows, layer.gated.rows)
+                layer.gated(to.h, gated, rows)
+                layer.down(gated, to.parts, rows)
+                parts = layer.down.parts(rows)
+            post = layer.post_norms[1]
+        if self.layers:
+            self._norm(rows, to, parts, post, None)
+        return queries
+
+    def _embed(self, rows: int, to: Buffers) -> None:
+        config, table = self.config, self.table
+        if isinstance(table, Packed):
+            quantized.unpack_kernel[(rows, table.tiles)](
+                *table.arrays, to.ids, to.x, config.embedding_scale, config.vocab_size, config.hidden_size,
+                table.tiles, 1, True, False, table.form.code,
+            )  # fmt: skip
+        else:
+            pointwise.embed_kernel[(rows,)](
+                to.ids, table.matrix, to.x, config.embedding_scale, config.hidden_size,
+                power_of_two(config.hidden_size),
+            )  # fmt: skip
+
+    def _norm(
+        self, rows: int, to: Buffers, parts: int, post: torch.Tensor | None, weight: torch.Tensor | None,
+        dropout: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """x += the parts of a product; h = norm(x) if there is a weight."""
+        hidden = self.config.hidden_size
+        pointwise.norm_kernel[(rows,)](
+            to.x, to.parts, post, weight, dropout, to.h, to.rows * hidden, self.config.norm_eps,
+            hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
+            num_warps=norm_warps(hidden),
+        )  # fmt: skip
+
+    def _store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
+        config, turns = self.config, self.turns
+        assert turns is not None, "`reach` comes first"
+        rope = self.ropes.index(layer.attention.rope)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        q_norm, k_norm = layer.qk_norms
+        pointwise.rope_store_kernel[(rows, -(-heads // HEADS))](
+            to.parts, to.rows * layer.qkv.features, layer.bias, q_norm, k_norm, config.norm_eps,
+            turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
+            HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
+            PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
+            HALF=power_of_two(config.head_dim // 2), num_warps=2,
+        )  # fmt: skip
+
+    def _attend(
+        self, i: int, attention: models.Attention, shape: Shape, work: Integers, to: Buffers, kv: torch.Tensor
+    ) -> None:
+        config, which = self.config, self.windows.index(attention.window)
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        block = max(16, power_of_two(dim))
+        attending.attention_kernel[(shape.items[which], kv_heads)](
+            work.work[which], to.q, kv, to.cells, to.positions, to.attended, self.sums, self.tops, self.totals,
+            kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
+            HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, KEYS=KEYS,
+            BLOCK_D=block, num_warps=4 if block <= 128 else 8, num_stages=2,
+        )  # fmt: skip
+        if shape.joined[which]:
+            attending.combine_kernel[(shape.joined[which], heads)](
+                work.joined[which], self.sums, self.tops, self.totals, to.attended,
+                HQ=heads, D=dim, BLOCK_D=block, num_warps=1, num_stages=4,
+            )  # fmt: skip
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, hidden] float32 -> logits [R, vocab] float32."""
+        rows, columns = hidden.shape
+        padded = -(-rows // PADDING) * PADDING
+        x = torch.zeros((padded, columns), dtype=torch.float32, device=self.device)
+        x[:rows] = hidden
+        h = torch.empty((padded, columns), dtype=torch.bfloat16, device=self.device)
+        out = torch.empty((padded, self.head.features), dtype=torch.float32, device=self.device)
+        self.launch_head(x, h, out, rows)
+        return out[:rows]
+
+    def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """The last norm and the head of `rows` rows, over padded buffers."""
+        hidden = self.config.hidden_size
+        pointwise.norm_kernel[(rows,)](
+            x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
+            power_of_two(hidden), num_warps=norm_warps(hidden),
+        )  # fmt: skip
+        self.head(h, out, rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        own = [linear.nbytes for layer in self.layers for linear in _products(layer)]
+        return sum(own) + self.head.nbytes + (0 if self.config.tied else self.table.nbytes)
+
+
+def norm_warps(hidden: int) -> int:
+    """Warps of a norm, by the width alone: the order of its sums depends on it."""
+    return 4 if hidden <= 2048 else 8
+
+
+def _downs(layer: Layer) -> Sequence[Linear]:
+    return () if isinstance(layer.feed_forward, models.Experts) else (layer.down,)
+
+
+def _products(layer: Layer) -> Sequence[Any]:
+    last = (layer.mixture,) if isinstance(layer.feed_forward, models.Experts) else (layer.gated, layer.down)
+    return layer.qkv, layer.o, *last

@@ -1,0 +1,139 @@
+"""What is computed row by row: embedding, norms, RoPE with the store of K and V, span tables."""
+
+import triton
+import triton.language as tl
+
+from twostroke.backends.triton.kernels.numbers import narrow, rms
+
+
+@triton.jit
+def resolve_kernel(ids_ptr, drawn_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    """Token ids, with placeholders -1 - i replaced by the i-th drawn token."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + n, mask=n < N, other=0)
+    known = tl.load(drawn_ptr + tl.maximum(-1 - ids, 0), mask=(n < N) & (ids < 0), other=0)
+    tl.store(out_ptr + n, tl.maximum(tl.where(ids < 0, known, ids), 0), mask=n < N)
+
+
+@triton.jit
+def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a bfloat16 table, times `factor`: float32 [N, HIDDEN]."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    source = table_ptr + tl.load(ids_ptr + row).to(tl.int64) * HIDDEN
+    values = tl.load(source + columns, mask=columns < HIDDEN, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, values * factor, mask=columns < HIDDEN)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, parts_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps,
+    HIDDEN: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr, DROPOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """x += the sum of `PARTS` parts, after a norm if POST; out = norm(x), bfloat16, times dropout's factors.
+
+    x is float32 [N, HIDDEN], parts float32 [PARTS, N, HIDDEN]. Without NORM only x changes.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    at = row * HIDDEN + columns
+    x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    if PARTS > 0:
+        added = tl.load(parts_ptr + at, mask=inside, other=0.0)
+        for s in tl.static_range(1, PARTS):
+            added += tl.load(parts_ptr + s * part_stride + at, mask=inside, other=0.0)
+        if POST:
+            scale = rms(tl.sum(added * added, 0), HIDDEN, eps)
+            added = added * scale * tl.load(post_ptr + columns, mask=inside, other=0.0)
+            x = x + added
+        else:
+            x = x + added
+        tl.store(x_ptr + at, x, mask=inside)
+    if NORM:
+        scale = rms(tl.sum(x * x, 0), HIDDEN, eps)
+        made = x * scale * tl.load(weight_ptr + columns, mask=inside, other=0.0)
+        if DROPOUT:
+            made = made * tl.load(dropout_ptr + at, mask=inside, other=0.0)
+        tl.store(out_ptr + at, narrow(made), mask=inside)
+
+
+@triton.jit
+def _sides(parts, part_stride, places, mask, PARTS: tl.constexpr):
+    total = tl.load(parts + places, mask=mask, other=0.0)
+    for s in tl.static_range(1, PARTS):
+        total += tl.load(parts + s * part_stride + places, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def rope_store_kernel(
+    parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, eps, cos_ptr, sin_ptr, positions_ptr, cells_ptr,
+    q_ptr, kv_ptr, page_stride, layer,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """q, k and v of a row from the sum of its parts [PARTS, N, (HQ + 2 HKV) D]: bias, norms of q and k, RoPE.
+
+    q is written to [N, HQ, D], k and v to the row's cell (frame * PAGE + slot); a cell below 0 is no place. A program
+    takes HEADS heads of a row.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    i = tl.arange(0, HALF)
+    width: tl.constexpr = (HQ + 2 * HKV) * D
+    mask = (heads[:, None] < HQ + 2 * HKV) & (i[None, :] < D // 2)
+    columns = heads[:, None] * D + i[None, :]
+    first = _sides(parts_ptr, part_stride, row * width + columns, mask, PARTS)
+    second = _sides(parts_ptr, part_stride, row * width + columns + D // 2, mask, PARTS)
+    if BIAS:
+        first += tl.load(bias_ptr + columns, mask=mask, other=0.0)
+        second += tl.load(bias_ptr + columns + D // 2, mask=mask, other=0.0)
+    is_q, is_v = heads < HQ, heads >= HQ + HKV
+    if NORMS:
+        squares = tl.sum(first * first + second * second, 1)
+        scale = rms(squares, D, eps)[:, None]
+        inside = i < D // 2
+        qa, qb = tl.load(q_norm_ptr + i, mask=inside), tl.load(q_norm_ptr + D // 2 + i, mask=inside)
+        ka, kb = tl.load(k_norm_ptr + i, mask=inside), tl.load(k_norm_ptr + D // 2 + i, mask=inside)
+        left = tl.where(is_q[:, None], qa[None, :], ka[None, :])
+        right = tl.where(is_q[:, None], qb[None, :], kb[None, :])
+        first = tl.where(is_v[:, None], first, first * scale * left)
+        second = tl.where(is_v[:, None], second, second * scale * right)
+    position = tl.load(positions_ptr + row).to(tl.int64)
+    cos = tl.load(cos_ptr + position * (D // 2) + i, mask=i < D // 2, other=1.0)[None, :]
+    sin = tl.load(sin_ptr + position * (D // 2) + i, mask=i < D // 2, other=0.0)[None, :]
+    a = narrow(tl.where(is_v[:, None], first, first * cos - second * sin))
+    b = narrow(tl.where(is_v[:, None], second, second * cos + first * sin))
+    q_at = q_ptr + row * (HQ * D) + columns
+    tl.store(q_at, a, mask=mask & is_q[:, None])
+    tl.store(q_at + D // 2, b, mask=mask & is_q[:, None])
+    cell = tl.load(cells_ptr + row)
+    side = tl.where(is_v, HKV, 0) + (heads - HQ) % HKV  # K's heads, then V's
+    at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
+    places = kv_ptr + at + ((layer * 2 * HKV + side) * (PAGE * D))[:, None] + i[None, :]
+    stored = mask & (heads >= HQ)[:, None] & (cell >= 0)
+    tl.store(places, a, mask=stored)
+    tl.store(places + D // 2, b, mask=stored)
+
+
+@triton.jit
+def expand_kernel(
+    spans_ptr, starts_ptr, cells_ptr, positions_ptr, N, PAGE: tl.constexpr, SPANS: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """Span tables [N, 4] (frame, first slot, past the last, position) as a cell and a position for each entry.
+
+    starts [N]: the number of entries before each span.
+    """
+    n = tl.program_id(0) * SPANS + tl.arange(0, SPANS)
+    inside = n < N
+    frame = tl.load(spans_ptr + 4 * n, mask=inside, other=0)
+    first = tl.load(spans_ptr + 4 * n + 1, mask=inside, other=0)
+    last = tl.load(spans_ptr + 4 * n + 2, mask=inside, other=0)
+    position = tl.load(spans_ptr + 4 * n + 3, mask=inside, other=0)
+    start = tl.load(starts_ptr + n, mask=inside, other=0)
+    lane = tl.arange(0, LANES)[None, :]
+    mask = lane < (last - first)[:, None]
+    tl.store(cells_ptr + start[:, None] + lane, (frame * PAGE + first)[:, None] + lane, mask=mask)
+    tl.store(positions_ptr + start[:, None] + lane, position[:, None] + lane, mask=mask)

@@ -1,0 +1,220 @@
+"""Matrices on the device, and the choice of tiles for their products.
+
+What a result's bits depend on is fixed by a matrix's shape: `segments`, and the order of columns. What only its speed
+depends on is chosen by the number of tokens: `tiles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.backends.triton.kernels import linear as dense
+from twostroke.backends.triton.kernels import packed as quantized
+from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack, stacked
+from twostroke.formats.tensor import RawTensor
+
+FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
+WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
+SHORTEST = 512  # columns of a segment, at least
+PADDING = 256  # buffers of tokens have a multiple of these rows
+UNIT = 128  # columns of a segment are a multiple
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A tile of `features` by `tokens`, `columns` at a time; `warps` and `stages` of a program."""
+
+    features: int
+    tokens: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# By the number of tokens, up to and including it.
+TILES = {
+    16: Tiles(64, 16, 128, 4, 4),
+    32: Tiles(64, 32, 128, 4, 4),
+    64: Tiles(64, 64, 64, 4, 4),
+    128: Tiles(64, 128, 64, 4, 4),
+}
+MANY = Tiles(128, 128, 64, 8, 4)
+GATED_MANY = Tiles(128, 128, 64, 8, 3)
+
+
+def tiles(tokens: int, gated: bool = False) -> Tiles:
+    """The tiles of a product with so many tokens."""
+    for most, chosen in TILES.items():
+        if tokens <= most:
+            return chosen
+    return GATED_MANY if gated else MANY
+
+
+def segments(features: int, columns: int) -> int:
+    """Number of pieces that a product is summed in, by the shape alone."""
+    count, programs = 1, -(-features // ROWS)
+    while programs * count < WANTED_PROGRAMS and columns // (2 * count) >= SHORTEST:
+        count *= 2
+    return count
+
+
+def segment_columns(columns: int, count: int) -> int:
+    return -(-columns // (count * UNIT)) * UNIT
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A bfloat16 matrix [rows, columns]; of a gated pair [2, rows, columns]."""
+
+    rows: int
+    columns: int
+    matrix: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+
+Matrix = Dense | Packed
+
+
+class Scratch:
+    """Room for one matrix at a time, unpacked to bfloat16."""
+
+    def __init__(self, device: str) -> None:
+        self.room = torch.empty(0, dtype=torch.bfloat16, device=device)
+
+    def unpacked(self, matrix: Packed, height: int) -> torch.Tensor:
+        """The first `height` padded rows of a matrix, [height, columns]. The next call overwrites them."""
+        if self.room.numel() < height * matrix.columns:
+            self.room = self.room.new_empty(height * matrix.columns)
+        quantized.unpack_kernel[(-(-height // ROWS), matrix.tiles)](
+            *matrix.arrays, None, self.room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
+            matrix.form.code,
+        )  # fmt: skip
+        return self.room
+
+
+def place(raw: RawTensor, device: str) -> Matrix:
+    """A matrix on the device, in its own format if there are kernels for it, else in bfloat16."""
+    if raw.format in FORMS:
+        made: Matrix = pack(raw, device)
+    else:
+        made = Dense(raw.shape[0], raw.shape[1], bfloat16(raw, device))
+    raw.release()
+    return made
+
+
+def bfloat16(raw: RawTensor, device: str) -> torch.Tensor:
+    """The values of a matrix, each rounded once."""
+    if raw.format == "BF16":
+        return torch.from_numpy(raw.data).to(device, copy=True).view(torch.bfloat16).reshape(raw.shape)
+    made = torch.empty(raw.num_elements, dtype=torch.bfloat16, device=device)
+    for start, values in raw.chunks():
+        made[start : start + len(values)] = torch.from_numpy(values).to(device)
+    return made.reshape(raw.shape)
+
+
+class Linear:
+    """A product with one or more matrices side by side (q, k and v): float32 parts, to be added by who reads them.
+
+    `parts` buffers are [segments, tokens, features] for few tokens and [1, tokens, features] for many.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], scratch: Scratch, whole: bool = False) -> None:
+        """`whole`: never more than one part."""
+        self.features, self.columns = sum(matrix.rows for matrix in matrices), matrices[0].columns
+        self.pieces, self.scratch = _merged(matrices), scratch
+        # One number for all pieces, so that their parts can be added together.
+        self.segments = 1 if whole else segments(self.features, self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def parts(self, tokens: int) -> int:
+        """The number of parts that a product with so many tokens has."""
+        return self.segments if tokens <= FEW_TOKENS else 1
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        """x [padded tokens, columns] bfloat16; out: float32, room for `parts(tokens)` times [padded, features]."""
+        chosen, first = tiles(tokens), 0
+        padded, few = x.shape[0], tokens <= FEW_TOKENS
+        count = self.segments if few else 1
+        columns, stride = segment_columns(self.columns, self.segments), padded * self.features
+        for piece in self.pieces:
+            place = out[first:]
+            grid = (-(-tokens // chosen.tokens), -(-piece.rows // chosen.features), count)
+            if isinstance(piece, Packed) and few:
+                quantized.packed_linear_kernel[(grid[0], -(-piece.rows // ROWS), count)](
+                    x, *piece.arrays, place, stride, self.features, piece.rows, self.columns, piece.tiles, columns,
+                    chosen.tokens, piece.form.code, num_warps=4, num_stages=2,
+                )  # fmt: skip
+            else:
+                w = piece.matrix if isinstance(piece, Dense) else self.scratch.unpacked(piece, piece.rows)
+                dense.linear_kernel[grid](
+                    x, w, place, stride, self.features, piece.rows, self.columns, columns, self.segments, not few,
+                    chosen.features, chosen.tokens, chosen.columns, num_warps=chosen.warps, num_stages=chosen.stages,
+                )  # fmt: skip
+            first += piece.rows
+
+
+class Gated:
+    """activation(gate x) * (up x), bfloat16."""
+
+    def __init__(self, gate: Matrix, up: Matrix, gelu: bool, scratch: Scratch) -> None:
+        self.rows, self.columns, self.gelu, self.scratch = gate.rows, gate.columns, gelu, scratch
+        if isinstance(gate, Packed) and isinstance(up, Packed) and gate.form == up.form:
+            self.pair: Matrix = stacked(gate, up)
+        else:  # of two formats: in bfloat16, the values that a product takes anyway
+            both = [_unpacked(one, scratch) for one in (gate, up)]
+            self.pair = Dense(gate.rows, gate.columns, torch.stack(both))
+
+    @property
+    def nbytes(self) -> int:
+        return self.pair.nbytes
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        """x [padded tokens, columns] -> out [padded tokens, rows], both bfloat16."""
+        chosen, pair = tiles(tokens, gated=True), self.pair
+        grid = (-(-tokens // chosen.tokens), -(-self.rows // chosen.features))
+        if isinstance(pair, Packed) and tokens <= FEW_TOKENS:
+            quantized.packed_gated_kernel[(grid[0], -(-self.rows // ROWS))](
+                x, *pair.arrays, out, self.rows, self.columns, pair.tiles, chosen.tokens, self.gelu, pair.form.code,
+                num_warps=4, num_stages=2,
+            )  # fmt: skip
+            return
+        if isinstance(pair, Dense):
+            w = pair.matrix
+        elif self.rows % ROWS == 0:
+            w = self.scratch.unpacked(pair, 2 * self.rows)
+        else:
+            raise AssertionError("`unsupported` lets only whole tiles of gated pairs through")
+        dense.gated_kernel[grid](
+            x, w, out, self.rows, self.columns, self.gelu, chosen.features, chosen.tokens, chosen.columns,
+            num_warps=chosen.warps, num_stages=chosen.stages,
+        )  # fmt: skip
+
+
+def _unpacked(matrix: Matrix, scratch: Scratch) -> torch.Tensor:
+    if isinstance(matrix, Dense):
+        return matrix.matrix
+    return scratch.unpacked(matrix, matrix.rows)[: matrix.rows * matrix.columns].view(matrix.rows, -1).clone()
+
+
+def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:
+    """Neighbours of one form as one matrix, if the first fills its tiles."""
+    merged = [matrices[0]]
+    for one in matrices[1:]:
+        last = merged[-1]
+        if isinstance(last, Dense) and isinstance(one, Dense):
+            merged[-1] = Dense(last.rows + one.rows, one.columns, torch.cat((last.matrix, one.matrix)))
+        elif isinstance(last, Packed) and isinstance(one, Packed) and last.form == one.form and last.rows % ROWS == 0:
+            joined = (torch.cat(pair) for pair in zip(last.arrays, one.arrays, strict=True))
+            merged[-1] = Packed(last.form, last.rows + one.rows, one.columns, *joined)
+        else:
+            merged.append(one)
+    return merged

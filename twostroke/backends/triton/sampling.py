@@ -1,0 +1,183 @@
+"""Sampling on the device: a step's logits stay there, and a few numbers per row cross over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+
+from twostroke.backends.triton.kernels import sampling as kernels
+from twostroke.sampling.draw import Draw
+from twostroke.sampling.noise import COLDEST, Noise
+from twostroke.sampling.params import SamplingParams
+
+WORDS = kernels.WORDS.value  # of a draw
+BLOCK = kernels.BLOCK.value
+NOISE_ALONE = SamplingParams()
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of a search over at most R rows. One may be used by one call at a time.
+
+    Attributes:
+        values, columns: [R, blocks] float32 and int32, what each block has found.
+        sums: [R, 2, blocks] float32.
+        cuts: [R, 2] float64.
+    """
+
+    values: torch.Tensor
+    columns: torch.Tensor
+    sums: torch.Tensor
+    cuts: torch.Tensor
+
+
+def supports(draw: Draw) -> bool:
+    """Whether the token can be drawn on the device: by temperature and filters, and nothing else is requested."""
+    return not (draw.params.shapes_logits or draw.reports or draw.keep_logits)
+
+
+def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
+    """What the kernels read of each draw: int64 [R, WORDS]. Only its noise and its filters are looked at."""
+    packed = np.zeros((len(draws), WORDS), np.int64)
+    floats = packed.view(np.float64)
+    for i, draw in enumerate(draws):
+        params, noise = (NOISE_ALONE, draw) if isinstance(draw, Noise) else (draw.params, draw.noise)
+        floats[i, kernels.GAIN.value] = noise.gain
+        if noise.key is not None:
+            packed[i, kernels.KEY.value] = noise.key - ((noise.key >> 63) << 64)
+            packed[i, kernels.DRAWN.value] = 1
+        filters = params.filters and noise.key is not None
+        packed[i, kernels.TOP_K.value] = min(params.top_k, 2**31 - 1) if filters else 0
+        floats[i, kernels.TOP_P.value] = params.top_p if filters else 1.0
+        margin = max(params.temperature, COLDEST) * math.log(params.min_p) if filters and params.min_p else -math.inf
+        floats[i, kernels.MARGIN.value] = margin
+    return packed
+
+
+class DeviceSampler:
+    """Draws tokens from logits on a device. A row's token depends only on its logits and its draw.
+
+    Logits are [R, vocab] float32 whose rows may be further apart than `vocab`. All calls only launch kernels: nothing
+    waits for the device, and with `out` and `room` given nothing is allocated, so they can be captured in a graph.
+
+    Without filters tokens are those of the native backend given the same logits, up to how logits are computed. Filters
+    work in float32 weights, which are counted in units of 2^-40 so that their sums are exact; a token whose cumulated
+    probability is within about 1e-6 of `top_p` may be on the other side than in the CPU's double precision.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+
+    def room(self, rows: int, vocab: int) -> Room:
+        """Memory for calls with at most this many rows, and exactly this vocabulary."""
+        blocks = triton.cdiv(vocab, BLOCK)
+        return Room(
+            torch.empty((rows, blocks), dtype=torch.float32, device=self.device),
+            torch.empty((rows, blocks), dtype=torch.int32, device=self.device),
+            torch.empty((rows, 2, blocks), dtype=torch.float32, device=self.device),
+            torch.empty((rows, 2), dtype=torch.float64, device=self.device),
+        )
+
+    def send(self, draws: Sequence[Draw | Noise]) -> torch.Tensor:
+        """The draws' words on the device: [R, WORDS] int64."""
+        return torch.from_numpy(words(draws)).to(self.device, non_blocking=True)
+
+    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Tokens of draws that are supported: int32 [R]."""
+        filtered = any(draw.params.filters for draw in draws)
+        return self.search(logits, self.send(draws), filtered=filtered)
+
+    def search(
+        self,
+        logits: torch.Tensor,
+        draws: torch.Tensor,
+        filtered: bool = False,
+        out: torch.Tensor | None = None,
+        room: Room | None = None,
+    ) -> torch.Tensor:
+        """For each row the id of the largest logit * gain + noise: int32 [R], the lowest in a tie.
+
+        It is NO_TOKEN where a logit is NaN or infinite, or all are -inf.
+
+        Args:
+            draws: [R, WORDS] int64, see `words`.
+            filtered: whether a row has filters. Rows without any are searched whole, to the same result.
+            out: where the ids are written.
+        """
+        rows, vocab = _checked(logits)
+        ids = torch.empty(rows, dtype=torch.int32, device=self.device) if out is None else out
+        if not rows:
+            return ids
+        room = self.room(rows, vocab) if room is None else room
+        stride, blocks = logits.stride(0), room.values.shape[1]
+        if filtered:
+            kernels.cut_rows[(rows,)](
+                logits, stride, vocab, draws, room.cuts, kernels.CUT_BLOCK, num_warps=16, enable_fp_fusion=False
+            )
+        kernels.search_blocks[(rows, blocks)](
+            logits, stride, vocab, draws, room.cuts, room.values, room.columns, blocks, filtered, BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        kernels.search_ends[(rows,)](
+            logits, stride, room.values, room.columns, blocks, ids, triton.next_power_of_2(blocks), num_warps=4
+        )
+        return ids
+
+    def statistics(
+        self,
+        logits: torch.Tensor,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+        room: Room | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row's most likely id, int32 [R], and [R, 3] float32: its logit, logsumexp, and entropy in nats.
+
+        The numbers are NaN where a logit is NaN or infinite, or all are -inf. A logit of -inf has probability 0.
+        """
+        rows, vocab = _checked(logits)
+        if out is None:
+            out = (
+                torch.empty(rows, dtype=torch.int32, device=self.device),
+                torch.empty((rows, 3), dtype=torch.float32, device=self.device),
+            )
+        if not rows:
+            return out
+        room = self.room(rows, vocab) if room is None else room
+        blocks = room.values.shape[1]
+        kernels.summarize_blocks[(rows, blocks)](
+            logits, logits.stride(0), vocab, room.values, room.columns, room.sums, blocks, BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        kernels.summarize_ends[(rows,)](
+            room.values, room.columns, room.sums, blocks, *out, triton.next_power_of_2(blocks),
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
+
+    def likeliest(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` most likely ids of each row, [R, count] int64 in falling order, and their logits [R, count].
+
+        Ties go to the lower id: what is compared is an integer of 64 bits, the logit above and the id below, and no
+        two of them are equal. -inf comes last, and NaN above or below everything.
+        """
+        _, vocab = _checked(logits)
+        bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0, and equals it
+        keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << 32
+        keys |= torch.arange(vocab - 1, -1, -1, device=self.device)
+        ids = vocab - 1 - (torch.topk(keys, min(count, vocab), dim=-1).values & 0xFFFFFFFF)
+        return ids, logits.gather(-1, ids)
+
+    def at(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The logit of one id of each row, int32 [R]: float32 [R]. NO_TOKEN takes that of id 0."""
+        return logits.gather(-1, ids.clamp(min=0).to(torch.int64)[:, None])[:, 0]
+
+
+def _checked(logits: torch.Tensor) -> tuple[int, int]:
+    """The shape. Raises ValueError if these are no logits of the form that kernels read."""
+    if logits.ndim != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1 or not logits.shape[1]:
+        raise ValueError(f"logits must be [rows, vocab] float32 with adjacent columns, not {logits.shape}")
+    return logits.shape[0], logits.shape[1]

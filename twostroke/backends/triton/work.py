@@ -1,0 +1,165 @@
+"""What a pass has to know of a batch, as integers: rows, span tables, and who computes which part of attention.
+
+The host makes one array of int32 of it, and one copy takes it to the device. Where a captured graph runs the pass, each
+part has the room of the graph's shape, and what is not used is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.backends.interface import POSITION, START, STOP, RaggedBatch
+
+ROWS = 64  # of a tile of queries: tokens times query heads of a KV head
+KEYS = 128  # of a tile of keys
+FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from, to, first part, parts of a token or 0
+MOST_PARTS = 4096  # rows times tiles of keys that are added by a second kernel
+PROGRAMS = 264  # that keep a GPU busy: two for each of 132 multiprocessors
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a pass. A graph is captured for a shape, and serves every batch that fits into it.
+
+    Attributes:
+        rows: of the batch.
+        spans: rows of all span tables.
+        items: work items of attention, for each window.
+        joined: rows whose parts are added by a second kernel, for each window.
+    """
+
+    rows: int
+    spans: int
+    items: tuple[int, ...]
+    joined: tuple[int, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Lengths of the parts of the integer array: ids, positions, cells, spans, starts, work, joined rows."""
+        sizes = [self.rows, self.rows, self.rows, 4 * self.spans, self.spans]
+        for items, joined in zip(self.items, self.joined, strict=True):
+            sizes += [items * FIELDS, joined * 3]
+        return sizes
+
+    def padded(self, rows: int) -> Shape:
+        """The shape with room to grow, of a batch padded to `rows` rows."""
+        return Shape(
+            rows,
+            _power(self.spans, 256),
+            tuple(_power(count, 64) for count in self.items),
+            tuple(rows if count else 0 for count in self.joined),
+        )
+
+
+def _power(count: int, least: int) -> int:
+    return max(least, 1 << (count - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch as arrays of int32, in the order of `Shape.sizes`; `entries` is the length of all tables together."""
+
+    shape: Shape
+    arrays: list[np.ndarray]
+    entries: int
+
+    def packed(self, shape: Shape) -> np.ndarray:
+        """One array, each part padded to the room that `shape` gives it."""
+        sizes = shape.sizes
+        packed = np.zeros(sum(sizes), np.int32)
+        packed[2 * sizes[0] : 3 * sizes[0]] = -1  # padding rows have no cell
+        start = 0
+        for array, size in zip(self.arrays, sizes, strict=True):
+            packed[start : start + len(array)] = array
+            start += size
+        return packed
+
+
+def plan(batch: RaggedBatch[np.ndarray], page_size: int, heads: int, kv_heads: int, windows: Sequence[int | None]) -> Work:
+    """The work of a batch, for each of the model's distinct windows."""
+    spans = batch.tables[0] if len(batch.tables) == 1 else np.concatenate(batch.tables, dtype=np.int32)
+    lengths = spans[:, STOP] - spans[:, START]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    counts = np.fromiter((len(table) for table in batch.tables), np.int64, len(batch.tables))
+    last = np.cumsum(counts)
+    sequence_ends = ends[last - 1]
+    sequence_starts = np.concatenate(([0], sequence_ends[:-1]))
+    queries = _queries(batch, sequence_starts, sequence_ends, heads // kv_heads)
+    arrays = [
+        np.asarray(batch.token_ids),
+        np.asarray(batch.positions),
+        batch.pages * page_size + batch.slots,
+        spans.reshape(-1),
+        starts,
+    ]
+    items: list[int] = []
+    joined: list[int] = []
+    for window in windows:
+        work, rows = _items(queries, kv_heads, None if window is None else _first(batch, queries, spans, starts, window))
+        arrays += [work.reshape(-1), rows.reshape(-1)]
+        items.append(len(work))
+        joined.append(len(rows))
+    return Work(Shape(batch.num_rows, len(spans), tuple(items), tuple(joined)), arrays, int(ends[-1]))
+
+
+def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, group: int) -> np.ndarray:
+    """Tiles of queries, [tiles, 5] int64: row, tokens, first entry of the sequence, entries before the row, sequence."""
+    rows = np.asarray(batch.row_starts, np.int64)
+    per_tile, counts = ROWS // group, np.diff(rows)
+    tiles = -(-counts // per_tile)
+    sequence = np.repeat(np.arange(len(counts)), tiles)
+    nth = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    done = nth * per_tile
+    tokens = np.minimum(per_tile, counts[sequence] - done)
+    order = (ends - starts - counts)[sequence] + done
+    return np.stack([rows[sequence] + done, tokens, starts[sequence], order, sequence], 1)
+
+
+def _first(
+    batch: RaggedBatch[np.ndarray], queries: np.ndarray, spans: np.ndarray, starts: np.ndarray, window: int
+) -> np.ndarray:
+    """The first tile of keys that a tile of queries sees through a window: [tiles] int64.
+
+    Tiles before it are wholly masked, and leaving them out changes no bit.
+    """
+    first = np.zeros(len(queries), np.int64)
+    last_positions = spans[:, POSITION] + spans[:, STOP] - spans[:, START] - 1
+    bounds = np.concatenate(([0], np.cumsum([len(table) for table in batch.tables])))
+    for i, (row, tokens, base, _, sequence) in enumerate(queries.tolist()):
+        least = int(batch.positions[row : row + tokens].min()) - window
+        own = slice(bounds[sequence], bounds[sequence + 1])
+        seen = int(np.argmax(last_positions[own] > least))
+        first[i] = (starts[own][seen] - base) // KEYS
+    return first
+
+
+def _items(queries: np.ndarray, kv_heads: int, first: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Work items [items, FIELDS], and the rows whose parts are added by a second kernel [rows, 3].
+
+    How the keys are divided changes no bit, so it is chosen by how many programs there would be otherwise.
+    """
+    row, tokens, base, order = queries[:, 0], queries[:, 1], queries[:, 2], queries[:, 3]
+    end = (order + tokens - 1) // KEYS + 1
+    begin = np.zeros_like(end) if first is None else first
+    count, none = end - begin, np.zeros_like(end)
+    programs, parts = len(queries) * kv_heads, int((tokens * count).sum())
+    if programs >= PROGRAMS or parts > MOST_PARTS or count.max() == 1:
+        whole = np.stack([row, tokens, base, order, begin, end, none, none], 1)
+        return whole, np.zeros((0, 3), np.int64)
+    step = max(1, -(-int(count.sum()) * kv_heads // (2 * PROGRAMS)))
+    pieces = -(-count // step)
+    part = np.cumsum(tokens * count) - tokens * count
+    tile = np.repeat(np.arange(len(queries)), pieces)
+    nth = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    froms = begin[tile] + nth * step
+    # Part n of a token is that of its tile begin + n.
+    places = (part - begin)[tile]
+    items = [row[tile], tokens[tile], base[tile], order[tile], froms, np.minimum(froms + step, end[tile]), places]
+    of_row = np.repeat(np.arange(len(queries)), tokens)
+    token = np.arange(len(of_row)) - np.repeat(np.cumsum(tokens) - tokens, tokens)
+    rows = np.stack([row[of_row] + token, part[of_row] + token * count[of_row], count[of_row]], 1)
+    return np.stack([*items, count[tile]], 1), rows

@@ -84,9 +84,8 @@ class TritonModel:
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
-        config, kv = self.config, memory.storage
-        heads = config.num_heads, config.num_kv_heads
-        work = plan(batch, kv.shape[4], *heads, self.decoder.windows)
+        kv = memory.storage
+        work = plan(batch, kv.shape[4], self.config, self.decoder.windows)
         extras = NONE
         if batch.dropout is not None or batch.query_rows is not None:
             extras = Extras(*(self._there(array) for array in (batch.dropout, batch.query_rows)))

@@ -14,9 +14,10 @@ from twostroke.backends.triton.experts import Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
+from twostroke.backends.triton.kernels.numbers import EARLY
 from twostroke.backends.triton.linear import PADDING, Gated, Linear, Scratch, place
 from twostroke.backends.triton.packed import Packed
-from twostroke.backends.triton.work import KEYS, MOST_PARTS, Shape
+from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of
 from twostroke.models import config as models
 from twostroke.models.rope import Rope, frequencies
 
@@ -166,10 +167,12 @@ class Decoder:
         rows, config, queries = shape.rows, self.config, list[torch.Tensor]()
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
-        pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
+        pointwise.resolve_kernel[(blocks,)](
+            work.token_ids, drawn, to.ids, rows, BLOCK=256, launch_pdl=EARLY
+        )
         pointwise.expand_kernel[(-(-shape.spans // SPANS),)](
             work.spans, work.starts, to.cells, to.positions, shape.spans,
-            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size),
+            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size), launch_pdl=EARLY,
         )  # fmt: skip
         self._embed(rows, to)
         parts, post = 0, None
@@ -202,12 +205,12 @@ class Decoder:
         if isinstance(table, Packed):
             quantized.unpack_kernel[(rows, table.tiles)](
                 *table.arrays, to.ids, to.x, config.embedding_scale, config.vocab_size, config.hidden_size,
-                table.tiles, 1, True, False, table.form.code,
+                table.tiles, 1, True, False, table.form.code, launch_pdl=EARLY,
             )  # fmt: skip
         else:
             pointwise.embed_kernel[(rows,)](
                 to.ids, table.matrix, to.x, config.embedding_scale, config.hidden_size,
-                power_of_two(config.hidden_size),
+                power_of_two(config.hidden_size), launch_pdl=EARLY,
             )  # fmt: skip
 
     def _norm(
@@ -219,7 +222,7 @@ class Decoder:
         pointwise.norm_kernel[(rows,)](
             to.x, to.parts, post, weight, dropout, to.h, to.rows * hidden, self.config.norm_eps,
             hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
-            num_warps=norm_warps(hidden),
+            num_warps=norm_warps(hidden), launch_pdl=EARLY,
         )  # fmt: skip
 
     def _store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
@@ -233,7 +236,7 @@ class Decoder:
             turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
-            HALF=power_of_two(config.head_dim // 2), num_warps=2,
+            HALF=power_of_two(config.head_dim // 2), num_warps=2, launch_pdl=EARLY,
         )  # fmt: skip
 
     def _attend(
@@ -245,13 +248,14 @@ class Decoder:
         attending.attention_kernel[(shape.items[which], kv_heads)](
             work.work[which], to.q, kv, to.cells, to.positions, to.attended, self.sums, self.tops, self.totals,
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
-            HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, KEYS=KEYS,
-            BLOCK_D=block, num_warps=4 if block <= 128 else 8, num_stages=2,
+            HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
+            KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, num_warps=4 if shape.tall == FEW_ROWS else 8,
+            num_stages=3 if shape.tall == FEW_ROWS else 2, launch_pdl=EARLY,
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads)](
                 work.joined[which], self.sums, self.tops, self.totals, to.attended,
-                HQ=heads, D=dim, BLOCK_D=block, num_warps=1, num_stages=4,
+                HQ=heads, D=dim, BLOCK_D=block, BLOCK=64, num_warps=1, launch_pdl=EARLY,
             )  # fmt: skip
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -270,7 +274,7 @@ class Decoder:
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
             x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
-            power_of_two(hidden), num_warps=norm_warps(hidden),
+            power_of_two(hidden), num_warps=norm_warps(hidden), launch_pdl=EARLY,
         )  # fmt: skip
         self.head(h, out, rows)
 

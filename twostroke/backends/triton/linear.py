@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
+from twostroke.backends.triton.kernels.numbers import EARLY
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack, stacked
 from twostroke.formats.tensor import RawTensor
 
@@ -20,6 +22,8 @@ FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed w
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
 SHORTEST = 512  # columns of a segment, at least
 PADDING = 256  # buffers of tokens have a multiple of these rows
+MOST_SEGMENTS = 4
+PROCESSORS = 132
 UNIT = 128  # columns of a segment are a multiple
 
 
@@ -34,29 +38,34 @@ class Tiles:
     stages: int
 
 
-# By the number of tokens, up to and including it.
+# Few tokens, by their number, up to and including it.
 TILES = {
     16: Tiles(64, 16, 128, 4, 4),
     32: Tiles(64, 32, 128, 4, 4),
     64: Tiles(64, 64, 64, 4, 4),
-    128: Tiles(64, 128, 64, 4, 4),
 }
-MANY = Tiles(128, 128, 64, 8, 4)
-GATED_MANY = Tiles(128, 128, 64, 8, 3)
+WIDE, SQUARE, LOW = Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 4, 4)
+GATED_WIDE, GATED_LOW = Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 4)
+BAND = 8  # tiles of tokens that are next to each other in time
 
 
-def tiles(tokens: int, gated: bool = False) -> Tiles:
-    """The tiles of a product with so many tokens."""
-    for most, chosen in TILES.items():
-        if tokens <= most:
-            return chosen
-    return GATED_MANY if gated else MANY
+def few(tokens: int) -> Tiles:
+    """The tiles of a product with at most FEW_TOKENS tokens."""
+    return next(chosen for most, chosen in TILES.items() if tokens <= most)
+
+
+def many(tokens: int, features: int, count: int) -> Tiles:
+    """The tiles of a product with more tokens, of `count` segments: as wide as leaves no multiprocessor without one."""
+    tall = -(-tokens // 128)
+    if count == 1 and tall * (features // 256) >= PROCESSORS:
+        return WIDE
+    return SQUARE if tall * (features // 128) >= PROCESSORS else LOW
 
 
 def segments(features: int, columns: int) -> int:
     """Number of pieces that a product is summed in, by the shape alone."""
     count, programs = 1, -(-features // ROWS)
-    while programs * count < WANTED_PROGRAMS and columns // (2 * count) >= SHORTEST:
+    while count < MOST_SEGMENTS and programs * count < WANTED_PROGRAMS and columns // (2 * count) >= SHORTEST:
         count *= 2
     return count
 
@@ -93,9 +102,9 @@ class Scratch:
             self.room = self.room.new_empty(height * matrix.columns)
         quantized.unpack_kernel[(-(-height // ROWS), matrix.tiles)](
             *matrix.arrays, None, self.room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
-            matrix.form.code,
+            matrix.form.code, launch_pdl=EARLY,
         )  # fmt: skip
-        return self.room
+        return self.room[: height * matrix.columns].view(height, matrix.columns)
 
 
 def place(raw: RawTensor, device: str) -> Matrix:
@@ -141,25 +150,40 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
         """x [padded tokens, columns] bfloat16; out: float32, room for `parts(tokens)` times [padded, features]."""
-        chosen, first = tiles(tokens), 0
-        padded, few = x.shape[0], tokens <= FEW_TOKENS
-        count = self.segments if few else 1
-        columns, stride = segment_columns(self.columns, self.segments), padded * self.features
+        first, width, length = 0, self.features, segment_columns(self.columns, self.segments)
+        stride = len(x) * width
         for piece in self.pieces:
             place = out[first:]
-            grid = (-(-tokens // chosen.tokens), -(-piece.rows // chosen.features), count)
-            if isinstance(piece, Packed) and few:
-                quantized.packed_linear_kernel[(grid[0], -(-piece.rows // ROWS), count)](
-                    x, *piece.arrays, place, stride, self.features, piece.rows, self.columns, piece.tiles, columns,
-                    chosen.tokens, piece.form.code, num_warps=4, num_stages=2,
-                )  # fmt: skip
+            if tokens <= FEW_TOKENS:
+                chosen = few(tokens)
+                tall = -(-tokens // chosen.tokens)
+                if isinstance(piece, Packed):
+                    quantized.packed_linear_kernel[(tall, -(-piece.rows // ROWS), self.segments)](
+                        x, *piece.arrays, place, stride, width, piece.rows, self.columns, piece.tiles, length,
+                        chosen.tokens, piece.form.code, num_warps=4, num_stages=2, launch_pdl=EARLY,
+                    )  # fmt: skip
+                else:
+                    dense.linear_kernel[(tall, -(-piece.rows // chosen.features), self.segments)](
+                        x, piece.matrix, place, stride, width, piece.rows, self.columns, length,
+                        chosen.features, chosen.tokens, chosen.columns,
+                        num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
+                    )  # fmt: skip
             else:
                 w = piece.matrix if isinstance(piece, Dense) else self.scratch.unpacked(piece, piece.rows)
-                dense.linear_kernel[grid](
-                    x, w, place, stride, self.features, piece.rows, self.columns, columns, self.segments, not few,
-                    chosen.features, chosen.tokens, chosen.columns, num_warps=chosen.warps, num_stages=chosen.stages,
+                chosen = many(tokens, piece.rows, self.segments)
+                grid = -(-tokens // chosen.tokens) * -(-piece.rows // chosen.features)
+                dense.many_kernel[(grid,)](
+                    tiled(x, chosen.tokens, chosen.columns), tiled(w, chosen.features, chosen.columns), place, tokens,
+                    width, piece.rows, self.columns, length, self.segments,
+                    chosen.features, chosen.tokens, chosen.columns, BAND,
+                    num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
                 )  # fmt: skip
             first += piece.rows
+
+
+def tiled(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix whose tiles the bulk copy engine loads."""
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
 class Gated:
@@ -179,30 +203,37 @@ class Gated:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
         """x [padded tokens, columns] -> out [padded tokens, rows], both bfloat16."""
-        chosen, pair = tiles(tokens, gated=True), self.pair
-        grid = (-(-tokens // chosen.tokens), -(-self.rows // chosen.features))
-        if isinstance(pair, Packed) and tokens <= FEW_TOKENS:
-            quantized.packed_gated_kernel[(grid[0], -(-self.rows // ROWS))](
-                x, *pair.arrays, out, self.rows, self.columns, pair.tiles, chosen.tokens, self.gelu, pair.form.code,
-                num_warps=4, num_stages=2,
-            )  # fmt: skip
+        pair = self.pair
+        if tokens <= FEW_TOKENS:
+            chosen = few(tokens)
+            tall = -(-tokens // chosen.tokens)
+            if isinstance(pair, Packed):
+                quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
+                    x, *pair.arrays, out, self.rows, self.columns, pair.tiles, chosen.tokens, self.gelu,
+                    pair.form.code, num_warps=4, num_stages=2, launch_pdl=EARLY,
+                )  # fmt: skip
+            else:
+                dense.gated_kernel[(tall, -(-self.rows // chosen.features))](
+                    x, pair.matrix, out, self.rows, self.columns, self.gelu,
+                    chosen.features, chosen.tokens, chosen.columns,
+                    num_warps=chosen.warps, num_stages=min(3, chosen.stages), launch_pdl=EARLY,
+                )  # fmt: skip
             return
-        if isinstance(pair, Dense):
-            w = pair.matrix
-        elif self.rows % ROWS == 0:
-            w = self.scratch.unpacked(pair, 2 * self.rows)
-        else:
-            raise AssertionError("`unsupported` lets only whole tiles of gated pairs through")
-        dense.gated_kernel[grid](
-            x, w, out, self.rows, self.columns, self.gelu, chosen.features, chosen.tokens, chosen.columns,
-            num_warps=chosen.warps, num_stages=chosen.stages,
+        tall = -(-tokens // GATED_WIDE.tokens)
+        chosen = GATED_WIDE if tall * (self.rows // GATED_WIDE.features) >= PROCESSORS else GATED_LOW
+        whole = pair.matrix if isinstance(pair, Dense) else self.scratch.unpacked(pair, 2 * self.rows)
+        sides = (tiled(side, chosen.features, chosen.columns) for side in whole.view(2, self.rows, self.columns))
+        dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
+            tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.gelu,
+            chosen.features, chosen.tokens, chosen.columns, BAND,
+            num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
         )  # fmt: skip
 
 
 def _unpacked(matrix: Matrix, scratch: Scratch) -> torch.Tensor:
     if isinstance(matrix, Dense):
         return matrix.matrix
-    return scratch.unpacked(matrix, matrix.rows)[: matrix.rows * matrix.columns].view(matrix.rows, -1).clone()
+    return scratch.unpacked(matrix, matrix.rows).clone()
 
 
 def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:

@@ -167,7 +167,7 @@ def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
     d, at = _halves(blocks, 0), 2
     dmin = d.new_empty(0)
     if form.minima:
-        dmin, at = -_halves(blocks, 2), 4
+        dmin, at = _halves(blocks, 2), 4
     if form.bits == 8:
         codes = blocks[..., at:]
     else:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.interface import POSITION, START, STOP, RaggedBatch
+from twostroke.models.config import ModelConfig
 
-ROWS = 64  # of a tile of queries: tokens times query heads of a KV head
-KEYS = 128  # of a tile of keys
+FEW_ROWS, MANY_ROWS = 16, 128  # of a tile of queries: tokens times query heads of a KV head
 FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from, to, first part, parts of a token or 0
 MOST_PARTS = 4096  # rows times tiles of keys that are added by a second kernel
 PROGRAMS = 264  # that keep a GPU busy: two for each of 132 multiprocessors
@@ -29,10 +29,12 @@ class Shape:
         spans: rows of all span tables.
         items: work items of attention, for each window.
         joined: rows whose parts are added by a second kernel, for each window.
+        tall: rows of a tile of queries.
     """
 
     rows: int
     spans: int
+    tall: int
     items: tuple[int, ...]
     joined: tuple[int, ...]
 
@@ -49,6 +51,7 @@ class Shape:
         return Shape(
             rows,
             _power(self.spans, 256),
+            self.tall,
             tuple(_power(count, 64) for count in self.items),
             tuple(rows if count else 0 for count in self.joined),
         )
@@ -78,8 +81,14 @@ class Work:
         return packed
 
 
-def plan(batch: RaggedBatch[np.ndarray], page_size: int, heads: int, kv_heads: int, windows: Sequence[int | None]) -> Work:
+def keys_of(head_dim: int) -> int:
+    """Keys of a tile, by the width of heads alone: two programs share a multiprocessor's memory."""
+    return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+
+
+def plan(batch: RaggedBatch[np.ndarray], page_size: int, config: ModelConfig, windows: Sequence[int | None]) -> Work:
     """The work of a batch, for each of the model's distinct windows."""
+    heads, kv_heads, keys = config.num_heads, config.num_kv_heads, keys_of(config.head_dim)
     spans = batch.tables[0] if len(batch.tables) == 1 else np.concatenate(batch.tables, dtype=np.int32)
     lengths = spans[:, STOP] - spans[:, START]
     ends = np.cumsum(lengths)
@@ -88,7 +97,9 @@ def plan(batch: RaggedBatch[np.ndarray], page_size: int, heads: int, kv_heads: i
     last = np.cumsum(counts)
     sequence_ends = ends[last - 1]
     sequence_starts = np.concatenate(([0], sequence_ends[:-1]))
-    queries = _queries(batch, sequence_starts, sequence_ends, heads // kv_heads)
+    # Tall tiles read K and V once for many tokens; for single tokens they would be mostly padding.
+    tall = MANY_ROWS if batch.num_rows > 2 * len(batch.tables) or heads > FEW_ROWS * kv_heads else FEW_ROWS
+    queries = _queries(batch, sequence_starts, sequence_ends, tall // (heads // kv_heads))
     arrays = [
         np.asarray(batch.token_ids),
         np.asarray(batch.positions),
@@ -99,17 +110,18 @@ def plan(batch: RaggedBatch[np.ndarray], page_size: int, heads: int, kv_heads: i
     items: list[int] = []
     joined: list[int] = []
     for window in windows:
-        work, rows = _items(queries, kv_heads, None if window is None else _first(batch, queries, spans, starts, window))
+        first = None if window is None else _first(batch, queries, spans, starts, window) // keys
+        work, rows = _items(queries, kv_heads, keys, first)
         arrays += [work.reshape(-1), rows.reshape(-1)]
         items.append(len(work))
         joined.append(len(rows))
-    return Work(Shape(batch.num_rows, len(spans), tuple(items), tuple(joined)), arrays, int(ends[-1]))
+    return Work(Shape(batch.num_rows, len(spans), tall, tuple(items), tuple(joined)), arrays, int(ends[-1]))
 
 
-def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, group: int) -> np.ndarray:
+def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, per_tile: int) -> np.ndarray:
     """Tiles of queries, [tiles, 5] int64: row, tokens, first entry of the sequence, entries before the row, sequence."""
     rows = np.asarray(batch.row_starts, np.int64)
-    per_tile, counts = ROWS // group, np.diff(rows)
+    counts = np.diff(rows)
     tiles = -(-counts // per_tile)
     sequence = np.repeat(np.arange(len(counts)), tiles)
     nth = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
@@ -122,9 +134,9 @@ def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarra
 def _first(
     batch: RaggedBatch[np.ndarray], queries: np.ndarray, spans: np.ndarray, starts: np.ndarray, window: int
 ) -> np.ndarray:
-    """The first tile of keys that a tile of queries sees through a window: [tiles] int64.
+    """The first entry of its sequence that a tile of queries sees through a window: [tiles] int64.
 
-    Tiles before it are wholly masked, and leaving them out changes no bit.
+    Tiles of keys before it are wholly masked, and leaving them out changes no bit.
     """
     first = np.zeros(len(queries), np.int64)
     last_positions = spans[:, POSITION] + spans[:, STOP] - spans[:, START] - 1
@@ -133,17 +145,19 @@ def _first(
         least = int(batch.positions[row : row + tokens].min()) - window
         own = slice(bounds[sequence], bounds[sequence + 1])
         seen = int(np.argmax(last_positions[own] > least))
-        first[i] = (starts[own][seen] - base) // KEYS
+        first[i] = starts[own][seen] - base
     return first
 
 
-def _items(queries: np.ndarray, kv_heads: int, first: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _items(
+    queries: np.ndarray, kv_heads: int, keys: int, first: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Work items [items, FIELDS], and the rows whose parts are added by a second kernel [rows, 3].
 
     How the keys are divided changes no bit, so it is chosen by how many programs there would be otherwise.
     """
     row, tokens, base, order = queries[:, 0], queries[:, 1], queries[:, 2], queries[:, 3]
-    end = (order + tokens - 1) // KEYS + 1
+    end = (order + tokens - 1) // keys + 1
     begin = np.zeros_like(end) if first is None else first
     count, none = end - begin, np.zeros_like(end)
     programs, parts = len(queries) * kv_heads, int((tokens * count).sum())

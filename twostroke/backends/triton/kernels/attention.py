@@ -1,12 +1,15 @@
-"""Attention over the pages of a pool, one kernel for prefill and decode.
+"""Attention over the pages of a pool: one formula for prefill and decode, whose bits no tile and no order changes.
 
-A tile of queries is 64 rows: tokens of one sequence by the query heads that share a KV head. Keys come in tiles of
-fixed size, counted from the sequence's first entry, so neither pages nor chunks nor neighbours change what is summed.
+Keys come in tiles of a fixed number, counted from the sequence's first entry. So neither pages nor chunks nor neighbours
+change what is summed. Within a tile:
 
-Each tile of keys is summed by itself, relative to its own largest score rounded up to an integer (in base 2), and the
-tiles are added in order. Rescaling is by powers of two, which is exact. So it does not matter where the tiles are
-added: in the registers of one program (prefill), or by a second kernel from the memory that many programs wrote to
-(decode). Rounding up costs nothing: weights are then between 0 and 1 still, the largest above 1/2.
+- Weights are 2**(score - top), where top is the largest score rounded up to an integer. Scaling from one top to another
+  is then by powers of two, which is exact. Weights are still between 0 and 1, the largest above 1/2.
+- The total of weights is summed in integers, in units of 2**-23, which is exact in any order.
+- Products are chains of the matrix unit in ascending order, the same for any number of rows.
+
+Tiles are added in order. As scaling is exact, it does not matter where: in the registers of one program (prefill), or by
+a second kernel from the memory that many programs wrote to (decode).
 
 FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode: Flash-Decoding, Dao et al. 2023.
 """
@@ -14,10 +17,10 @@ FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode:
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
+from twostroke.backends.triton.kernels.numbers import begin, dot, narrow, power_of_two
 
-ROWS: tl.constexpr = tl.constexpr(64)
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
+JOINED: tl.constexpr = tl.constexpr(8)  # tiles whose sums are loaded at once by the second kernel
 
 
 @triton.jit
@@ -25,17 +28,19 @@ def attention_kernel(
     work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
     page_stride, layer, scale, window,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles [begin, end) of keys for one tile of queries and one KV head. Grid: work items, HKV.
+    """Tiles [first, last) of keys for one tile of queries and one KV head. Grid: work items, HKV.
 
-    An item whose stride is 0 writes out [N, HQ, D] bfloat16. Others write each tile's sum of values
-    [parts, HQ, D], its largest score and its total [parts, HQ], float32, one part for each token and tile.
+    A tile of queries is ROWS rows: tokens of one sequence by the query heads that share the KV head. Without SPLIT an
+    item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
+    D], its top and its total [parts, HQ], float32, one part for each token and tile.
     """
+    begin()
     item = work_ptr + tl.program_id(0) * FIELDS
     head = tl.program_id(1)
     row, count, base, order = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-    begin, end, part, stride = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
+    first, last, part, stride = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
     if count > 0:
         GROUP: tl.constexpr = HQ // HKV
         r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -47,6 +52,7 @@ def attention_kernel(
         q = tl.load(q_ptr + at[:, None] + d[None, :], mask=wanted, other=0.0)
         own = order + token  # a row's place among its sequence's entries
         limit = order + count
+        least = order
         if WINDOW:
             least = tl.load(positions_ptr + base + own, mask=valid, other=0) - window
         k_side = kv_ptr + ((layer * 2 * HKV + head) * (PAGE * D)).to(tl.int64)
@@ -54,34 +60,77 @@ def attention_kernel(
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         out = tl.zeros((ROWS, BLOCK_D), tl.float32)
-        for tile in range(begin, end):
-            j = tile * KEYS + tl.arange(0, KEYS)
-            exists = j < limit
-            cell = tl.load(cells_ptr + base + j, mask=exists, other=0)
-            address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-            k = tl.load(k_side + address[None, :] + d[:, None], mask=exists[None, :] & (d < D)[:, None], other=0.0)
-            scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32)) * scale
-            visible = j[None, :] <= own[:, None]
-            if WINDOW:
-                position = tl.load(positions_ptr + base + j, mask=exists, other=0)
-                visible = visible & (position[None, :] > least[:, None])
-            scores = tl.where(visible & valid[:, None], scores, float("-inf"))
-            tile_top = tl.ceil(tl.max(scores, 1))
-            weights = tl.exp2(scores - tl.where(tile_top == float("-inf"), 0.0, tile_top)[:, None])
-            tile_total = tl.sum(weights, 1)
-            v = tl.load(v_side + address[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)
-            made = dot(narrow(weights), v, tl.zeros((ROWS, BLOCK_D), tl.float32))
-            if stride > 0:
-                place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
-                tl.store(tops_ptr + place, tile_top, mask=valid)
-                tl.store(totals_ptr + place, tile_total, mask=valid)
-                tl.store(sums_ptr + place[:, None] * D + d[None, :], made, mask=wanted)
-            else:
+        whole = last if SPLIT or WINDOW else first + tl.maximum(tl.minimum((order + 1) // KEYS, last) - first, 0)
+        if not (SPLIT or WINDOW):  # tiles that every row sees
+            for tile in range(first, whole):
+                tile_top, tile_total, made = weigh(
+                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+                    D, PAGE, False, False, ROWS, KEYS, BLOCK_D,
+                )  # fmt: skip
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
-        if stride == 0:
-            # A row of a padded tile has no key at all.
+            for tile in range(whole, last):
+                tile_top, tile_total, made = weigh(
+                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+                    D, PAGE, True, False, ROWS, KEYS, BLOCK_D,
+                )  # fmt: skip
+                top, total, out = fold(top, total, out, tile_top, tile_total, made)
+        else:
+            for tile in range(first, last):
+                tile_top, tile_total, made = weigh(
+                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+                    D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D,
+                )  # fmt: skip
+                if SPLIT:
+                    place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
+                    tl.store(tops_ptr + place, tile_top, mask=valid)
+                    tl.store(totals_ptr + place, tile_total, mask=valid)
+                    tl.store(sums_ptr + place[:, None] * D + d[None, :], made, mask=wanted)
+                else:
+                    top, total, out = fold(top, total, out, tile_top, tile_total, made)
+        if not SPLIT:
             made = out / tl.where(valid, total, 1.0)[:, None]
             tl.store(out_ptr + at[:, None] + d[None, :], narrow(made), mask=wanted)
+
+
+@triton.jit
+def weigh(
+    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+    D: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys: its top [ROWS], its total [ROWS] and its sum of values [ROWS, BLOCK_D].
+
+    Rows see entries up to their own; with WINDOW those at positions above `least`.
+    """
+    d = tl.arange(0, BLOCK_D)
+    j = tile * KEYS + tl.arange(0, KEYS)
+    if MASKED:
+        exists = j < limit
+        cell = tl.load(cells_ptr + base + j, mask=exists, other=0)
+    else:
+        cell = tl.load(cells_ptr + base + j)
+    address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
+    if MASKED:  # what is beyond the sequence may be NaN, and 0 times NaN is NaN
+        k = tl.load(k_side + address[None, :] + d[:, None], mask=exists[None, :] & (d < D)[:, None], other=0.0)
+        v = tl.load(v_side + address[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)
+    elif BLOCK_D == D:
+        k = tl.load(k_side + address[None, :] + d[:, None])
+        v = tl.load(v_side + address[:, None] + d[None, :])
+    else:
+        k = tl.load(k_side + address[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
+        v = tl.load(v_side + address[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
+    scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32)) * scale
+    if MASKED:
+        visible = j[None, :] <= own[:, None]
+        if WINDOW:
+            position = tl.load(positions_ptr + base + j, mask=exists, other=0)
+            visible = visible & (position[None, :] > least[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+    top = tl.ceil(tl.max(scores, 1))
+    weights = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    units = (weights + 1.0).to(tl.int32, bitcast=True) - 0x3F800000  # the bits of 1 + w count w in units of 2^-23
+    total = tl.sum(units, 1).to(tl.float32) * 1.1920928955078125e-07
+    return top, total, dot(narrow(weights), v, tl.zeros((ROWS, BLOCK_D), tl.float32))
 
 
 @triton.jit
@@ -96,25 +145,35 @@ def fold(top, total, out, tile_top, tile_total, made):
 @triton.jit
 def combine_kernel(
     work_ptr, sums_ptr, tops_ptr, totals_ptr, out_ptr,
-    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The parts of a row, added in order: out [N, HQ, D] bfloat16. Grid: rows in parts, HQ.
 
-    work [rows, 3]: the row, its first part, the number of its parts; 0 parts for no row.
+    work [rows, 3]: the row, its first part, the number of its parts; 0 parts for no row. The largest top is found
+    first: scaled to it or step by step, the sums are the same.
     """
+    begin()
     item = work_ptr + tl.program_id(0) * 3
     row, part, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     if count > 0:
         head = tl.program_id(1)
         d = tl.arange(0, BLOCK_D)
-        top = tl.full((1,), float("-inf"), tl.float32)
-        total = tl.zeros((1,), tl.float32)
-        out = tl.zeros((1, BLOCK_D), tl.float32)
-        one = tl.arange(0, 1)
-        for n in range(count):
-            place = (part + n).to(tl.int64) * HQ + head + one
-            made = tl.load(sums_ptr + place[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-            top, total, out = fold(top, total, out, tl.load(tops_ptr + place), tl.load(totals_ptr + place), made)
-        made = out / total[:, None]
+        lanes = tl.arange(0, BLOCK)
+        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for n in range(0, count, BLOCK):
+            place = (part + n + lanes).to(tl.int64) * HQ + head
+            highest = tl.maximum(highest, tl.load(tops_ptr + place, mask=n + lanes < count, other=float("-inf")))
+        top = tl.max(highest, 0)
+        total = 0.0
+        out = tl.zeros((BLOCK_D,), tl.float32)
+        for n in range(0, count, JOINED):
+            for i in tl.static_range(8):
+                # Past the last part it is read once more, times 0: so that all loads can be in flight.
+                exists = n + i < count
+                place = (part + tl.minimum(n + i, count - 1)).to(tl.int64) * HQ + head
+                made = tl.load(sums_ptr + place * D + d, mask=d < D, other=0.0)
+                factor = tl.where(exists, power_of_two(tl.load(tops_ptr + place) - top), 0.0)
+                total += tl.load(totals_ptr + place) * factor
+                out += made * factor
         at = (row * HQ + head).to(tl.int64) * D
-        tl.store(out_ptr + at + d[None, :] + tl.zeros((1, BLOCK_D), tl.int32), narrow(made), mask=(d < D)[None, :])
+        tl.store(out_ptr + at + d, narrow(out / total), mask=d < D)

@@ -1,15 +1,18 @@
-"""Products with bfloat16 weights: out^T = W X^T.
+"""Products with bfloat16 weights.
 
-The weights are the first operand, so any number of tokens takes the same kind of matrix instruction, and a token's
-result is one chain of sums along K, in ascending order. K is cut into segments by the weight's shape. With few tokens
-each segment is a program of its own, and whoever reads the result adds them; with many, a program adds them itself, in
-the same order. Buffers of tokens are padded to whole tiles: a row of a tile never touches another.
+A result is one chain of sums along K in ascending order, in float32, for each segment of K; segments are cut by the
+weight's shape alone. On an H200 the bits of such a chain are the same whichever operand comes first, whatever the tile
+and the matrix instruction (`tests/triton/test_bits.py`). With few tokens the weights are the first operand, out^T =
+W X^T, and each segment is a program of its own, whose sums are added by whoever reads them. With many tokens a program
+adds them itself, in the same order, and tiles come by the bulk copy engine.
+
+Buffers of tokens are padded to whole tiles: a row of a tile never touches another.
 """
 
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
+from twostroke.backends.triton.kernels.numbers import activate, begin, dot, narrow
 
 
 @triton.jit
@@ -31,41 +34,25 @@ def chain(x, w, begin, end, K: tl.constexpr, BLOCK_K: tl.constexpr, F: tl.conste
 
 @triton.jit
 def linear_kernel(
-    x_ptr,
-    w_ptr,
-    out_ptr,
-    segment_stride,
-    out_stride,
-    FEATURES: tl.constexpr,
-    K: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    FOLD: tl.constexpr,
-    F: tl.constexpr,
-    T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """out [segments or 1, tokens, features] float32 = x [tokens, K] w [FEATURES, K]^T.
+    x_ptr, w_ptr, out_ptr, segment_stride, out_stride,
+    FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out [segments, tokens, features] float32 = x [tokens, K] w [FEATURES, K]^T.
 
-    Grid: tiles of tokens, tiles of features, and segments unless they are folded.
+    Grid: tiles of tokens, tiles of features, segments.
     """
+    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
+    s = tl.program_id(2)
     x = x_ptr + tokens.to(tl.int64) * K
     if FEATURES % F == 0:
         w = w_ptr + features.to(tl.int64) * K
     else:
         w = w_ptr + tl.minimum(features, FEATURES - 1).to(tl.int64) * K
-    if FOLD:
-        total = chain(x, w, 0, min(SEGMENT, K), K, BLOCK_K, F, T)
-        for s in tl.static_range(1, SEGMENTS):
-            total += chain(x, w, s * SEGMENT, min((s + 1) * SEGMENT, K), K, BLOCK_K, F, T)
-        place = out_ptr
-    else:
-        s = tl.program_id(2)
-        total = chain(x, w, s * SEGMENT, min((s + 1) * SEGMENT, K), K, BLOCK_K, F, T)
-        place = out_ptr + s * segment_stride
-    places = place + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
+    total = chain(x, w, s * SEGMENT, min((s + 1) * SEGMENT, K), K, BLOCK_K, F, T)
+    places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
         tl.store(places, tl.trans(total))
     else:
@@ -73,18 +60,74 @@ def linear_kernel(
 
 
 @triton.jit
+def tile_of(program, tokens, T: tl.constexpr, TILES: tl.constexpr, BAND: tl.constexpr):
+    """A program's tile of tokens and tile of features: bands of BAND tiles of tokens, so that tiles stay in the cache."""
+    tall = tl.cdiv(tokens, T)
+    band = program // (BAND * TILES)
+    height = min(tall - band * BAND, BAND)
+    inside = program % (BAND * TILES)
+    return band * BAND + inside % height, inside // height
+
+
+@triton.jit
+def many_kernel(
+    x, w, out_ptr, tokens, out_stride,
+    FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, features] float32; x and w are descriptors of tiles [T, BLOCK_K] and [F, BLOCK_K]."""
+    begin()
+    t, f = tile_of(tl.program_id(0), tokens, T, (FEATURES + F - 1) // F, BAND)
+    if SEGMENTS == 1:
+        total = tl.zeros((T, F), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            total = dot(x.load([t * T, k]), w.load([f * F, k]).T, total)
+    else:
+        total = tl.zeros((T, F), tl.float32)
+        for s in range(SEGMENTS):
+            acc = tl.zeros((T, F), tl.float32)
+            for k in range(s * SEGMENT, min((s + 1) * SEGMENT, K), BLOCK_K):
+                acc = dot(x.load([t * T, k]), w.load([f * F, k]).T, acc)
+            total += acc
+    rows, features = t * T + tl.arange(0, T), f * F + tl.arange(0, F)
+    places = out_ptr + rows[:, None].to(tl.int64) * out_stride + features[None, :]
+    if FEATURES % F == 0:
+        tl.store(places, total)
+    else:
+        tl.store(places, total, mask=features[None, :] < FEATURES)
+
+
+@triton.jit
+def many_gated_kernel(
+    x, gate, up, out_ptr, tokens,
+    FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    """`gated_kernel` for many tokens; x, gate and up are descriptors of tiles."""
+    begin()
+    t, f = tile_of(tl.program_id(0), tokens, T, (FEATURES + F - 1) // F, BAND)
+    gates, ups = tl.zeros((T, F), tl.float32), tl.zeros((T, F), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        inputs = x.load([t * T, k])
+        gates = dot(inputs, gate.load([f * F, k]).T, gates)
+        ups = dot(inputs, up.load([f * F, k]).T, ups)
+    rows, features = t * T + tl.arange(0, T), f * F + tl.arange(0, F)
+    places = out_ptr + rows[:, None].to(tl.int64) * FEATURES + features[None, :]
+    made = narrow(activate(gates, GELU) * ups)
+    if FEATURES % F == 0:
+        tl.store(places, made)
+    else:
+        tl.store(places, made, mask=features[None, :] < FEATURES)
+
+
+@triton.jit
 def gated_kernel(
-    x_ptr,
-    w_ptr,
-    out_ptr,
-    FEATURES: tl.constexpr,
-    K: tl.constexpr,
-    GELU: tl.constexpr,
-    F: tl.constexpr,
-    T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x_ptr, w_ptr, out_ptr,
+    FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """out [tokens, features] bfloat16 = activation(x gate^T) * (x up^T); w [2, FEATURES, K] holds gate and up."""
+    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     x = x_ptr + tokens.to(tl.int64) * K

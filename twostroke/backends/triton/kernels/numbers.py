@@ -7,10 +7,26 @@ same effect.
 
 import os
 
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+# Whether a kernel may start before the one before it has ended (programmatic dependent launch, from Hopper on).
+EARLY = not INTERPRET.value and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+_EARLY: tl.constexpr = tl.constexpr(EARLY)
+
+
+@triton.jit
+def begin():
+    """Let the next kernel start, and wait until the results of the one before are there: first thing in each kernel.
+
+    So the next kernel's programs are in place when this one's end, which saves about a microsecond a kernel.
+    """
+    if _EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
 
 
 @triton.jit

@@ -12,7 +12,7 @@ go through `linear.py`: the same values in the same order.
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
+from twostroke.backends.triton.kernels.numbers import activate, begin, dot, narrow
 
 ROWS: tl.constexpr = tl.constexpr(64)
 COLUMNS: tl.constexpr = tl.constexpr(128)
@@ -82,7 +82,7 @@ def packed_chain(
         for i in tl.static_range(8):
             weights = narrow(decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, i, FORM))
             k = tile * COLUMNS + i * GROUP + c
-            if K % COLUMNS == 0:
+            if K % 128 == 0:
                 inputs = tl.load(x[None, :] + k[:, None])
             else:
                 inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
@@ -97,11 +97,12 @@ def packed_linear_kernel(
     FORM: tl.constexpr,
 ):  # fmt: skip
     """out [segments, tokens, features] float32. Grid: tiles of tokens, tiles of 64 features, segments."""
+    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     row_tile, s = tl.program_id(1), tl.program_id(2)
     features = row_tile * ROWS + tl.arange(0, ROWS)
-    begin = s * (SEGMENT // COLUMNS)
-    end = min(begin + SEGMENT // COLUMNS, TILES)
+    begin = s * (SEGMENT // 128)
+    end = min(begin + SEGMENT // 128, TILES)
     x = x_ptr + tokens.to(tl.int64) * K
     acc = packed_chain(x, planes, scales, minima, d, dmin, row_tile, begin, end, K, TILES, T, FORM)
     places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
@@ -115,12 +116,13 @@ def packed_gated_kernel(
     FORM: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, FEATURES] bfloat16 = activation(x gate^T) * (x up^T); the tiles of up follow those of gate."""
+    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     row_tile = tl.program_id(1)
     features = row_tile * ROWS + tl.arange(0, ROWS)
     x = x_ptr + tokens.to(tl.int64) * K
     R, c = tl.arange(0, ROWS), tl.arange(0, GROUP)
-    second = row_tile + (FEATURES + ROWS - 1) // ROWS
+    second = row_tile + (FEATURES + 63) // 64
     half: tl.constexpr = (TILES + 1) // 2
     gate, up = tl.zeros((ROWS, T), tl.float32), tl.zeros((ROWS, T), tl.float32)
     for tile in range(0, TILES):
@@ -128,7 +130,7 @@ def packed_gated_kernel(
         second_place = (second * TILES + tile).to(tl.int64)
         for i in tl.static_range(8):
             k = tile * COLUMNS + i * GROUP + c
-            if K % COLUMNS == 0:
+            if K % 128 == 0:
                 inputs = tl.load(x[None, :] + k[:, None])
             else:
                 inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
@@ -151,6 +153,7 @@ def unpack_kernel(
 
     With GATHER a program decodes the row that `rows_ptr` names (an embedding), else a tile of R = 64 rows.
     """
+    begin()
     tile = tl.program_id(1)
     c = tl.arange(0, GROUP)
     if GATHER:

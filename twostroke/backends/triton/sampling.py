@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton
 
+from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import COLDEST, Noise
@@ -17,6 +18,7 @@ from twostroke.sampling.params import SamplingParams
 
 WORDS = kernels.WORDS.value  # of a draw
 BLOCK = kernels.BLOCK.value
+CUT_BLOCK = filters.CUT_BLOCK.value
 NOISE_ALONE = SamplingParams()
 
 
@@ -27,13 +29,14 @@ class Room:
     Attributes:
         values, columns: [R, blocks] float32 and int32, what each block has found.
         sums: [R, 2, blocks] float32.
-        cuts: [R, 2] float64.
+        cuts, found: [R, 2] float64 and [R, CUT_BLOCK] float32, for filters.
     """
 
     values: torch.Tensor
     columns: torch.Tensor
     sums: torch.Tensor
     cuts: torch.Tensor
+    found: torch.Tensor
 
 
 def supports(draw: Draw) -> bool:
@@ -51,11 +54,12 @@ def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
         if noise.key is not None:
             packed[i, kernels.KEY.value] = noise.key - ((noise.key >> 63) << 64)
             packed[i, kernels.DRAWN.value] = 1
-        filters = params.filters and noise.key is not None
-        packed[i, kernels.TOP_K.value] = min(params.top_k, 2**31 - 1) if filters else 0
-        floats[i, kernels.TOP_P.value] = params.top_p if filters else 1.0
-        margin = max(params.temperature, COLDEST) * math.log(params.min_p) if filters and params.min_p else -math.inf
-        floats[i, kernels.MARGIN.value] = margin
+        floats[i, kernels.TOP_P.value], floats[i, kernels.MARGIN.value] = 1.0, -math.inf
+        if params.filters and noise.key is not None:
+            packed[i, kernels.TOP_K.value] = min(params.top_k, 2**31 - 1)
+            floats[i, kernels.TOP_P.value] = params.top_p
+            if params.min_p:
+                floats[i, kernels.MARGIN.value] = max(params.temperature, COLDEST) * math.log(params.min_p)
     return packed
 
 
@@ -75,12 +79,13 @@ class DeviceSampler:
 
     def room(self, rows: int, vocab: int) -> Room:
         """Memory for calls with at most this many rows, and exactly this vocabulary."""
-        blocks = triton.cdiv(vocab, BLOCK)
+        blocks = -(-vocab // BLOCK)
         return Room(
             torch.empty((rows, blocks), dtype=torch.float32, device=self.device),
             torch.empty((rows, blocks), dtype=torch.int32, device=self.device),
             torch.empty((rows, 2, blocks), dtype=torch.float32, device=self.device),
             torch.empty((rows, 2), dtype=torch.float64, device=self.device),
+            torch.empty((rows, CUT_BLOCK), dtype=torch.float32, device=self.device),
         )
 
     def send(self, draws: Sequence[Draw | Noise]) -> torch.Tensor:
@@ -116,8 +121,8 @@ class DeviceSampler:
         room = self.room(rows, vocab) if room is None else room
         stride, blocks = logits.stride(0), room.values.shape[1]
         if filtered:
-            kernels.cut_rows[(rows,)](
-                logits, stride, vocab, draws, room.cuts, kernels.CUT_BLOCK, num_warps=16, enable_fp_fusion=False
+            filters.cut_rows[(rows,)](
+                logits, stride, vocab, draws, room.cuts, room.found, CUT_BLOCK, num_warps=16, enable_fp_fusion=False
             )
         kernels.search_blocks[(rows, blocks)](
             logits, stride, vocab, draws, room.cuts, room.values, room.columns, blocks, filtered, BLOCK,

@@ -1,5 +1,6 @@
 """A mixture of experts on the device: values as defined, and rows that do not depend on one another."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.backends.triton.experts import Mixture, Rooms
 from twostroke.backends.triton.kernels import experts as kernels
+from twostroke.backends.triton.packed import Packed
+from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
 
@@ -16,25 +19,40 @@ PLAIN = Experts(count=6, chosen=2, intermediate_size=72)
 HIDDEN, PADDED = 136, 256  # no multiples of the tiles' sizes
 
 
+def matrix(format: str, rows: int, columns: int, seed: int) -> RawTensor:
+    """Random values; of packed formats random codes with float16 scales that fit them."""
+    fmt, random = FORMATS[format], np.random.default_rng(seed)
+    if format == "BF16":
+        values = torch.from_numpy(random.normal(0, columns**-0.5, (rows, columns))).bfloat16()
+        data = values.view(torch.uint8).numpy()
+    else:
+        data = random.integers(0, 256, (rows * columns // fmt.block_size, fmt.block_bytes), np.uint8)
+        scale = {"Q8_0": 1.0, "Q4_K": 0.02, "Q6_K": 0.002}[format] * columns**-0.5 / (100 if format == "Q8_0" else 1)
+        at = 208 if format == "Q6_K" else 0
+        data[:, at : at + 2] = random.uniform(0.5 * scale, scale, len(data)).astype("<f2")[:, None].view(np.uint8)
+        if format == "Q4_K":
+            data[:, 2:4] = data[:, :2]
+    return RawTensor.from_bytes("w", format, (rows, columns), data.reshape(-1), "random")
+
+
 class Layer:
-    """Random weights of one layer, whose values are those of bfloat16."""
+    """Random weights of one layer, in one format after another. `arrays` have their values, rounded to bfloat16."""
 
-    def __init__(self, experts: Experts, hidden: int = HIDDEN, seed: int = 0) -> None:
-        random = np.random.default_rng(seed)
-
-        def matrix(rows: int, columns: int) -> np.ndarray:
-            made = torch.from_numpy(random.normal(0, columns**-0.5, (rows, columns)).astype(np.float32))
-            return made.bfloat16().float().numpy()
-
+    def __init__(self, experts: Experts, hidden: int = HIDDEN, formats: Sequence[str] = ("BF16",)) -> None:
         self.experts, self.hidden, width = experts, hidden, experts.intermediate_size
-        self.arrays = {"layers.0.router": random.normal(0, hidden**-0.5, (experts.count, hidden)).astype(np.float32)}
+        router = np.random.default_rng(0).normal(0, hidden**-0.5, (experts.count, hidden)).astype(np.float32)
+        self.arrays, self.raw = {"layers.0.router": router}, dict[str, RawTensor]()
         for e in range(experts.count):
-            for name, shape in {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}.items():
-                self.arrays[f"layers.0.experts.{e}.{name}"] = matrix(*shape)
+            for i, (rows, columns) in enumerate(((width, hidden), (width, hidden), (hidden, width))):
+                name = f"layers.0.experts.{e}.{('gate', 'up', 'down')[i]}"
+                raw = self.raw[name] = matrix(formats[(3 * e + i) % len(formats)], rows, columns, 3 * e + i)
+                self.arrays[name] = torch.from_numpy(raw.dequantize()).bfloat16().float().numpy()
 
     def weights(self, name: str) -> RawTensor:
-        array = np.ascontiguousarray(self.arrays[name])
-        return RawTensor.from_bytes(name, "F32", array.shape, array.view(np.uint8), "test")
+        if name in self.raw:
+            return self.raw[name]
+        array = self.arrays[name]
+        return RawTensor.from_bytes(name, "F32", array.shape, array.reshape(-1).view(np.uint8), "test")
 
     def mixture(self, device: torch.device, tokens: int = 64) -> Mixture:
         return Mixture(self.experts, "layers.0.", self.weights, Rooms(str(device), tokens))
@@ -76,25 +94,40 @@ def run(mixture: Mixture, h: torch.Tensor, tokens: int) -> torch.Tensor:
     [
         PLAIN,
         replace(PLAIN, normalized=False, activation="gelu_tanh"),
-        replace(PLAIN, chosen=6),
+        replace(PLAIN, count=4, chosen=4),
         replace(PLAIN, count=1, chosen=1),
     ],
     ids=["plain", "gelu, not normalized", "all chosen", "one expert"],
 )
-@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize("tokens", [1, 20])
 def test_values(experts: Experts, tokens: int, device: torch.device) -> None:
     layer, h = Layer(experts), rows(device)
     made = run(layer.mixture(device), h, tokens)
     torch.testing.assert_close(made.cpu(), layer.expected(h[:tokens]), rtol=2e-3, atol=2e-3)
 
 
-def test_a_row_does_not_depend_on_others(device: torch.device) -> None:
+@pytest.mark.parametrize("formats", [("Q8_0",), ("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q4_K", "BF16")], ids="+".join)
+def test_values_of_packed_experts(formats: Sequence[str], device: torch.device) -> None:
+    """In their own bits where all experts have one format, also a height that is no multiple of a tile's."""
+    shape = {"hidden": 96, "width": 160} if formats == ("Q8_0",) else {"hidden": 256, "width": 256}
+    layer = Layer(replace(PLAIN, count=3, intermediate_size=shape["width"]), shape["hidden"], formats)
+    mixture, h = layer.mixture(device), rows(device, shape["hidden"])
+    assert isinstance(mixture.gate_up, Packed) == (len(set(formats[:2])) == 1)
+    assert isinstance(mixture.down, Packed) == (len(formats) < 3 or formats[2] == "Q6_K")
+    made = run(mixture, h, 3)
+    torch.testing.assert_close(made.cpu(), layer.expected(h[:3]), rtol=2e-3, atol=2e-3)
+    assert made.abs().mean() > 0.02
+    assert torch.equal(run(mixture, h[2:], 1)[0], made[2])
+
+
+@pytest.mark.parametrize("formats", [("BF16",), ("Q8_0",)], ids="+".join)
+def test_a_row_does_not_depend_on_others(formats: Sequence[str], device: torch.device) -> None:
     """One by one, together, in turns, and beside a row of NaN: the same bits."""
-    layer, h = Layer(PLAIN), rows(device)
-    mixture, count = layer.mixture(device), 21
+    layer, h = Layer(replace(PLAIN, count=4, intermediate_size=64), 64, formats), rows(device, 64)
+    mixture, count = layer.mixture(device), 11
     together = run(mixture, h, count)
-    assert torch.equal(run(layer.mixture(device, tokens=8), h, count), together)
-    for row in (0, 5, 20):
+    assert torch.equal(run(layer.mixture(device, tokens=6), h, count), together)
+    for row in (0, 10):
         assert torch.equal(run(mixture, h[row:], 1)[0], together[row])
     h[2] = torch.nan
     beside = run(mixture, h, count)
@@ -136,8 +169,9 @@ def test_blocks_hold_every_pair_once(few: bool, device: torch.device) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_bits_at_real_sizes_and_in_a_graph(device: torch.device) -> None:
-    layer = Layer(Experts(count=64, chosen=8, intermediate_size=768), hidden=2048)
+@pytest.mark.parametrize("formats", [("BF16",), ("Q8_0",), ("Q4_K",)], ids="+".join)
+def test_bits_at_real_sizes_and_in_a_graph(formats: Sequence[str], device: torch.device) -> None:
+    layer = Layer(Experts(count=16, chosen=4, intermediate_size=768), 2048, formats)
     mixture = layer.mixture(device, tokens=512)
     h = torch.randn(2048, 2048, device=device).bfloat16()
     whole = run(mixture, h, 2048)

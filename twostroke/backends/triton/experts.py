@@ -8,13 +8,18 @@ import torch
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
+from twostroke.backends.triton.kernels import packed_experts as quantized
 from twostroke.backends.triton.linear import TILES, bfloat16, tiles
+from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack
+from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
 
 MOST_TOKENS = 2048  # that are computed at once: a longer step takes turns, and a row's bits are the same
-ROUTER = (4, 8, 256)  # tokens, experts and columns of the router's tiles
+ROUTER = (4, 4, 512)  # tokens, experts and columns of the router's tiles
 MOST_CHUNK = 4096  # pairs that a program which orders them looks at at once
 SUMMED = 1024  # features that a program adds
+PACKED_TOKENS = 64  # of a tile: more do not fit the registers beside two packed matrices
+GATED_STAGES = 3  # of two matrices, so that two programs fit a multiprocessor
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +76,20 @@ class Mixture:
     """The mixture of one layer. A row's result depends on nothing but the row."""
 
     def __init__(self, experts: Experts, prefix: str, weights: Weights, rooms: Rooms) -> None:
-        """`prefix`: of the layer's tensors, such as "layers.0.". Experts are held in bfloat16, whatever their format.
+        """`prefix`: of the layer's tensors, such as "layers.0.".
 
+        Matrices stay in their format if there are kernels for it and all experts have the same, else they are bfloat16.
         Raises torch.OutOfMemoryError if there is no room.
         """
-        device, count, width = rooms.device, experts.count, experts.intermediate_size
         router = weights(prefix + "router")
         self.experts, self.hidden, self.rooms = experts, router.shape[1], rooms
-        self.router = torch.from_numpy(router.dequantize()).to(device, torch.float32).reshape(count, self.hidden)
-        self.gate_up = torch.empty(count, 2, width, self.hidden, dtype=torch.bfloat16, device=device)
-        self.down = torch.empty(count, self.hidden, width, dtype=torch.bfloat16, device=device)
-        for e in range(count):
-            own = self.gate_up[e, 0], self.gate_up[e, 1], self.down[e]
-            for name, place in zip(("gate", "up", "down"), own, strict=True):
-                raw = weights(f"{prefix}experts.{e}.{name}")
-                place.copy_(bfloat16(raw, device))
-                raw.release()
+        self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
+
+        def stack(*names: str) -> torch.Tensor | Packed:
+            every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
+            return _stacked([weights(name) for name in every], rooms.device)
+
+        self.gate_up, self.down = stack("gate", "up"), stack("down")
         self.room = rooms.of(experts, self.hidden)
 
     @property
@@ -102,38 +105,78 @@ class Mixture:
         out = out.view(-1)
         for first in range(0, tokens, self.rooms.tokens):
             count = min(self.rooms.tokens, tokens - first)
-            self._some(h[first:], out[first * self.hidden :], count)
+            self._route(h[first:], count)
+            self._multiply(h[first:], count)
+            self._sum(out[first * self.hidden :], count)
 
-    def _some(self, h: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
-        experts, hidden, room = self.experts, self.hidden, self.room
-        count, chosen, width = experts.count, experts.chosen, experts.intermediate_size
+    def _route(self, h: torch.Tensor, tokens: int) -> None:
+        """Each token's experts and their weights."""
+        experts, room = self.experts, self.room
         height, wide, deep = ROUTER
-        kernels.router_kernel[(-(-tokens // height), -(-count // wide))](
-            h, self.router, room.logits, tokens, count, hidden, height, wide, deep, num_warps=4
+        kernels.router_kernel[(-(-tokens // height), -(-experts.count // wide))](
+            h, self.router, room.logits, tokens, experts.count, self.hidden, height, wide, deep, num_warps=4
         )
         kernels.choose_kernel[(tokens,)](
-            room.logits, room.ids, room.weights, count, chosen, experts.normalized, power_of_two(count), num_warps=1
-        )
-        pairs = tokens * chosen
-        tile = tiles(min(max(TILES), -(-pairs // count)))  # as many as an expert has on average
+            room.logits, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
+            power_of_two(experts.count), num_warps=1,
+        )  # fmt: skip
+
+    def _multiply(self, h: torch.Tensor, tokens: int) -> None:
+        """What each token's experts make of it."""
+        experts, hidden, room = self.experts, self.hidden, self.room
+        count, chosen, width = experts.count, experts.chosen, experts.intermediate_size
+        pairs, gelu = tokens * chosen, experts.activation == "gelu_tanh"
+        most = PACKED_TOKENS if isinstance(self.gate_up, Packed) else max(TILES)
+        tile = tiles(min(most, -(-pairs // count)))  # as many as an expert has on average
         few = pairs < count + pairs // tile.tokens
         blocks = pairs if few else count + pairs // tile.tokens
         kernels.group_kernel[(count,)](
             room.ids, room.order, room.blocks, pairs, tile.tokens, few,
             min(MOST_CHUNK, max(128, power_of_two(pairs))), num_warps=4,
         )  # fmt: skip
-        options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
-            h, self.gate_up, room.order, room.blocks, room.gated, chosen, width, hidden,
-            experts.activation == "gelu_tanh", tile.features, tile.tokens, tile.columns, **options,
-        )  # fmt: skip
-        kernels.experts_down_kernel[(blocks, -(-hidden // tile.features))](
-            room.gated, self.down, room.order, room.blocks, room.made, hidden, width,
-            tile.features, tile.tokens, tile.columns, **options,
-        )  # fmt: skip
+        if isinstance(self.gate_up, Packed):
+            quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
+                h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
+                self.gate_up.tiles, gelu, tile.tokens, self.gate_up.form.code, num_warps=4, num_stages=2,
+            )  # fmt: skip
+        else:
+            kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
+                h, self.gate_up, room.order, room.blocks, room.gated, chosen, width, hidden, gelu,
+                tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=GATED_STAGES,
+            )  # fmt: skip
+        if isinstance(self.down, Packed):
+            quantized.packed_experts_down_kernel[(blocks, -(-hidden // ROWS))](
+                room.gated, *self.down.arrays, room.order, room.blocks, room.made, hidden, width,
+                self.down.tiles, tile.tokens, self.down.form.code, num_warps=4, num_stages=2,
+            )  # fmt: skip
+        else:
+            kernels.experts_down_kernel[(blocks, -(-hidden // tile.features))](
+                room.gated, self.down, room.order, room.blocks, room.made, hidden, width,
+                tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+
+    def _sum(self, out: torch.Tensor, tokens: int) -> None:
+        room, hidden = self.room, self.hidden
         kernels.weighted_sum_kernel[(tokens, -(-hidden // SUMMED))](
-            room.made, room.weights, out, chosen, hidden, min(SUMMED, power_of_two(hidden)), num_warps=4
+            room.made, room.weights, out, self.experts.chosen, hidden, min(SUMMED, power_of_two(hidden)), num_warps=4
         )
+
+
+def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | Packed:
+    """Matrices of one shape, one after the other: packed, or bfloat16 [count, rows, columns]."""
+    rows, columns = raws[0].shape
+    if raws[0].format in FORMS and len({raw.format for raw in raws}) == 1:
+        packed: list[Packed] = []
+        for raw in raws:
+            packed.append(pack(raw, device))
+            raw.release()
+        joined = (torch.cat(arrays) for arrays in zip(*(one.arrays for one in packed), strict=True))
+        return Packed(packed[0].form, rows, columns, *joined)
+    made = torch.empty(len(raws), rows, columns, dtype=torch.bfloat16, device=device)
+    for place, raw in zip(made, raws, strict=True):
+        place.copy_(bfloat16(raw, device))
+        raw.release()
+    return made
 
 
 def power_of_two(count: int) -> int:

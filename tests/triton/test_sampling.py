@@ -14,7 +14,7 @@ from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.triton import sampling
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.kernels.sampling import gumbel
-from twostroke.backends.triton.sampling import DeviceSampler, supports
+from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
 from twostroke.sampling import noise, statistics
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
@@ -211,6 +211,27 @@ def test_the_likeliest_in_falling_order(sampler: DeviceSampler) -> None:
     assert own == [logits[0, 3], logits[1, 0], logits[2, 299]]
 
 
+def test_what_is_reported_of_a_token(sampler: DeviceSampler) -> None:
+    logits = np.round(rows(6, 300), 1)
+    logits[1, 10:] = -INF
+    logits[2, 3] = math.nan
+    some = [
+        *draws(4, temperature=0.9, logprobs=12),
+        *draws(1, 7, temperature=0.8, top_p=0.9),
+        *draws(1, logprobs=0),
+    ]
+    some[0].stats = some[2].stats = True
+    made = sampler.report(torch.from_numpy(logits).to(sampler.device), some)
+    for own, other in zip(made, sample(logits, some), strict=True):
+        assert own.id == other.id
+        assert [id for id, _ in own.top or ()] == [id for id, _ in other.top or ()]
+        for one, two in [(own.logprob, other.logprob), (own.entropy, other.entropy)]:
+            assert one == (None if two is None else pytest.approx(two, abs=1e-5))
+        assert [value for _, value in own.top or ()] == pytest.approx([value for _, value in other.top or ()], abs=1e-5)
+        assert (own.top is None) == (other.top is None)
+        assert own.top_probability == (None if other.top_probability is None else pytest.approx(other.top_probability))
+
+
 def test_what_is_drawn_on_the_device() -> None:
     drawn: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}, {"top_k": 3}]
     others: list[dict[str, Any]] = [{"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"frequency_penalty": 1.0}]
@@ -220,6 +241,8 @@ def test_what_is_drawn_on_the_device() -> None:
     stats.stats = kept.keep_logits = True
     assert not supports(stats)
     assert not supports(kept)
+    assert supports_report(stats)
+    assert not supports_report(kept)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

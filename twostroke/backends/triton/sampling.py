@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ import triton
 
 from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
-from twostroke.sampling.draw import Draw
+from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, Noise
 from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.statistics import NO_TOKEN
 
 WORDS = kernels.WORDS.value  # of a draw
 BLOCK = kernels.BLOCK.value
@@ -41,7 +42,12 @@ class Room:
 
 def supports(draw: Draw) -> bool:
     """Whether the token can be drawn on the device: by temperature and filters, and nothing else is requested."""
-    return not (draw.params.shapes_logits or draw.reports or draw.keep_logits)
+    return supports_report(draw) and not draw.reports
+
+
+def supports_report(draw: Draw) -> bool:
+    """Whether the token can be drawn on the device, and what is reported about it be found there."""
+    return not (draw.params.shapes_logits or draw.keep_logits)
 
 
 def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
@@ -175,6 +181,31 @@ class DeviceSampler:
         keys |= torch.arange(vocab - 1, -1, -1, device=self.device)
         ids = vocab - 1 - (torch.topk(keys, min(count, vocab), dim=-1).values & 0xFFFFFFFF)
         return ids, logits.gather(-1, ids)
+
+    def report(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+        """Tokens with what their draws want to know of them, see `supports_report`. Waits for the device."""
+        ids = self.draw(logits, draws)
+        best, numbers = self.statistics(logits)
+        counts = [draw.params.logprobs or 0 for draw in draws]
+        others, values = self.likeliest(logits, max(1, *counts))
+        whole = torch.stack((ids, best), 1).cpu().tolist()
+        single = torch.cat((numbers, self.at(logits, ids)[:, None], values), 1).cpu().tolist()
+        made: list[Sampled] = []
+        rows = zip(draws, counts, whole, single, others.cpu().tolist(), strict=True)
+        for draw, count, (id, first), (top, total, entropy, logit, *high), likeliest in rows:
+            if not draw.reports or id == NO_TOKEN or math.isnan(total):
+                made.append(Sampled(NO_TOKEN if draw.reports and math.isnan(total) else id))
+                continue
+            sampled = Sampled(id, (top if id == first else logit) - total)
+            if draw.stats:
+                sampled = replace(
+                    sampled, entropy=max(0.0, entropy / math.log(2)), top_probability=math.exp(top - total)
+                )
+            if draw.params.logprobs is not None:
+                pairs = zip(likeliest[:count], high[:count], strict=True)
+                sampled = replace(sampled, top=tuple((other, value - total) for other, value in pairs))
+            made.append(sampled)
+        return made
 
     def at(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """The logit of one id of each row, int32 [R]: float32 [R]. NO_TOKEN takes that of id 0."""

@@ -14,7 +14,7 @@ from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # a kernel of another layout may add in another order
 def router_kernel(
     h_ptr, w_ptr, out_ptr, rows,
     EXPERTS: tl.constexpr, K: tl.constexpr, T: tl.constexpr, E: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -68,7 +68,7 @@ def choose_kernel(
     tl.store(weights_ptr + place, weights, mask=taken)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def group_kernel(
     ids_ptr, order_ptr, blocks_ptr, pairs, T: tl.constexpr, FEW: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip

@@ -124,8 +124,9 @@ def test_no_token_where_logits_are_not_finite(sampler: DeviceSampler) -> None:
     logits[4, 1000:] = -INF
     logits[5] = np.where(logits[5] > 0, -INF, -3e38)
     logits[6, 5] = 3.4e38
-    filtered: dict[str, Any] = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.01}
-    for fields in ({}, {"temperature": 1e-3}, filtered):
+    filtered = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.01}
+    options: list[dict[str, Any]] = [{}, {"temperature": 1e-3}, filtered]
+    for fields in options:
         some = draws(7, **fields)
         if "top_k" in fields:
             logits[5] /= 1e37  # so large that noise makes no difference in single precision

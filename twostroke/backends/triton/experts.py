@@ -9,16 +9,23 @@ import torch
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
-from twostroke.backends.triton.linear import TILES, bfloat16, tiles
+from twostroke.backends.triton.linear import Tiles, bfloat16
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
 
+# For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
+TILES = {
+    16: Tiles(64, 16, 128, 4, 4),
+    32: Tiles(64, 32, 128, 4, 4),
+    64: Tiles(64, 64, 64, 4, 4),
+    128: Tiles(64, 128, 64, 4, 4),
+}
+PACKED_TILE = 64  # the most pairs of a tile beside two packed matrices: more do not fit the registers
 MOST_TOKENS = 2048  # that are computed at once: a longer step takes turns, and a row's bits are the same
 ROUTER = (4, 4, 512)  # tokens, experts and columns of the router's tiles
 MOST_CHUNK = 4096  # pairs that a program which orders them looks at at once
 SUMMED = 1024  # features that a program adds
-PACKED_TOKENS = 64  # of a tile: more do not fit the registers beside two packed matrices
 GATED_STAGES = 3  # of two matrices, so that two programs fit a multiprocessor
 
 
@@ -126,8 +133,8 @@ class Mixture:
         experts, hidden, room = self.experts, self.hidden, self.room
         count, chosen, width = experts.count, experts.chosen, experts.intermediate_size
         pairs, gelu = tokens * chosen, experts.activation == "gelu_tanh"
-        most = PACKED_TOKENS if isinstance(self.gate_up, Packed) else max(TILES)
-        tile = tiles(min(most, -(-pairs // count)))  # as many as an expert has on average
+        most = PACKED_TILE if isinstance(self.gate_up, Packed) else max(TILES)
+        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // count)))
         few = pairs < count + pairs // tile.tokens
         blocks = pairs if few else count + pairs // tile.tokens
         kernels.group_kernel[(count,)](

@@ -1,2 +1,191 @@
+"""Layers with a mixture of experts: their weights on the device, and the launches of their kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.triton.kernels import experts as kernels
+from twostroke.backends.triton.kernels import packed_experts as quantized
+from twostroke.backends.triton.linear import Tiles, bfloat16
+from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import Experts
+
+# For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
+TILES = {
+    16: Tiles(64, 16, 128, 4, 4),
+    32: Tiles(64, 32, 128, 4, 4),
+    64: Tiles(64, 64, 64, 4, 4),
+    128: Tiles(64, 128, 64, 4, 4),
+}
+PACKED_TILE = 64  # the most pairs of a tile beside two packed matrices: more do not fit the registers
+MOST_TOKENS = 2048  # that are computed at once: a longer step takes turns, and a row's bits are the same
+ROUTER = (4, 4, 512)  # tokens, experts and columns of the router's tiles
+MOST_CHUNK = 4096  # pairs that a program which orders them looks at at once
+SUMMED = 1024  # features that a program adds
+GATED_STAGES = 3  # of two matrices, so that two programs fit a multiprocessor
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """What a mixture computes on the way, for MOST_TOKENS tokens. It never moves, so captured graphs may point to it.
+
+    Attributes:
+        logits: [tokens, experts] float32, of the router.
+        ids, weights: [tokens, chosen] int32 and float32, by ascending id.
+        order: [pairs] int32, pairs in the order of their experts.
+        blocks: [blocks, 3] int32.
+        gated: [pairs, intermediate] bfloat16, in the order of experts.
+        made: [pairs, hidden] float32, by the pairs' numbers.
+    """
+
+    logits: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    order: torch.Tensor
+    blocks: torch.Tensor
+    gated: torch.Tensor
+    made: torch.Tensor
+
+
+class Rooms:
+    """The rooms of one model, shared by its layers, whose passes must not overlap."""
+
+    def __init__(self, device: str, tokens: int = MOST_TOKENS) -> None:
+        self.device, self.tokens = device, tokens
+        self._made: dict[tuple[int, ...], Room] = {}
+
+    def of(self, experts: Experts, hidden: int) -> Room:
+        """The room for layers of this shape."""
+        shape = experts.count, experts.chosen, experts.intermediate_size, hidden
+        if shape not in self._made:
+            pairs = self.tokens * experts.chosen
+
+            def room(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+                return torch.zeros(sizes, dtype=dtype, device=self.device)
+
+            self._made[shape] = Room(
+                logits=room(self.tokens, experts.count),
+                ids=room(self.tokens, experts.chosen, dtype=torch.int32),
+                weights=room(self.tokens, experts.chosen),
+                order=room(pairs, dtype=torch.int32),
+                blocks=room(experts.count + pairs // min(TILES), 3, dtype=torch.int32),
+                gated=room(pairs, experts.intermediate_size, dtype=torch.bfloat16),
+                made=room(pairs, hidden),
+            )
+        return self._made[shape]
+
+
 class Mixture:
-    pass
+    """The mixture of one layer. A row's result depends on nothing but the row."""
+
+    def __init__(self, experts: Experts, prefix: str, weights: Weights, rooms: Rooms) -> None:
+        """`prefix`: of the layer's tensors, such as "layers.0.".
+
+        Matrices stay in their format if there are kernels for it and all experts have the same, else they are bfloat16.
+        Raises torch.OutOfMemoryError if there is no room.
+        """
+        router = weights(prefix + "router")
+        self.experts, self.hidden, self.rooms = experts, router.shape[1], rooms
+        self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
+
+        def stack(*names: str) -> torch.Tensor | Packed:
+            every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
+            return _stacked([weights(name) for name in every], rooms.device)
+
+        self.gate_up, self.down = stack("gate", "up"), stack("down")
+        self.room = rooms.of(experts, self.hidden)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self.router.nbytes + self.gate_up.nbytes + self.down.nbytes
+
+    def __call__(self, h: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+        """The first `tokens` rows of h [padded, hidden] bfloat16, into out, float32, as [tokens, hidden].
+
+        It only launches kernels, whose grids depend on `tokens` alone: it can be captured in a graph.
+        """
+        out = out.view(-1)
+        for first in range(0, tokens, self.rooms.tokens):
+            count = min(self.rooms.tokens, tokens - first)
+            self._route(h[first:], count)
+            self._multiply(h[first:], count)
+            self._sum(out[first * self.hidden :], count)
+
+    def _route(self, h: torch.Tensor, tokens: int) -> None:
+        """Each token's experts and their weights."""
+        experts, room = self.experts, self.room
+        height, wide, deep = ROUTER
+        kernels.router_kernel[(-(-tokens // height), -(-experts.count // wide))](
+            h, self.router, room.logits, tokens, experts.count, self.hidden, height, wide, deep, num_warps=4
+        )
+        kernels.choose_kernel[(tokens,)](
+            room.logits, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
+            power_of_two(experts.count), num_warps=1,
+        )  # fmt: skip
+
+    def _multiply(self, h: torch.Tensor, tokens: int) -> None:
+        """What each token's experts make of it."""
+        experts, hidden, room = self.experts, self.hidden, self.room
+        count, chosen, width = experts.count, experts.chosen, experts.intermediate_size
+        pairs, gelu = tokens * chosen, experts.activation == "gelu_tanh"
+        most = PACKED_TILE if isinstance(self.gate_up, Packed) else max(TILES)
+        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // count)))
+        few = pairs < count + pairs // tile.tokens
+        blocks = pairs if few else count + pairs // tile.tokens
+        kernels.group_kernel[(count,)](
+            room.ids, room.order, room.blocks, pairs, tile.tokens, few,
+            min(MOST_CHUNK, max(128, power_of_two(pairs))), num_warps=4,
+        )  # fmt: skip
+        if isinstance(self.gate_up, Packed):
+            quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
+                h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
+                self.gate_up.tiles, gelu, tile.tokens, self.gate_up.form.code, num_warps=4, num_stages=2,
+            )  # fmt: skip
+        else:
+            kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
+                h, self.gate_up, room.order, room.blocks, room.gated, chosen, width, hidden, gelu,
+                tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=GATED_STAGES,
+            )  # fmt: skip
+        if isinstance(self.down, Packed):
+            quantized.packed_experts_down_kernel[(blocks, -(-hidden // ROWS))](
+                room.gated, *self.down.arrays, room.order, room.blocks, room.made, hidden, width,
+                self.down.tiles, tile.tokens, self.down.form.code, num_warps=4, num_stages=2,
+            )  # fmt: skip
+        else:
+            kernels.experts_down_kernel[(blocks, -(-hidden // tile.features))](
+                room.gated, self.down, room.order, room.blocks, room.made, hidden, width,
+                tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+
+    def _sum(self, out: torch.Tensor, tokens: int) -> None:
+        room, hidden = self.room, self.hidden
+        kernels.weighted_sum_kernel[(tokens, -(-hidden // SUMMED))](
+            room.made, room.weights, out, self.experts.chosen, hidden, min(SUMMED, power_of_two(hidden)), num_warps=4
+        )
+
+
+def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | Packed:
+    """Matrices of one shape, one after the other: packed, or bfloat16 [count, rows, columns]."""
+    rows, columns = raws[0].shape
+    if raws[0].format in FORMS and len({raw.format for raw in raws}) == 1:
+        packed: list[Packed] = []
+        for raw in raws:
+            packed.append(pack(raw, device))
+            raw.release()
+        joined = (torch.cat(arrays) for arrays in zip(*(one.arrays for one in packed), strict=True))
+        return Packed(packed[0].form, rows, columns, *joined)
+    made = torch.empty(len(raws), rows, columns, dtype=torch.bfloat16, device=device)
+    for place, raw in zip(made, raws, strict=True):
+        place.copy_(bfloat16(raw, device))
+        raw.release()
+    return made
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(0, count - 1).bit_length()

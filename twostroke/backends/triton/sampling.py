@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import triton
 
+from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
-from twostroke.sampling.draw import Draw
+from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, Noise
 from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.statistics import NO_TOKEN
 
 WORDS = kernels.WORDS.value  # of a draw
 BLOCK = kernels.BLOCK.value
+CUT_BLOCK = filters.CUT_BLOCK.value
 NOISE_ALONE = SamplingParams()
 
 
@@ -27,18 +30,24 @@ class Room:
     Attributes:
         values, columns: [R, blocks] float32 and int32, what each block has found.
         sums: [R, 2, blocks] float32.
-        cuts: [R, 2] float64.
+        cuts, found: [R, 2] float64 and [R, CUT_BLOCK] float32, for filters.
     """
 
     values: torch.Tensor
     columns: torch.Tensor
     sums: torch.Tensor
     cuts: torch.Tensor
+    found: torch.Tensor
 
 
 def supports(draw: Draw) -> bool:
     """Whether the token can be drawn on the device: by temperature and filters, and nothing else is requested."""
-    return not (draw.params.shapes_logits or draw.reports or draw.keep_logits)
+    return supports_report(draw) and not draw.reports
+
+
+def supports_report(draw: Draw) -> bool:
+    """Whether the token can be drawn on the device, and what is reported about it be found there."""
+    return not (draw.params.shapes_logits or draw.keep_logits)
 
 
 def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
@@ -51,11 +60,12 @@ def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
         if noise.key is not None:
             packed[i, kernels.KEY.value] = noise.key - ((noise.key >> 63) << 64)
             packed[i, kernels.DRAWN.value] = 1
-        filters = params.filters and noise.key is not None
-        packed[i, kernels.TOP_K.value] = min(params.top_k, 2**31 - 1) if filters else 0
-        floats[i, kernels.TOP_P.value] = params.top_p if filters else 1.0
-        margin = max(params.temperature, COLDEST) * math.log(params.min_p) if filters and params.min_p else -math.inf
-        floats[i, kernels.MARGIN.value] = margin
+        floats[i, kernels.TOP_P.value], floats[i, kernels.MARGIN.value] = 1.0, -math.inf
+        if params.filters and noise.key is not None:
+            packed[i, kernels.TOP_K.value] = min(params.top_k, 2**31 - 1)
+            floats[i, kernels.TOP_P.value] = params.top_p
+            if params.min_p:
+                floats[i, kernels.MARGIN.value] = max(params.temperature, COLDEST) * math.log(params.min_p)
     return packed
 
 
@@ -75,12 +85,13 @@ class DeviceSampler:
 
     def room(self, rows: int, vocab: int) -> Room:
         """Memory for calls with at most this many rows, and exactly this vocabulary."""
-        blocks = triton.cdiv(vocab, BLOCK)
+        blocks = -(-vocab // BLOCK)
         return Room(
             torch.empty((rows, blocks), dtype=torch.float32, device=self.device),
             torch.empty((rows, blocks), dtype=torch.int32, device=self.device),
             torch.empty((rows, 2, blocks), dtype=torch.float32, device=self.device),
             torch.empty((rows, 2), dtype=torch.float64, device=self.device),
+            torch.empty((rows, CUT_BLOCK), dtype=torch.float32, device=self.device),
         )
 
     def send(self, draws: Sequence[Draw | Noise]) -> torch.Tensor:
@@ -116,8 +127,8 @@ class DeviceSampler:
         room = self.room(rows, vocab) if room is None else room
         stride, blocks = logits.stride(0), room.values.shape[1]
         if filtered:
-            kernels.cut_rows[(rows,)](
-                logits, stride, vocab, draws, room.cuts, kernels.CUT_BLOCK, num_warps=16, enable_fp_fusion=False
+            filters.cut_rows[(rows,)](
+                logits, stride, vocab, draws, room.cuts, room.found, CUT_BLOCK, num_warps=16, enable_fp_fusion=False
             )
         kernels.search_blocks[(rows, blocks)](
             logits, stride, vocab, draws, room.cuts, room.values, room.columns, blocks, filtered, BLOCK,
@@ -170,6 +181,31 @@ class DeviceSampler:
         keys |= torch.arange(vocab - 1, -1, -1, device=self.device)
         ids = vocab - 1 - (torch.topk(keys, min(count, vocab), dim=-1).values & 0xFFFFFFFF)
         return ids, logits.gather(-1, ids)
+
+    def report(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+        """Tokens with what their draws want to know of them, see `supports_report`. Waits for the device."""
+        ids = self.draw(logits, draws)
+        best, numbers = self.statistics(logits)
+        counts = [draw.params.logprobs or 0 for draw in draws]
+        others, values = self.likeliest(logits, max(1, *counts))
+        whole = torch.stack((ids, best), 1).cpu().tolist()
+        single = torch.cat((numbers, self.at(logits, ids)[:, None], values), 1).cpu().tolist()
+        made: list[Sampled] = []
+        rows = zip(draws, counts, whole, single, others.cpu().tolist(), strict=True)
+        for draw, count, (id, first), (top, total, entropy, logit, *high), likeliest in rows:
+            if not draw.reports or id == NO_TOKEN or math.isnan(total):
+                made.append(Sampled(NO_TOKEN if draw.reports and math.isnan(total) else id))
+                continue
+            sampled = Sampled(id, (top if id == first else logit) - total)
+            if draw.stats:
+                sampled = replace(
+                    sampled, entropy=max(0.0, entropy / math.log(2)), top_probability=math.exp(top - total)
+                )
+            if draw.params.logprobs is not None:
+                pairs = zip(likeliest[:count], high[:count], strict=True)
+                sampled = replace(sampled, top=tuple((other, value - total) for other, value in pairs))
+            made.append(sampled)
+        return made
 
     def at(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """The logit of one id of each row, int32 [R]: float32 [R]. NO_TOKEN takes that of id 0."""

@@ -88,7 +88,8 @@ def _packed(matrices: Mapping[str, RawTensor], suffix: str) -> bool:
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
-    sources = [*sorted((here / "kernels").glob("*.py")), here / "linear.py", here / "packed.py", here / "work.py"]
+    choices = (here / f"{name}.py" for name in ("linear", "packed", "experts", "work", "decoder"))
+    sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 

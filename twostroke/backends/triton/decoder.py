@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.triton.experts import Mixture
+from twostroke.backends.triton.experts import Mixture, Rooms
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
@@ -102,7 +102,7 @@ class Layer:
         self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
-            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.device)
+            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms)
         else:
             gelu = layer.feed_forward.activation == "gelu_tanh"
             self.gated, self.down = Gated(matrix("gate"), matrix("up"), gelu, scratch), Linear([matrix("down")], scratch)
@@ -117,6 +117,7 @@ class Decoder:
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         self.table = self.head.pieces[0] if config.tied else place(weights("embed"), device)
+        self.rooms = Rooms(device)
         self.layers = [Layer(self, i, weights) for i in range(config.num_layers)]
         self.norm = self.vector(weights("norm").dequantize())
         dim, heads = config.head_dim, config.num_heads

@@ -16,11 +16,11 @@ from twostroke.backends.triton.kernels.numbers import activate, begin, dot, narr
 
 
 @triton.jit
-def chain(x, w, begin, end, K: tl.constexpr, BLOCK_K: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
-    """The products of columns [begin, end): float32 [F, T]. `x` [T] and `w` [F] point to rows."""
+def chain(x, w, first, last, K: tl.constexpr, BLOCK_K: tl.constexpr, F: tl.constexpr, T: tl.constexpr):
+    """The products of columns [first, last): float32 [F, T]. `x` [T] and `w` [F] point to rows."""
     acc = tl.zeros((F, T), tl.float32)
     columns = tl.arange(0, BLOCK_K)
-    for start in range(begin, end, BLOCK_K):
+    for start in range(first, last, BLOCK_K):
         k = start + columns
         if K % BLOCK_K == 0:
             weights = tl.load(w[:, None] + k[None, :])

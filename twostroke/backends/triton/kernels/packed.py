@@ -70,14 +70,14 @@ def decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, I: tl.con
 
 @triton.jit
 def packed_chain(
-    x, planes, scales, minima, d, dmin, row_tile, begin, end,
+    x, planes, scales, minima, d, dmin, row_tile, first, last,
     K: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """The products of tiles [begin, end) along K of one tile of rows: float32 [64, T]."""
+    """The products of tiles [first, last) along K of one tile of rows: float32 [64, T]."""
     acc = tl.zeros((ROWS, T), tl.float32)
     R, c = tl.arange(0, ROWS), tl.arange(0, GROUP)
     blocks = row_tile * ((TILES + 1) // 2)
-    for tile in range(begin, end):
+    for tile in range(first, last):
         place = (row_tile * TILES + tile).to(tl.int64)
         for i in tl.static_range(8):
             weights = narrow(decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, i, FORM))
@@ -101,10 +101,10 @@ def packed_linear_kernel(
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     row_tile, s = tl.program_id(1), tl.program_id(2)
     features = row_tile * ROWS + tl.arange(0, ROWS)
-    begin = s * (SEGMENT // 128)
-    end = min(begin + SEGMENT // 128, TILES)
+    first = s * (SEGMENT // 128)
+    last = min(first + SEGMENT // 128, TILES)
     x = x_ptr + tokens.to(tl.int64) * K
-    acc = packed_chain(x, planes, scales, minima, d, dmin, row_tile, begin, end, K, TILES, T, FORM)
+    acc = packed_chain(x, planes, scales, minima, d, dmin, row_tile, first, last, K, TILES, T, FORM)
     places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
     tl.store(places, tl.trans(acc), mask=features[None, :] < FEATURES)
 

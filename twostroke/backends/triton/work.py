@@ -160,10 +160,11 @@ def _items(
     end = (order + tokens - 1) // keys + 1
     begin = np.zeros_like(end) if first is None else first
     count, none = end - begin, np.zeros_like(end)
+    # The longest first, so that no long one is left for the end.
     programs, parts = len(queries) * kv_heads, int((tokens * count).sum())
     if programs >= PROGRAMS or parts > MOST_PARTS or count.max() == 1:
         whole = np.stack([row, tokens, base, order, begin, end, none, none], 1)
-        return whole, np.zeros((0, 3), np.int64)
+        return whole[np.argsort(-count, kind="stable")], np.zeros((0, 3), np.int64)
     step = max(1, -(-int(count.sum()) * kv_heads // (2 * PROGRAMS)))
     pieces = -(-count // step)
     part = np.cumsum(tokens * count) - tokens * count

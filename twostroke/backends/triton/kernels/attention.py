@@ -20,7 +20,7 @@ import triton.language as tl
 from twostroke.backends.triton.kernels.numbers import begin, dot, narrow, power_of_two
 
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
-JOINED: tl.constexpr = tl.constexpr(8)  # tiles whose sums are loaded at once by the second kernel
+JOINED: tl.constexpr = tl.constexpr(16)  # tiles whose sums are loaded at once by the second kernel
 
 
 @triton.jit
@@ -119,15 +119,17 @@ def weigh(
     else:
         k = tl.load(k_side + address[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
         v = tl.load(v_side + address[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
-    scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32)) * scale
+    scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32))
     if MASKED:
         visible = j[None, :] <= own[:, None]
         if WINDOW:
             position = tl.load(positions_ptr + base + j, mask=exists, other=0)
             visible = visible & (position[None, :] > least[:, None])
         scores = tl.where(visible, scores, float("-inf"))
-    top = tl.ceil(tl.max(scores, 1))
-    weights = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    top = tl.ceil(tl.max(scores, 1) * scale)
+    lowered = tl.where(top == float("-inf"), 0.0, -top)[:, None]
+    # Fused on purpose: a compiler may fuse it or not, by what is around it, and the bits would differ.
+    weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) + lowered))
     units = (weights + 1.0).to(tl.int32, bitcast=True) - 0x3F800000  # the bits of 1 + w count w in units of 2^-23
     total = tl.sum(units, 1).to(tl.float32) * 1.1920928955078125e-07
     return top, total, dot(narrow(weights), v, tl.zeros((ROWS, BLOCK_D), tl.float32))
@@ -167,7 +169,7 @@ def combine_kernel(
         total = 0.0
         out = tl.zeros((BLOCK_D,), tl.float32)
         for n in range(0, count, JOINED):
-            for i in tl.static_range(8):
+            for i in tl.static_range(16):
                 # Past the last part it is read once more, times 0: so that all loads can be in flight.
                 exists = n + i < count
                 place = (part + tl.minimum(n + i, count - 1)).to(tl.int64) * HQ + head

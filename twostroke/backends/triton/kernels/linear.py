@@ -12,7 +12,9 @@ Buffers of tokens are padded to whole tiles: a row of a tile never touches anoth
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, begin, dot, narrow
+from twostroke.backends.triton.kernels.numbers import activate, begin, dot, fetch, narrow
+
+FETCHED: tl.constexpr = tl.constexpr(512)  # columns of weights that are fetched early
 
 
 @triton.jit
@@ -42,7 +44,6 @@ def linear_kernel(
 
     Grid: tiles of tokens, tiles of features, segments.
     """
-    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     s = tl.program_id(2)
@@ -51,7 +52,10 @@ def linear_kernel(
         w = w_ptr + features.to(tl.int64) * K
     else:
         w = w_ptr + tl.minimum(features, FEATURES - 1).to(tl.int64) * K
-    total = chain(x, w, s * SEGMENT, min((s + 1) * SEGMENT, K), K, BLOCK_K, F, T)
+    first, last = s * SEGMENT, tl.minimum((s + 1) * SEGMENT, K)
+    fetch(w, first, last, FETCHED)
+    begin()
+    total = chain(x, w, first, last, K, BLOCK_K, F, T)
     places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
         tl.store(places, tl.trans(total))
@@ -83,12 +87,12 @@ def many_kernel(
         for k in range(0, K, BLOCK_K):
             total = dot(x.load([t * T, k]), w.load([f * F, k]).T, total)
     else:
-        total = tl.zeros((T, F), tl.float32)
-        for s in range(SEGMENTS):
-            acc = tl.zeros((T, F), tl.float32)
-            for k in range(s * SEGMENT, min((s + 1) * SEGMENT, K), BLOCK_K):
-                acc = dot(x.load([t * T, k]), w.load([f * F, k]).T, acc)
-            total += acc
+        total, acc = tl.zeros((T, F), tl.float32), tl.zeros((T, F), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            acc = dot(x.load([t * T, k]), w.load([f * F, k]).T, acc)
+            if (k + BLOCK_K) % SEGMENT == 0 or k + BLOCK_K >= K:  # the end of a segment
+                total += acc
+                acc = tl.zeros((T, F), tl.float32)
     rows, features = t * T + tl.arange(0, T), f * F + tl.arange(0, F)
     places = out_ptr + rows[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
@@ -127,7 +131,6 @@ def gated_kernel(
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, features] bfloat16 = activation(x gate^T) * (x up^T); w [2, FEATURES, K] holds gate and up."""
-    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     x = x_ptr + tokens.to(tl.int64) * K
@@ -135,6 +138,9 @@ def gated_kernel(
         rows = features.to(tl.int64)
     else:
         rows = tl.minimum(features, FEATURES - 1).to(tl.int64)
+    fetch(w_ptr + rows * K, 0, K, FETCHED)
+    fetch(w_ptr + (rows + FEATURES) * K, 0, K, FETCHED)
+    begin()
     columns = tl.arange(0, BLOCK_K)
     gate, up = tl.zeros((F, T), tl.float32), tl.zeros((F, T), tl.float32)
     for start in range(0, K, BLOCK_K):

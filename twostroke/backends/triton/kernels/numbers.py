@@ -30,6 +30,20 @@ def begin():
 
 
 @triton.jit
+def fetch(rows, first, last, COLUMNS: tl.constexpr):
+    """Have columns [first, first + COLUMNS) of bfloat16 rows, pointers [F], brought to the cache, up to `last`.
+
+    Called before `begin`: weights come while the kernels before are still at work, which read little.
+    """
+    if _EARLY:
+        lines = first + 64 * tl.arange(0, COLUMNS // 64)  # of 128 bytes
+        places = (rows[:, None] + tl.minimum(lines, last - 1)[None, :]).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def narrow(x):
     """Float32 to bfloat16, to nearest even."""
     if INTERPRET:

@@ -110,6 +110,8 @@ class Placement:
         for lane, count in planned:
             if lane not in lane.choice.lanes:  # preempted by an earlier lane
                 continue
+            if lane.ahead and not (lane.started or lane.writer.has_slot):
+                continue  # its page might have to be copied, in vain if its token is the last
             if not lane.started and not lane.decoding:
                 # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
                 # that overtake a large one would starve it.
@@ -123,6 +125,8 @@ class Placement:
                     self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
+                    if lane.ahead:  # nobody gives up a page for a token that may be the last
+                        break
                     if self._unshare() or self._preempt_youngest():
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():

@@ -172,16 +172,18 @@ class DecodeLane(Lane[Decode]):
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
         entered = self._entered(token.id)
+        wrong = len(self.guesses) + 1 - len(sampled) if self.guesses else int(entered)
         if (
             self.track.finish_reason is not None
             or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
             or (stroke.until is not None and stroke.until(sampled))
         ):
-            self._complete(wrong=len(self.guesses) + 1 - len(sampled) if self.guesses else int(entered))
-        elif not self.guesses:
-            self.todo += [] if entered else [token.id]
-        elif self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
-            self._complete(wrong=len(self.guesses) + 1 - len(sampled))
+            self._complete(wrong)
+        elif self.guesses:
+            if self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
+                self._complete(wrong)
+        elif not entered:
+            self.todo.append(token.id)
 
     @property
     def full(self) -> bool:

@@ -48,10 +48,11 @@ class Drawing:
 
     def __init__(self, lanes: Sequence[DecodeLane], drawn: Drawn) -> None:
         self.lanes, self.drawn = lanes, drawn
-        self.sampled: list[Sampled] = []
+        self.tokens: list[tuple[DecodeLane, Sampled]] = []
 
     def read(self) -> None:
-        self.sampled = self.drawn.read()
+        """Wait for the tokens."""
+        self.tokens = list(zip(self.lanes, self.drawn.read(), strict=True))
 
 
 class Flight:
@@ -93,7 +94,6 @@ class Flight:
             ahead: whether lanes may enter their tokens before these are read.
             computing: models with rows in this step; each gets a drawing, also if nothing is drawn, to wait for.
         """
-        self.step = step
         asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
 
         def ask(lane: DecodeLane) -> None:
@@ -107,7 +107,7 @@ class Flight:
             live = [one for one in asks if not one[0].choice.done]  # others failed through a sibling choice
             if live or model in computing:
                 guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live, ahead)
-        self._left = time.perf_counter()
+        self.step, self._left = step, time.perf_counter()
 
     def _draw(self, model: Model, asks: Sequence[tuple[DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
         lanes = [lane for lane, _, _ in asks]
@@ -130,7 +130,7 @@ class Flight:
         now = time.perf_counter()
         seconds, self._landed = now - max(began, self._landed), now
         for drawing in drawings:
-            for lane, sampled in zip(drawing.lanes, drawing.sampled, strict=False):  # none if reading failed
+            for lane, sampled in drawing.tokens:  # none if reading them failed
                 if sampled.id == NO_TOKEN:
                     lane.model.pool.wipes = True  # the pages of this request must not reach others
                 if _waits(lane):

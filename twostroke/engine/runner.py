@@ -48,7 +48,7 @@ def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> No
         wanted=last([chunk.logit_rows for chunk in chunks]),
         query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),
-        drawn=drawn if token_ids.min() < 0 else None,
+        drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
     )
     logits, queries = model.compiled.forward(batch, model.pool.memory)
     taken = handed_out = 0

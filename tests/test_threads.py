@@ -271,11 +271,11 @@ def test_a_step_that_is_cut_ends_all_requests(llm: LLM, monkeypatch: pytest.Monk
     other = llm.stream(PROMPTS[1], max_tokens=50, ignore_eos=True)
     next(other)
 
-    def cut(*_: Any) -> None:
+    def cut(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm.engine, "_sample", cut)
+        patched.setattr(llm.engine._flight, "launch", cut)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([PROMPTS[0]], max_tokens=2)
     with pytest.raises(EngineStopped, match="interrupted"):

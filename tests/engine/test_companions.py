@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_named(tiny_llm: TinyLLM, smaller: Path, tmp_path: 
         tiny_llm(draft=str(other))
 
 
-def guessing(llm: LLM, guesses: list[int]) -> Request:
+def guessing(llm: LLM, guesses: list[int], logprobs: int | None = None) -> Request:
     """A student continues the teacher's value with guesses: its first row is the teacher's, the others its own."""
 
     def program() -> Program:
@@ -94,7 +94,8 @@ def guessing(llm: LLM, guesses: list[int]) -> Request:
         yield Decode(run.kv, model="student")
         return run.tokens
 
-    return Request(program, SamplingParams(max_tokens=8, ignore_eos=True, seed=1), llm.tokenizer)
+    params = SamplingParams(max_tokens=8, ignore_eos=True, seed=1, logprobs=logprobs)
+    return Request(program, params, llm.tokenizer)
 
 
 def test_draws_of_two_models_come_in_order(tiny_llm: TinyLLM, twin: Path) -> None:
@@ -119,7 +120,8 @@ def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM
     llm = tiny_llm(student=str(twin), prefix_index="off")
     made = [t.id for t in llm.decode(llm.prefill(PROMPT), model="student", max_tokens=5, ignore_eos=True)]
     guesses = [*made[:3], (made[3] + 1) % llm.config.vocab_size]
-    undisturbed, request = guessing(llm, guesses), guessing(llm, guesses)
+    # With log-probabilities rows are sampled one by one, so it can be between any two of them.
+    undisturbed, request = (guessing(llm, guesses, logprobs=0) for _ in range(2))
     llm.engine.finish([llm.engine.submit(undisturbed)])
     assert undisturbed.result == made[:4]
     (choice,), taken = request.choices, 0

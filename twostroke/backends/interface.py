@@ -21,12 +21,12 @@ the host only if log-probabilities of all ids are requested.
 
 **One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns a `Drawn`, which may
 still be computing, and `RaggedBatch.drawn` passes it to the next `forward`: a row whose token id is `-1 - i` takes its
-i-th token, on the device. An engine that keeps a step in flight plans step t + 1 while step t computes: each decoding
-lane enters the placeholder of its pending token, and `Drawn.read` of step t comes after `forward` of step t + 1 was
-launched. A lane that ended with that token (end token, stop string, grammar) has one row too many: the writer truncates
-it, and its K and V have not been read. Lanes whose next draw depends on the token itself (penalties, a grammar, a
-condition) are left out of the step in flight. The engine currently reads at once; both CPU backends accept
-placeholders.
+i-th token, on the device. If the backend is `asynchronous`, the engine plans step t + 1 while step t computes: each
+decoding lane enters the placeholder of its pending token, `Drawn.read` of step t comes after `forward` of step t + 1
+was launched, and `sample` of step t + 1 after that, when every draw knows all tokens before it (`engine/flight.py`). A
+lane that ended with its token (end token, stop string, grammar) has one row too many: the writer truncates it, and its
+K and V have not been read. The placeholder of a token that proves to be NO_TOKEN stands for any id: its lane fails.
+Lanes with guesses, and those whose queries are returned, enter no placeholders.
 
 **Same bits.** A backend is `exact` if a row's result depends only on its prefix: batch, chunks, page numbers and
 threads must not change a bit. Different schedules are tested for equality if the backend is exact, and within tolerance
@@ -163,6 +163,8 @@ class CompiledModel(Protocol):
         Args:
             rows: one row each, from any forward pass of this model, or stored logits from another process.
             draws: how to sample each row. The token depends only on the row's logits and its draw (`sampling.noise`).
+
+        There may be no rows: reading the tokens then only waits for all passes of this model before.
         """
         ...
 
@@ -175,6 +177,8 @@ class Backend(Protocol):
         label: the name with its variant, for reports.
         arithmetic: identifies everything in the backend that the bits of K, V and logits depend on, also its build.
         exact: whether a row's result has the same bits for any batch, chunk and thread count.
+        asynchronous: whether `forward` and `sample` return before the results are there, so that it gains something to
+            keep a step in flight.
         device: "cpu", or another PyTorch device name.
         threads: number of CPU threads.
         formats: the formats of weight matrices that it computes with; None for all. Others are re-encoded on load.
@@ -192,6 +196,9 @@ class Backend(Protocol):
 
     @property
     def exact(self) -> bool: ...
+
+    @property
+    def asynchronous(self) -> bool: ...
 
     @property
     def device(self) -> str: ...

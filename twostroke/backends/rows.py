@@ -135,10 +135,10 @@ class Ready(list[Sampled]):
 
 
 def resolved(batch: RaggedBatch[np.ndarray]) -> np.ndarray:
-    """A batch's token ids, with placeholders replaced by the drawn tokens."""
+    """A batch's token ids, with placeholders replaced by the drawn tokens; 0 stands for NO_TOKEN."""
     if batch.drawn is None:
         return batch.token_ids
-    drawn = np.array([sampled.id for sampled in batch.drawn.read()], np.int64)
+    drawn = np.array([max(0, sampled.id) for sampled in batch.drawn.read()], np.int64)
     token_ids, unknown = batch.token_ids.copy(), batch.token_ids < 0
     token_ids[unknown] = drawn[-1 - token_ids[unknown]]
     return token_ids

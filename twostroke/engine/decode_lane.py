@@ -51,7 +51,7 @@ class DecodeLane(Lane[Decode]):
             raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
         todo: list[int] = []
         self._rows: deque[tuple[Model, LazyLogits]] = deque()  # rows to sample from, each with its model
-        self.drawn: deque[Sampled] = deque()  # tokens sampled ahead, from rows after guesses
+        self._placeholder = False  # whether a placeholder stands for the token that is being drawn
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
         elif not stroke.recompute and (row := _first_row(tail, model, models)) is not None:
@@ -97,7 +97,7 @@ class DecodeLane(Lane[Decode]):
     @property
     def ready(self) -> bool:
         """Whether the lane has a row to sample from."""
-        return bool(self._rows or self.drawn) and not self.todo and self.result is None and self.missing is None
+        return bool(self._rows) and not self.todo and self.result is None and self.missing is None
 
     def logit_rows(self, count: int) -> int:
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
@@ -147,20 +147,43 @@ class DecodeLane(Lane[Decode]):
             stroke.keep_logits,
         )
 
+    def go_ahead(self, model: Model, number: int) -> None:
+        """The i-th token that `model` draws is this lane's: let the next step enter it before it is known.
+
+        Not if it is certain to be the last, if its row is another model's, or if more than an entry might be too much.
+        """
+        stroke, track = self.stroke, self.track
+        last = len(self.record.sampled) + 1 == stroke.max_tokens or len(track.ids) + 1 == track.params.max_tokens
+        if model is self.model and not (last or self.full or self.guesses or stroke.queries):
+            self._placeholder, self.todo = True, [-1 - number]
+
+    def _entered(self, token: int) -> bool:
+        """Whether the token was entered before it was known; names it in that case."""
+        placeholder, self._placeholder = self._placeholder, False
+        if placeholder and not self.todo:
+            self.writer.name_last(token)
+            self.num_computed += 1
+            return True
+        self.todo.clear()  # the step was placed without it
+        return False
+
     def sampled(self, token: Sampled) -> None:
         """Record a sampled token, which the track already has. The next step enters it, or it stays pending."""
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
+        entered = self._entered(token.id)
+        wrong = len(self.guesses) + 1 - len(sampled) if self.guesses else int(entered)
         if (
             self.track.finish_reason is not None
             or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
             or (stroke.until is not None and stroke.until(sampled))
         ):
-            self._complete()
-        elif not self.guesses:
+            self._complete(wrong)
+        elif self.guesses:
+            if self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
+                self._complete(wrong)
+        elif not entered:
             self.todo.append(token.id)
-        elif self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
-            self._complete()
 
     @property
     def full(self) -> bool:
@@ -195,12 +218,10 @@ class DecodeLane(Lane[Decode]):
             self.result = Decoded(self.stroke.kv, (), self.track.finish_reason)
         return True
 
-    def _complete(self) -> None:
-        self.record.complete, wrong = True, 0
-        self.record.finish_reason = self.track.finish_reason
-        if self.guesses:
-            wrong = len(self.guesses) + 1 - len(self.record.sampled)
-            self.writer.truncate(len(self.writer) - wrong)
+    def _complete(self, wrong: int) -> None:
+        """End with the last token; the last `wrong` entries do not belong to the stroke."""
+        self.record.complete, self.record.finish_reason = True, self.track.finish_reason
+        self.writer.truncate(len(self.writer) - wrong)
         self._finish(wrong)
 
     def _finish(self, wrong: int = 0) -> None:
@@ -211,7 +232,6 @@ class DecodeLane(Lane[Decode]):
 
     def _forget(self) -> None:
         self._rows.clear()
-        self.drawn.clear()
 
 
 class DecodeRecord:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from twostroke.backends.interface import LazyLogits
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
+from twostroke.engine.flight import Flight, Step
 from twostroke.engine.forecast import Forecast
+from twostroke.engine.lane import Lane
 from twostroke.engine.loads import Loads, arrive, predict
 from twostroke.engine.model import Model
 from twostroke.engine.objective import comfortable_itl_ms
@@ -26,10 +27,8 @@ from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turns import Turns
-from twostroke.errors import ContextLengthExceeded, EngineStopped, NotFinite, OutOfPages, TwostrokeError
+from twostroke.errors import ContextLengthExceeded, EngineStopped, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.statistics import NO_TOKEN
 from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
@@ -90,6 +89,7 @@ class Engine:
         self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
         unique = dict.fromkeys(self.models.values())
         self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
+        self._flight = Flight(self._driver, self._placement)
         if self.tiers.stores:
             self._forecast = self._forecast or Forecast.calibrated(self.models.values())
             predict(self._forecast, self.config.max_step_tokens)
@@ -276,29 +276,58 @@ class Engine:
         arrived = bool(self._loads) and self._take_arrivals()
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
-        for lane, error in failed:
-            if not self._driver.outgrow(lane.choice, lane):
-                self._fail({lane.choice.request}, error)
-            self._retire(lane.choice)
         predicted = None if forecast is None else forecast.placed(chunks)
         self.report = StepReport.of(chunks, predicted)
-        by_model: dict[Model, list[Chunk]] = {}
-        for chunk in chunks:
-            if not chunk.lane.choice.done:
-                by_model.setdefault(chunk.lane.model, []).append(chunk)
-        for model, group in by_model.items():
-            self._guarded({chunk.lane.choice.request for chunk in group}, run, model, group)
+        step, flight = Step(chunks, predicted, began), self._flight
+        models = self._compute(chunks)
+        if (before := flight.step) is not None:
+            self._observe(before, flight.land(self._guarded, began))
+        self._give_up(failed)  # now that the tokens before are delivered
         self._resume()
-        worked = bool(chunks) or arrived
-        while ready := self._ready():
-            worked = True
-            self._sample(ready)
-            self._resume()
+        ready = self._ready()
+        worked = bool(chunks or ready or before) or arrived
+        if self._in_flight:
+            if ready or (models and self._requests):
+                flight.launch(step, ready, self._guarded, ahead=True, computing=models)
+        else:
+            while ready:
+                flight.launch(step, ready, self._guarded)
+                flight.land(self._guarded, began)
+                self._resume()
+                ready = self._ready()
+            self._observe(step, time.perf_counter() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
-        if forecast is not None and predicted is not None and chunks:
-            forecast.observe(chunks, predicted, time.perf_counter() - began)
         return worked
+
+    @property
+    def _in_flight(self) -> bool:
+        wanted = self.config.in_flight
+        return self.models[self.default].backend.asynchronous if wanted is None else wanted
+
+    def _compute(self, chunks: Sequence[Chunk]) -> list[Model]:
+        """Launch a forward pass for each model that the chunks need. Returns these models."""
+        models = list(dict.fromkeys(chunk.lane.model for chunk in chunks))
+        for model in models:
+            # Not those whose request has failed since through a sibling choice.
+            group = [chunk for chunk in chunks if chunk.lane.model is model and not chunk.lane.choice.done]
+            if group:
+                requests = {chunk.lane.choice.request for chunk in group}
+                self._guarded(requests, run, model, group, self._flight.drawn(model))
+        return models
+
+    def _observe(self, step: Step, seconds: float | None) -> None:
+        """Correct the forecast by a step that is over, and took so many seconds."""
+        if self._forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
+            self._forecast.observe(step.chunks, step.predicted, seconds)
+
+    def _give_up(self, failed: Iterable[tuple[Lane, OutOfPages]]) -> None:
+        """End what finds no page even alone."""
+        for lane, error in failed:
+            if lane in lane.choice.lanes:
+                if not self._driver.outgrow(lane.choice, lane):
+                    self._fail({lane.choice.request}, error)
+                self._retire(lane.choice)
 
     def _fits(self, planned: Plan) -> bool:
         """Whether the planned step is predicted to meet the ITL objective."""
@@ -366,42 +395,6 @@ class Engine:
         lanes = (lane for choice in self._queues.running for lane in choice.lanes)
         return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
-    def _sample(self, ready: list[DecodeLane]) -> None:
-        """Sample for every ready lane. Constraints and conditions are user code: an error ends only its own request."""
-        asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {}
-
-        def ask(lane: DecodeLane) -> None:
-            for model, row, draw in lane.asks():
-                asked.setdefault(model, []).append((lane, row, draw))
-
-        for lane in ready:
-            if not lane.drawn:
-                self._guarded({lane.choice.request}, ask, lane)
-        for model, asks in asked.items():
-            # Skip lanes whose request has failed since through a sibling choice.
-            live = [ask for ask in asks if not ask[0].choice.done]
-            if live:
-                self._guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live)
-        for lane in ready:
-            if not lane.choice.done and lane.drawn:
-                self._guarded({lane.choice.request}, self._take, lane, lane.drawn.popleft())
-
-    def _draw(self, model: Model, asks: list[tuple[DecodeLane, LazyLogits, Draw]]) -> None:
-        lanes, rows, draws = zip(*asks, strict=True)
-        for lane, sampled in zip(lanes, model.compiled.sample(rows, draws).read(), strict=True):
-            lane.drawn.append(sampled)
-
-    def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
-        if lane.choice.done:  # ended by a sibling's failure
-            return
-        if sampled.id == NO_TOKEN:
-            lane.model.pool.wipes = True  # the pages of this request must not reach others
-            raise NotFinite(f"model {lane.model.name}")
-        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
-        lane.sampled(sampled)
-        if lane.track is lane.choice.track and not self._placement.certain(lane):
-            lane.choice.hold()
-
     def _guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
         """Call `action` on behalf of requests; an exception ends these requests and no others."""
         try:
@@ -435,3 +428,5 @@ class Engine:
             if request.done:
                 request.timings.finished = request.timings.finished or time.perf_counter()
                 self._requests.discard(request)
+                if not self._requests:
+                    self._flight.clear()  # nobody may step for a long time

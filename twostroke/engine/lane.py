@@ -34,7 +34,7 @@ class Lane(Generic[StrokeKind]):
         slot: index of this stroke among its program's side-by-side strokes.
         todo: known tokens that are not entered yet.
         missing: what it waits for, from other tiers; None while it can go on. load: what brings it.
-        num_computed: number of its entries that are computed.
+        num_computed: number of its entries that are computed, and whose tokens are known.
         queries: collects the query vectors that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
         cached: tokens that it found and need not enter, by tier.
@@ -96,6 +96,11 @@ class Lane(Generic[StrokeKind]):
     def decoding(self) -> bool:
         """Whether exactly one token is left to enter, the state of a decoding lane at every step."""
         return False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the next token is a placeholder: it is being drawn, and may prove to be the last."""
+        return bool(self.todo) and self.todo[0] < 0
 
     def logit_rows(self, count: int) -> int:
         """Number of last rows that need logits when the next `count` tokens are entered."""

@@ -51,6 +51,7 @@ class Placement:
         self._models, self._queues = list(models), queues
         self._keep, self._loads = keep, loads
         self._blocked = False  # whether a prefill waits for room
+        self._scarce = False  # whether the next step enters no token that is not known
         self._look_until = 0.0  # until when a choice may wait for pages that others hold
         self.preemptions = 0
         for model in self._models:
@@ -106,9 +107,12 @@ class Placement:
         """Enter the planned tokens. Returns the chunks to compute, and the lanes that ran out of pages alone."""
         entries: list[Chunk] = []
         failed: list[tuple[Lane, OutOfPages]] = []
-        blocked = False
+        blocked, (scarce, self._scarce) = False, (self._scarce, False)
         for lane, count in planned:
             if lane not in lane.choice.lanes:  # preempted by an earlier lane
+                continue
+            # A page that is copied in vain, since the token is the last, would not come back.
+            if lane.ahead and (scarce or not (lane.started or lane.writer.has_slot)):
                 continue
             if not lane.started and not lane.decoding:
                 # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
@@ -123,10 +127,15 @@ class Placement:
                     self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
+                    if lane.ahead:  # nobody gives up a page for a token that may be the last
+                        break
                     if self._unshare() or self._preempt_youngest():
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
+                    if any(entry.tokens[-1] < 0 for entry in entries):  # whose pages may come back: try again then
+                        self._scarce = True
+                        break
                     if self._waits(lane.choice, error):
                         if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
                             self._stand_back(lane.choice, error)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.interface import Drawn, RaggedBatch
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.kv.writer import Places
@@ -17,14 +17,17 @@ class Chunk:
     """The tokens that one lane enters in a step, with their places."""
 
     lane: Lane
-    tokens: list[int]
+    tokens: list[int]  # negative: a placeholder, see `RaggedBatch.drawn`
     places: Places
     logit_rows: int  # number of last rows that return logits
     query_rows: int = 0  # number of last rows that return queries
 
 
-def run(model: Model, chunks: Sequence[Chunk]) -> None:
-    """Compute the chunks of one model together and hand each lane its logits and queries."""
+def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> None:
+    """Compute the chunks of one model together and hand each lane its logits and queries.
+
+    `drawn` are the tokens that the chunks' placeholders stand for.
+    """
     starts = [0, *accumulate(len(chunk.tokens) for chunk in chunks)]
 
     def last(counts: Sequence[int]) -> np.ndarray:
@@ -45,6 +48,7 @@ def run(model: Model, chunks: Sequence[Chunk]) -> None:
         wanted=last([chunk.logit_rows for chunk in chunks]),
         query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),
+        drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
     )
     logits, queries = model.compiled.forward(batch, model.pool.memory)
     taken = handed_out = 0
@@ -52,7 +56,7 @@ def run(model: Model, chunks: Sequence[Chunk]) -> None:
         if queries is not None and chunk.query_rows:
             chunk.lane.queries.add(queries[:, handed_out : handed_out + chunk.query_rows])
             handed_out += chunk.query_rows
-        chunk.lane.num_computed = len(chunk.lane.writer)
+        chunk.lane.num_computed = len(chunk.lane.writer) - (chunk.tokens[-1] < 0)
         chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
         taken += chunk.logit_rows
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from twostroke.engine.lane import Lane
 from twostroke.engine.request import Choice
-from twostroke.fields import Checked, integer, number
+from twostroke.fields import Checked, Rule, declare, integer, number
 
 # Tokens that prefills get under any objective: the kernels compute eight rows at little more than the cost of one.
 LEAST_CHUNK = 8
@@ -30,11 +30,14 @@ class SchedulerConfig(Checked):
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
         max_running: maximum number of choices that run at once.
         itl_ms: objective in milliseconds for the time of a step in which anything decodes; None for no objective.
+        in_flight: whether a step's tokens are read after the next step was launched (`engine/flight.py`); None if that
+            gains something on the backend.
     """
 
     max_step_tokens: int = integer(512, least=1)
     max_running: int = integer(256, least=1)
     itl_ms: float | None = number(None, above=0)
+    in_flight: bool | None = declare(None, Rule(bool, optional=True))
 
 
 def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Plan], bool]) -> Plan:

@@ -141,6 +141,10 @@ class Writer:
             self._table[self._num_spans + i] = page, 0, stop, position + i * size
         self._num_spans += len(pages)
 
+    def name_last(self, token: int) -> None:
+        """Set the last entry's token, which was not known when it was entered."""
+        self._tokens[-1] = token
+
     def truncate(self, length: int) -> None:
         """Remove entries past `length`. They must have been entered here and not frozen in a value."""
         self._require_open()

@@ -29,6 +29,7 @@ class NativeBackend:
 
     name = "native"
     exact = True
+    asynchronous = False
     formats: Collection[str] | None = FORMATS
 
     def __init__(self, threads: int, variant: str | None = None) -> None:

@@ -31,6 +31,7 @@ class ReferenceBackend:
 
     name = label = "reference"
     exact = False
+    asynchronous = False
     formats: Collection[str] | None = None
 
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:

@@ -1,0 +1,151 @@
+"""One step in flight: the tokens of a step are read after the next step was launched.
+
+A device computes while Python works, if it has something to compute. So a step is launched before the tokens of the
+step before it are known: a decoding lane enters a placeholder (`RaggedBatch.drawn`). The order is
+
+    forward of step t + 1, tokens of step t are read and delivered, step t + 1 is sampled, forward of step t + 2, ...
+
+A step is sampled when all tokens before it are known. So penalties, grammars and conditions need no special care, and
+nothing is drawn for a lane that has ended. Such a lane has at most one row too many, which its writer removes.
+
+On a backend that computes in the calling thread nothing can overlap: there a step's tokens are read at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from twostroke.backends.interface import Drawn, LazyLogits
+from twostroke.engine.decode_lane import DecodeLane
+from twostroke.engine.driver import Driver
+from twostroke.engine.model import Model
+from twostroke.engine.placement import Placement
+from twostroke.engine.runner import Chunk
+from twostroke.errors import NotFinite
+from twostroke.sampling.draw import Draw, Sampled
+from twostroke.sampling.statistics import NO_TOKEN
+
+Guarded = Callable[..., None]  # Engine._guarded: calls an action on behalf of requests, which an exception ends
+PAUSE = 0.1  # part of a step's time that may pass between two calls, if the step's time is to be counted
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step computes.
+
+    `predicted` is its predicted duration in seconds, None without a forecast; `began` when it began.
+    """
+
+    chunks: Sequence[Chunk]
+    predicted: float | None
+    began: float
+
+
+class Drawing:
+    """Tokens that one model draws: the i-th is for `lanes[i]`. Without lanes it only waits for the model's step."""
+
+    def __init__(self, lanes: Sequence[DecodeLane], drawn: Drawn) -> None:
+        self.lanes, self.drawn = lanes, drawn
+        self.tokens: list[tuple[DecodeLane, Sampled]] = []
+
+    def read(self) -> None:
+        """Wait for the tokens."""
+        self.tokens = list(zip(self.lanes, self.drawn.read(), strict=True))
+
+
+class Flight:
+    """The step whose tokens are not read yet, if there is one.
+
+    Attributes:
+        step: the step that `launch` was called for last; None if its tokens are read.
+    """
+
+    def __init__(self, driver: Driver, placement: Placement) -> None:
+        self._driver, self._placement = driver, placement
+        self._drawings: dict[Model, Drawing] = {}
+        self.step: Step | None = None
+        self._left = self._landed = 0.0  # when `launch` was over, and when tokens were read last
+
+    def drawn(self, model: Model) -> Drawn | None:
+        """The tokens that placeholders of this model's lanes stand for."""
+        drawing = self._drawings.get(model)
+        return None if drawing is None else drawing.drawn
+
+    def clear(self) -> None:
+        """Nobody waits for the tokens any more."""
+        self._drawings, self.step = {}, None
+
+    def launch(
+        self,
+        step: Step,
+        ready: Iterable[DecodeLane],
+        guarded: Guarded,
+        ahead: bool = False,
+        computing: Collection[Model] = (),
+    ) -> None:
+        """Draw a token for every lane that is ready. Constraints are user code: an error ends only its own request.
+
+        Args:
+            step: the step that is sampled.
+            ready: lanes with rows to sample from.
+            guarded: calls an action on behalf of requests.
+            ahead: whether lanes may enter their tokens before these are read.
+            computing: models with rows in this step; each gets a drawing, also if nothing is drawn, to wait for.
+        """
+        asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
+
+        def ask(lane: DecodeLane) -> None:
+            for model, row, draw in lane.asks():
+                asked.setdefault(model, []).append((lane, row, draw))
+
+        for lane in ready:
+            if not lane.choice.done:
+                guarded({lane.choice.request}, ask, lane)
+        for model, asks in asked.items():
+            live = [one for one in asks if not one[0].choice.done]  # others failed through a sibling choice
+            if live or model in computing:
+                guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live, ahead)
+        self.step, self._left = step, time.perf_counter()
+
+    def _draw(self, model: Model, asks: Sequence[tuple[DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
+        lanes = [lane for lane, _, _ in asks]
+        drawn = model.compiled.sample([row for _, row, _ in asks], [draw for _, _, draw in asks])
+        self._drawings[model] = Drawing(lanes, drawn)
+        if ahead:
+            for i, lane in enumerate(lanes):
+                lane.go_ahead(model, i)
+
+    def land(self, guarded: Guarded, entered: float) -> float | None:
+        """Wait for the tokens, and hand them to their lanes.
+
+        Returns the seconds that the step took: from its beginning, or from the end of the step before if that is
+        later. None if that is not known, since the caller paused before it entered the engine at time `entered`.
+        """
+        drawings, began = list(self._drawings.values()), entered if self.step is None else self.step.began
+        self.clear()
+        for drawing in drawings:
+            guarded({lane.choice.request for lane in drawing.lanes if _waits(lane)}, drawing.read)
+        now = time.perf_counter()
+        seconds, self._landed = now - max(began, self._landed), now
+        for drawing in drawings:
+            for lane, sampled in drawing.tokens:  # none if reading them failed
+                if sampled.id == NO_TOKEN:
+                    lane.model.pool.wipes = True  # the pages of this request must not reach others
+                if _waits(lane):
+                    guarded({lane.choice.request}, self._take, lane, sampled)
+        return seconds if entered - self._left <= PAUSE * seconds else None
+
+    def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
+        if sampled.id == NO_TOKEN:
+            raise NotFinite(f"model {lane.model.name}")
+        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+        lane.sampled(sampled)
+        if lane.track is lane.choice.track and not self._placement.certain(lane):
+            lane.choice.hold()
+
+
+def _waits(lane: DecodeLane) -> bool:
+    """Whether a lane still wants its token: it was not preempted or ended, and no guess before was wrong."""
+    return lane in lane.choice.lanes and lane.result is None

@@ -1,10 +1,10 @@
-"""Our linear kernel beside torch.matmul (cuBLAS), by replay of a CUDA graph, in the shapes of real models.
+"""Our linear kernels beside torch.matmul (cuBLAS), by replay of a CUDA graph, in the shapes of real models.
 
     python3 -m benchmarks.gpu.products --models llama-3.1-8b --out products.json
 
-The kernel is `linear(x, weight)` of twostroke.backends.triton.linear, x [T, K] bf16, or what --linear names. A weight
-is what --pack makes of a stored tensor: `pack(tensor: RawTensor, device)`. Copies of a weight take turns, so that the
-second-level cache does not hold them. torch.matmul always has bf16 weights.
+Ours are the products of twostroke.backends.triton.linear, with weights as the backend stores them; gate and up are one
+product with their activation. torch.matmul has bf16 weights whatever the format. Copies of a weight take turns, so
+that the second-level cache does not hold them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ CACHE_BYTES = 60 << 20  # of the largest second-level cache
 HEAD_TOKENS = 128  # more rows never go through the head at once
 DEFINITIONS = {
     "us": "median time of one product: a graph of products with each copy of the weight, replayed, / copies",
-    "bytes": "weight, input and output, once each, in the form that is multiplied; bytes_per_second = bytes / time",
+    "bytes": "weight, input and output, once each, as stored; ours writes float32, in parts for few tokens",
+    "parts": "of our product's output, which whoever reads it adds up",
     "flops": "2 x tokens x N x K",
-    "error": "largest |ours - matmul in float32| / largest |matmul in float32|, over 16 of the rows",
+    "error": "largest |ours - product in float32| / largest |product in float32|, over the first 16 rows",
     "ratio": "cuBLAS's time / ours: above 1, ours is quicker",
 }
 
@@ -48,14 +49,6 @@ def shapes(config: ModelConfig) -> dict[str, list[str]]:
     return found | {"head": [config.head_tensor]}
 
 
-def joined(weights: RandomWeights, names: Sequence[str]) -> RawTensor:
-    """One matrix with the rows of several of one format."""
-    parts = [weights(name) for name in names]
-    shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    data = np.concatenate([part.data for part in parts])
-    return RawTensor(names[0], parts[0].format, shape, data, f"random {'+'.join(names)}")
-
-
 def dense(tensor: RawTensor, device: str) -> torch.Tensor:
     """A stored matrix as bf16 [N, K]."""
     if tensor.format == "BF16":
@@ -64,66 +57,83 @@ def dense(tensor: RawTensor, device: str) -> torch.Tensor:
     return torch.from_numpy(tensor.dequantize()).to(device).to(torch.bfloat16)
 
 
-def find(name: str) -> Callable[..., Any]:
-    """The function that "module:function" names."""
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)
+Product = Callable[[torch.Tensor], torch.Tensor]  # x [tokens, K] bf16 -> [tokens, N] in any dtype
 
 
-class Contender:
-    """A way to multiply, with its copies of one weight."""
+def torch_product(weight: torch.Tensor, gated: bool) -> Product:
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, weight.t())
 
-    def __init__(self, linear: Callable[[torch.Tensor, Any], torch.Tensor], copies: Sequence[Any], size: int) -> None:
-        """`size`: bytes of one copy."""
-        self.linear, self.copies, self.size = linear, copies, size
+    def with_activation(x: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.mm(x, weight.t()).chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
 
-    def us(self, card: Card, x: torch.Tensor, repeats: int) -> float:
-        return 1e6 * card.replayed([partial(self.linear, x, copy) for copy in self.copies], repeats)
-
-
-def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, weight.t())
+    return with_activation if gated else plain
 
 
-def error(ours: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+class Ours:
+    """The backend's products: input and output buffers are padded and made once, as in a pass."""
+
+    def __init__(self, device: str) -> None:
+        self.module: Any = import_module("twostroke.backends.triton.linear")
+        self.scratch, self.device = self.module.Scratch(device), device
+
+    def product(self, parts: Sequence[RawTensor], gated: bool) -> Any:
+        """The backend's object for one copy of the weights."""
+        placed = [self.module.place(part, self.device) for part in parts]
+        return self.module.Gated(*placed, False, self.scratch) if gated else self.module.Linear(placed, self.scratch)
+
+    def buffers(self, product: Any, x: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """(padded x, output [parts, padded, N], bytes of the output that are written)."""
+        tokens, padded = len(x), -(-len(x) // self.module.PADDING) * self.module.PADDING
+        wide = torch.zeros(padded, x.shape[1], dtype=x.dtype, device=self.device)
+        wide[:tokens] = x
+        parts, columns = (1, product.rows) if gated else (product.parts(tokens), product.features)
+        dtype = torch.bfloat16 if gated else torch.float32
+        out = torch.empty(parts, padded, columns, dtype=dtype, device=self.device)
+        return wide, out, parts * tokens * columns * out.element_size()
+
+
+def error(ours: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, gated: bool) -> float:
     """The largest relative error of the first rows."""
-    exact = x[:16].float() @ weight.float().t()
+    exact = torch_product(weight.float(), gated)(x[:16].float())
     return float((ours[:16].float() - exact).abs().max() / exact.abs().max())
 
 
-def measure(bench: Bench, card: Card, options: Any, model: str, name: str, tensor: RawTensor) -> None:
+def measure(bench: Bench, card: Card, options: Any, model: str, name: str, parts: Sequence[RawTensor]) -> None:
     """All numbers of tokens for one matrix."""
-    n, k = tensor.shape
-    own = tensor.nbytes
-    count = max(2, -(-4 * CACHE_BYTES // own)) if not card.on_cpu else 2
-    count, theirs = min(count, 64), dense(tensor, options.device)
-    linear = find(options.linear) if options.linear else None
-    contenders = {"cuBLAS": Contender(matmul, [theirs, *(theirs.clone() for _ in range(count - 1))], 2 * n * k)}
-    if linear is not None:
-        pack = find(options.pack) if options.pack else dense
-        contenders["ours"] = Contender(linear, [pack(tensor, options.device) for _ in range(count)], own)
+    gated, n, k = name.endswith("gate_up"), sum(part.shape[0] for part in parts), parts[0].shape[1]
+    stored = sum(part.nbytes for part in parts)
+    count = 2 if card.on_cpu else min(64, max(2, -(-4 * CACHE_BYTES // stored)))
+    weight = torch.cat([dense(part, options.device) for part in parts])
+    theirs = [torch_product(one, gated) for one in (weight, *(weight.clone() for _ in range(count - 1)))]
+    ours = None if options.cublas_only else Ours(options.device)
+    copies = [] if ours is None else [ours.product(parts, gated) for _ in range(count)]
     for tokens in options.tokens:
         if bench.over:
             return
         if name == "head" and tokens > HEAD_TOKENS:
             continue
         x = torch.randn(tokens, k, device=options.device).to(torch.bfloat16)
-        case: dict[str, Any] = {
-            "model": model,
-            "product": name,
-            "n": n,
-            "k": k,
-            "format": tensor.format,
-            "tokens": tokens,
-        }
-        for label, one in contenders.items():
-            us = one.us(card, x, 5 if options.quick else 15)
-            size = one.size + 2 * tokens * (n + k)
-            case[label] = {"us": us, "bytes": size, "bytes_per_second": 1e6 * size / us,
-                           "flops_per_second": 2e6 * tokens * n * k / us}  # fmt: skip
-        if linear is not None:
-            case["error"] = error(linear(x, contenders["ours"].copies[0]), x, theirs)
-            case["ratio"] = case["cuBLAS"]["us"] / case["ours"]["us"]
+        case: dict[str, Any] = {"model": model, "product": name, "n": n, "k": k, "format": parts[0].format,
+                                "tokens": tokens}  # fmt: skip
+        repeats, flops = 5 if options.quick else 15, 2 * tokens * n * k
+
+        def figures(runs: Sequence[Callable[[], object]], size: int, repeats: int = repeats, flops: int = flops) -> Any:
+            seconds = card.replayed(runs, repeats)
+            return {"us": 1e6 * seconds, "bytes": size, "bytes_per_second": size / seconds,
+                    "flops_per_second": flops / seconds}  # fmt: skip
+
+        written = 2 * tokens * (n // 2 if gated else n)
+        case["cuBLAS"] = figures([partial(one, x) for one in theirs], 2 * n * k + 2 * tokens * k + written)
+        if ours is not None:
+            wide, out, written = ours.buffers(copies[0], x, gated)
+            runs = [partial(one, wide, out, tokens) for one in copies]
+            case["ours"] = figures(runs, copies[0].nbytes + 2 * tokens * k + written)
+            case["parts"], case["ratio"] = len(out), case["cuBLAS"]["us"] / case["ours"]["us"]
+            out.fill_(float("nan"))
+            copies[0](wide, out, tokens)
+            case["error"] = error(out[:, :tokens].float().sum(0), x, weight, gated)
         bench.add(**case)
 
 
@@ -144,10 +154,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     made = parser("products", __doc__ or "", ["qwen2.5-0.5b", "llama-3.1-8b"])
-    made.add_argument("--linear", default="twostroke.backends.triton.linear:linear", metavar="MODULE:FUNCTION",
-                      help="linear(x, weight); empty for cuBLAS alone")  # fmt: skip
-    made.add_argument("--pack", default="", metavar="MODULE:FUNCTION",
-                      help="pack(tensor, device) -> weight; empty: a bf16 tensor [N, K]")  # fmt: skip
+    made.add_argument("--cublas-only", action="store_true", help="torch.matmul alone")
     made.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     options = made.parse_args()
     bench, card = Bench("products", options, DEFINITIONS), Card(options.device)
@@ -157,7 +164,7 @@ def main() -> None:
             if bench.over:
                 break
             bench.say(f"{model}: {name}")
-            measure(bench, card, options, model, name, joined(weights, names))
+            measure(bench, card, options, model, name, [weights(one) for one in names])
     bench.show(*table(bench.cases))
 
 

@@ -52,21 +52,27 @@ class Stepper:
         self.model: CompiledModel = backend.compile(config, weights)
         self.rng = np.random.default_rng(seed)
         self.memory: Memory | None = None
+        self.num_pages = 0
 
-    def room(self, sequences: int, entries: int) -> int:
-        """Bytes of the memory of that many sequences."""
-        return sequences * self.pages(entries) * self.page_size * self.entry_bytes
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size * self.entry_bytes
 
     def pages(self, entries: int) -> int:
         """Pages of one sequence."""
         return -(-entries // self.page_size)
 
-    def sequences(self, count: int, entries: int) -> list[np.ndarray]:
-        """The frames of `count` sequences with room for `entries` each, in a memory that replaces the one before."""
+    def reserve(self, pages: int) -> None:
+        """Make the memory that all later sequences share, as an engine has one pool; the one before is dropped."""
         self.memory = None  # first, so that both need not fit
+        self.memory, self.num_pages = new_memory(self.backend, self.config, pages, self.page_size), pages
+
+    def sequences(self, count: int, entries: int) -> list[np.ndarray]:
+        """The frames of `count` sequences with room for `entries` each: any frames of the memory, in random order."""
         pages = self.pages(entries)
-        self.memory = new_memory(self.backend, self.config, count * pages, self.page_size)
-        return list(self.rng.permutation(count * pages).reshape(count, pages))
+        if count * pages > self.num_pages:
+            self.reserve(count * pages)
+        return list(self.rng.permutation(self.num_pages)[: count * pages].reshape(count, pages))
 
     def batch(self, parts: Sequence[Part], follows: bool = False) -> RaggedBatch[np.ndarray]:
         """A step with random tokens; or one that `follows` another of as many sequences, whose tokens it takes."""

@@ -63,11 +63,12 @@ class Runs:
 def timed(card: Card, runs: Runs, repeats: int, ceilings: Ceilings) -> dict[str, Any]:
     """The figures of `DEFINITIONS`, from at most `repeats` steps of each kind."""
     (first,) = card.wall(runs.step, 1)
-    (_, second) = card.wall(runs.step, 2)
-    repeats = max(3, min(repeats, int(ENOUGH_S / second)))
+    warm = first if card.on_cpu else card.wall(runs.step, 2)[1]
+    least = 1 if card.on_cpu else 3
+    repeats = max(least, min(repeats, int(ENOUGH_S / warm)))
     taken = card.wall(runs.step, repeats)
     step_s = median(taken)
-    on_device = card.on_device(runs.launch, min(2e3 * step_s, 500.0) + 1, max(3, repeats // 2))
+    on_device = card.on_device(runs.launch, min(2e3 * step_s, 500.0) + 1, max(least, repeats // 2))
     drawn = runs.launch()
     card.wait()
     began = time.perf_counter()

@@ -77,12 +77,8 @@ class Bench:
     def show(self, *lines: str) -> None:
         """Print the tables, last of all."""
         self.write()
-        cut = (
-            [f"Cut off after {self.limit:g} s: not all cases were measured."]
-            if self.facts.get("cut_off_after_s")
-            else []
-        )
-        print("\n".join([*lines, *cut]), flush=True)
+        cut = f"Cut off after {self.limit:g} s: not all cases were measured."
+        print("\n".join([*lines, cut] if "cut_off_after_s" in self.facts else lines), flush=True)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -82,13 +82,33 @@ class Card:
         torch.cuda.current_stream(self.device).wait_stream(aside)
         self.wait()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(aside):  # torch.cuda.graph would collect garbage each time
+            graph.capture_begin()
             for run in runs:
                 run()
+            graph.capture_end()
+        torch.cuda.current_stream(self.device).wait_stream(aside)
         graph.replay()
         found = median(self.on_device(graph.replay, 0.1, repeats)) / len(runs)
         graph.reset()
         return found
+
+    def kernels(self, run: Callable[[], object], repeats: int) -> list[tuple[str, float, float]]:
+        """(name, milliseconds, launches) of every kernel in one run, the longest first; empty on a CPU."""
+        if self.on_cpu:
+            return []
+        from torch.profiler import ProfilerActivity, profile
+
+        self.wait()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(repeats):
+                run()
+            self.wait()
+        found = [
+            (event.key, event.self_device_time_total / 1e3 / repeats, event.count / repeats)
+            for event in profiler.key_averages()
+        ]
+        return sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
 
     def ceilings(self, quick: bool = False) -> Ceilings:
         """Measure both, in about a second."""

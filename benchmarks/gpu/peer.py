@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -168,6 +169,7 @@ def compare(bench: Bench, card: Card, options: Any, name: str, load: Load, round
             try:
                 made = engines[engine](prompts)
             except Exception as error:  # theirs may fail in many ways, and the others must be measured
+                traceback.print_exc()
                 failed[engine] = f"{type(error).__name__}: {error}"[:300]
                 bench.add(model=name, engine=engine, failure=failed[engine])
                 continue

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu.card import Card, Ceilings
 from benchmarks.gpu.steps import Part, Stepper
-from twostroke.backends.interface import Drawn
+from twostroke.backends.interface import Drawn, RaggedBatch
 
 ENOUGH_S = 0.5  # of repeats of one kind
+AHEAD_MS = 100.0  # the most that the host runs ahead of the device
 Step = Sequence[Sequence[Part]]  # the passes of a step; a decode step is one pass, a chunked prefill several
 
 DEFINITIONS = {
@@ -36,7 +40,7 @@ class Runs:
         self.stepper, self.steps, self.follows = stepper, steps, follows
         self.draws = stepper.draws(max(len(parts) for step in steps for parts in step))
         self.fresh = [[stepper.batch(parts) for parts in step] for step in steps]
-        self.following = [[stepper.batch(parts, follows=True) for parts in step] for step in steps if follows]
+        self.following = [[following(batch) for batch in step] for step in self.fresh if follows]
         self._number = 0
 
     def launch(self, drawn: Drawn | None = None) -> Drawn:
@@ -60,6 +64,11 @@ class Runs:
         return [self.stepper.work(parts) for parts in self.steps[len(self.steps) // 2]]
 
 
+def following(batch: RaggedBatch[np.ndarray]) -> RaggedBatch[np.ndarray]:
+    """The same step with the tokens of the one before, of as many sequences."""
+    return replace(batch, token_ids=-1 - np.arange(batch.num_rows))
+
+
 def timed(card: Card, runs: Runs, repeats: int, ceilings: Ceilings) -> dict[str, Any]:
     """The figures of `DEFINITIONS`, from at most `repeats` steps of each kind."""
     (first,) = card.wall(runs.step, 1)
@@ -68,7 +77,7 @@ def timed(card: Card, runs: Runs, repeats: int, ceilings: Ceilings) -> dict[str,
     repeats = max(least, min(repeats, int(ENOUGH_S / warm)))
     taken = card.wall(runs.step, repeats)
     step_s = median(taken)
-    on_device = card.on_device(runs.launch, min(2e3 * step_s, 500.0) + 1, max(least, repeats // 2))
+    on_device = card.on_device(runs.launch, min(2e3 * step_s, AHEAD_MS) + 1, max(least, repeats // 2))
     drawn = runs.launch()
     card.wait()
     began = time.perf_counter()

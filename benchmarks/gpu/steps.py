@@ -74,16 +74,15 @@ class Stepper:
             self.reserve(count * pages)
         return list(self.rng.permutation(self.num_pages)[: count * pages].reshape(count, pages))
 
-    def batch(self, parts: Sequence[Part], follows: bool = False) -> RaggedBatch[np.ndarray]:
-        """A step with random tokens; or one that `follows` another of as many sequences, whose tokens it takes."""
+    def batch(self, parts: Sequence[Part]) -> RaggedBatch[np.ndarray]:
+        """A step with random tokens."""
         size = self.page_size
         ends = np.cumsum([part.count for part in parts])
         entries = [np.arange(part.context, part.context + part.count) for part in parts]
         firsts = np.repeat([part.first for part in parts], [part.count for part in parts])
         places = np.concatenate(entries)
-        drawn = -1 - np.arange(len(parts))
         return RaggedBatch(
-            token_ids=drawn if follows else self.rng.integers(0, self.config.vocab_size, len(places)),
+            token_ids=self.rng.integers(0, self.config.vocab_size, len(places)),
             positions=places + firsts,
             pages=np.concatenate([part.frames[e // size] for part, e in zip(parts, entries, strict=True)]),
             slots=places % size,

@@ -24,6 +24,7 @@ from benchmarks.gpu.weights import RandomWeights
 from twostroke.errors import OutOfPages
 
 NO_ROOM = (OutOfPages, MemoryError, torch.OutOfMemoryError)
+LONGEST = 8  # kernels that are printed of each case
 DECODED = 64  # steps of growing context, taken in turn
 
 
@@ -74,11 +75,15 @@ def steps_of(stepper: Stepper, case: Case) -> list[Step]:
     return [[[Part(frames, *part)] for part in zip(starts, counts, ends, strict=True)]]
 
 
-def measure(card: Card, stepper: Stepper, case: Case, repeats: int, ceilings: Ceilings) -> dict[str, Any]:
-    """Time one case."""
+def measure(
+    card: Card, stepper: Stepper, case: Case, repeats: int, ceilings: Ceilings, profile: bool = False
+) -> dict[str, Any]:
+    """Time one case; with `profile`, also its kernels (`Card.kernels`)."""
     runs = Runs(stepper, steps_of(stepper, case), follows=not case.tokens)
     figures = timed(card, runs, repeats, ceilings)
     rate = {"tokens_per_second": 1e3 * case.made / figures["step_ms"]}
+    if profile:
+        figures["kernels"] = card.kernels(runs.launch, 3)
     return asdict(case) | {"stroke": case.stroke, "label": case.label} | figures | rate
 
 
@@ -106,7 +111,7 @@ def run(bench: Bench, card: Card, options: Any, chosen: Callable[[int], Sequence
                 bench.add(model=name, label=case.label, skipped=f"no room for {gigabytes:.1f} GB of KV")
                 continue
             bench.say(f"{name}: {case.stroke} {case.label}")
-            bench.add(model=name, **measure(card, stepper, case, repeats, ceilings))
+            bench.add(model=name, **measure(card, stepper, case, repeats, ceilings, options.profile))
         del stepper
         gc.collect()
 
@@ -121,7 +126,13 @@ def table(found: Sequence[dict[str, Any]], ceilings: Ceilings) -> list[str]:
     head = ("model", "stroke", "case", "step ms", "in a row ms", "device ms", "outside", "tokens/s", "GB/s", "TFLOP/s",
             "of floor", "device of floor")  # fmt: skip
     skipped = [f"Skipped: {c['model']} {c.get('label', '')}: {c['skipped']}" for c in found if "skipped" in c]
+    kernels = [
+        f"{c['model']} {c['stroke']} {c['label']}: {ms:.3f} ms in {count:.0f} x {name[:60]}"
+        for c in found
+        for name, ms, count in c.get("kernels", [])[:LONGEST]
+    ]
     return [
+        *kernels,
         f"Ceilings: copy {ceilings.bandwidth / 1e9:,.0f} GB/s, bf16 matmul {ceilings.flops / 1e12:,.0f} TFLOP/s",
         *markdown(head, rows),
         *skipped,
@@ -131,6 +142,7 @@ def table(found: Sequence[dict[str, Any]], ceilings: Ceilings) -> list[str]:
 def main() -> None:
     made = parser("strokes", __doc__ or "", ["qwen2.5-0.5b", "llama-3.1-8b"])
     made.add_argument("--only", choices=("decode", "prefill"), help="one stroke alone")
+    made.add_argument("--profile", action="store_true", help="also the time of every kernel, by PyTorch's profiler")
     options = made.parse_args()
     bench, card = Bench("strokes", options, DEFINITIONS), Card(options.device)
     ceilings = card.ceilings(options.quick)

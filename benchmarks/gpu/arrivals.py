@@ -97,6 +97,7 @@ def table(load: Load, found: Sequence[dict[str, Any]]) -> list[str]:
         (one["model"], one["policy"], ms(one["calm_p50"]), *(ms(one[f"busy_{key}"]) for key in ("p50", "p99", "max")),
          ms(sum(one["ttft_s"]) / len(one["ttft_s"])), one["tokens_per_second"], "" if one["outlasted"] else "no")
         for one in found
+        if "failure" not in one
     ]  # fmt: skip
     head = ("model", "policy", "calm ITL p50 ms", "busy p50", "p99", "max", "TTFT ms", "tokens/s", "outlasted")
     title = f"{load.streams} streams after {load.stream_prompt:,} tokens; {load.arrivals} prompts of {load.prompt:,}"
@@ -135,8 +136,9 @@ def main() -> None:
                 break
             bench.say(f"{name}: {policy}")
             small = Load(load.streams, load.stream_prompt, 1, min(load.prompt, 2 * scheduler.max_step_tokens), 64)
-            take_turn(llm, scheduler, small, 7)  # compiles what this policy's steps need
-            bench.add(model=name, policy=policy, **asdict(take_turn(llm, scheduler, load, 1)))
+            with bench.guarded(model=name, policy=policy):
+                take_turn(llm, scheduler, small, 7)  # compiles what this policy's steps need
+                bench.add(model=name, policy=policy, **asdict(take_turn(llm, scheduler, load, 1)))
         llm.close()
     bench.show(*table(load, bench.cases))
 

@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -69,16 +71,33 @@ class Bench:
         self.write()
         return case
 
+    @contextmanager
+    def guarded(self, **case: Any) -> Generator[None]:
+        """Around one case: an error becomes a failure in the results, and the next case goes on.
+
+        Device time is scarce. `show` names the failures, and ends the program with status 1.
+        """
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.add(**case, failure=f"{type(error).__name__}: {error}"[:300])
+
     def write(self) -> None:
         self.facts["seconds"] = round(time.perf_counter() - self.began, 1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.facts, indent=1) + "\n")
 
     def show(self, *lines: str) -> None:
-        """Print the tables, last of all."""
+        """Print the tables, last of all. Exits with status 1 if a case failed."""
         self.write()
-        cut = f"Cut off after {self.limit:g} s: not all cases were measured."
-        print("\n".join([*lines, cut] if "cut_off_after_s" in self.facts else lines), flush=True)
+        failed = [one for one in self.cases if "failure" in one]
+        notes = [f"Failed: {', '.join(str(value) for value in one.values())}" for one in failed]
+        if "cut_off_after_s" in self.facts:
+            notes.append(f"Cut off after {self.limit:g} s: not all cases were measured.")
+        print("\n".join([*lines, *notes]), flush=True)
+        if failed:
+            raise SystemExit(1)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -29,6 +28,7 @@ from twostroke.models.config import Experts, ModelConfig
 from twostroke.sampling.params import SamplingParams
 
 OURS, BATCHING, GENERATE = "twostroke", "transformers, continuous batching", "transformers, generate"
+Answers = Callable[[list[list[int]]], int]  # answers prompts; returns the number of tokens made
 DEFINITIONS = {
     "seconds": "from the first call until all tokens of all answers are there",
     "output_per_second": "output tokens of all answers / seconds",
@@ -140,6 +140,20 @@ class Transformers:
         return out.numel() - ids.numel()
 
 
+def take_turn(card: Card, engine: Answers, load: Load, vocab: int, seed: int) -> dict[str, float]:
+    """Answer the load once. Raises RuntimeError if tokens are missing."""
+    prompts = random_prompts(vocab, load.sequences, load.prompt, seed)
+    card.wait()
+    began = time.perf_counter()
+    made = engine(prompts)
+    card.wait()
+    seconds = time.perf_counter() - began
+    if made != load.sequences * load.output:
+        raise RuntimeError(f"{made} tokens were made, not {load.sequences * load.output}")
+    total = made + load.sequences * load.prompt
+    return {"seconds": seconds, "output_per_second": made / seconds, "total_per_second": total / seconds}
+
+
 def compare(bench: Bench, card: Card, options: Any, name: str, load: Load, rounds: int) -> None:
     """All engines on one model; an engine that fails is named, with its error, and the others go on."""
     config = MODELS[name]
@@ -152,36 +166,22 @@ def compare(bench: Bench, card: Card, options: Any, name: str, load: Load, round
     def ours(prompts: list[list[int]]) -> int:
         return sum(len(answer.tokens) for answer in llm.generate(prompts, params))
 
-    engines: dict[str, Callable[[list[list[int]]], int]] = {OURS: ours}
+    engines: dict[str, Answers] = {OURS: ours}
     theirs: Transformers | None = None
     if not options.ours_only:
         theirs = Transformers(config, options.device, options.attention, load)
         engines |= {BATCHING: theirs.batching, GENERATE: theirs.generate}
-    failed = dict[str, str]()
     for number in range(-1, rounds):  # round -1 compiles, and warms up
         for engine in list(engines) if number % 2 == 0 else list(reversed(engines)):
-            if engine in failed or (bench.over and number > 0):
+            failed = any(one.get("model") == name and one.get("engine") == engine and "failure" in one
+                         for one in bench.cases)  # fmt: skip
+            if failed or (bench.over and number > 0):
                 continue
-            prompts = random_prompts(config.vocab_size, load.sequences, load.prompt, number + 1)
             bench.say(f"{name}: {engine}, round {number + 1}")
-            card.wait()
-            began = time.perf_counter()
-            try:
-                made = engines[engine](prompts)
-            except Exception as error:  # theirs may fail in many ways, and the others must be measured
-                traceback.print_exc()
-                failed[engine] = f"{type(error).__name__}: {error}"[:300]
-                bench.add(model=name, engine=engine, failure=failed[engine])
-                continue
-            card.wait()
-            seconds = time.perf_counter() - began
-            if made != load.sequences * load.output:
-                failed[engine] = f"{made} tokens of {load.sequences * load.output}"
-                bench.add(model=name, engine=engine, failure=failed[engine])
-            elif number >= 0:
-                total = made + load.sequences * load.prompt
-                bench.add(model=name, engine=engine, round=number, seconds=seconds,
-                          output_per_second=made / seconds, total_per_second=total / seconds)  # fmt: skip
+            with bench.guarded(model=name, engine=engine):
+                figures = take_turn(card, engines[engine], load, config.vocab_size, number + 1)
+                if number >= 0:
+                    bench.add(model=name, engine=engine, round=number, **figures)
     if theirs is not None:
         bench.facts["attention"] = getattr(theirs.model.config, "_attn_implementation", None)
         theirs.close()
@@ -201,9 +201,8 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
             ours = medians.get(OURS)
             ratio = f"{ours['output_per_second'] / one['output_per_second']:.2f}" if ours and engine != OURS else ""
             rows.append((model, engine, *one.values(), ratio))
-    failures = [f"Failed: {one['model']}, {one['engine']}: {one['failure']}" for one in found if "failure" in one]
     head = ("model", "engine", "s", "output tokens/s", "all tokens/s", "ours / theirs")
-    return [*markdown(head, rows), *failures]
+    return markdown(head, rows)
 
 
 def main() -> None:
@@ -218,9 +217,11 @@ def main() -> None:
     bench, card = Bench("peer", options, DEFINITIONS), Card(options.device)
     load = Load(options.sequences, options.prompt, options.output)
     for name in options.models:
-        if not bench.over:
+        if bench.over:
+            break
+        with bench.guarded(model=name, engine="all"):
             compare(bench, card, options, name, load, 1 if options.quick else 3)
-            gc.collect()
+        gc.collect()
     title = f"{load.sequences} x ({load.prompt} + {load.output}) tokens, bf16, attention {bench.facts.get('attention')}"
     bench.show(title, *table(bench.cases))
 

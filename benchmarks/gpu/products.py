@@ -100,46 +100,67 @@ def error(ours: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, gated: bool
     return float((ours[:16].float() - exact).abs().max() / exact.abs().max())
 
 
-def measure(bench: Bench, card: Card, options: Any, model: str, name: str, parts: Sequence[RawTensor]) -> None:
-    """All numbers of tokens for one matrix."""
-    gated, n, k = name.endswith("gate_up"), sum(part.shape[0] for part in parts), parts[0].shape[1]
-    stored = sum(part.nbytes for part in parts)
-    count = 2 if card.on_cpu else min(64, max(2, -(-4 * CACHE_BYTES // stored)))
-    weight = torch.cat([dense(part, options.device) for part in parts])
-    theirs = [torch_product(one, gated) for one in (weight, *(weight.clone() for _ in range(count - 1)))]
-    ours = None if options.cublas_only else Ours(options.device)
-    copies = [] if ours is None else [ours.product(parts, gated) for _ in range(count)]
-    for tokens in options.tokens:
-        if bench.over:
-            return
-        if name == "head" and tokens > HEAD_TOKENS:
-            continue
-        x = torch.randn(tokens, k, device=options.device).to(torch.bfloat16)
-        case: dict[str, Any] = {"model": model, "product": name, "n": n, "k": k, "format": parts[0].format,
-                                "tokens": tokens}  # fmt: skip
-        repeats, flops = 5 if options.quick else 15, 2 * tokens * n * k
+class Weight:
+    """Copies of one weight, for torch and for ours."""
 
-        def figures(runs: Sequence[Callable[[], object]], size: int, repeats: int = repeats, flops: int = flops) -> Any:
-            seconds = card.replayed(runs, repeats)
+    def __init__(self, card: Card, device: str, parts: Sequence[RawTensor], gated: bool, ours: Ours | None) -> None:
+        self.card, self.gated, self.ours = card, gated, ours
+        self.n, self.k = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        stored = sum(part.nbytes for part in parts)
+        count = 2 if card.on_cpu else min(64, max(2, -(-4 * CACHE_BYTES // stored)))
+        self.matrix = torch.cat([dense(part, device) for part in parts])
+        theirs = [self.matrix, *(self.matrix.clone() for _ in range(count - 1))]
+        self.theirs = [torch_product(one, gated) for one in theirs]
+        self.copies = [] if ours is None else [ours.product(parts, gated) for _ in range(count)]
+
+    def case(self, tokens: int, repeats: int) -> dict[str, Any]:
+        """Both products of `tokens` rows."""
+        x = torch.randn(tokens, self.k, device=self.matrix.device).to(torch.bfloat16)
+
+        def figures(runs: Sequence[Callable[[], object]], size: int) -> dict[str, float]:
+            seconds, flops = self.card.replayed(runs, repeats), 2 * tokens * self.n * self.k
             return {"us": 1e6 * seconds, "bytes": size, "bytes_per_second": size / seconds,
                     "flops_per_second": flops / seconds}  # fmt: skip
 
-        written = 2 * tokens * (n // 2 if gated else n)
-        case["cuBLAS"] = figures([partial(one, x) for one in theirs], 2 * n * k + 2 * tokens * k + written)
-        if ours is not None:
-            wide, out, written = ours.buffers(copies[0], x, gated)
-            runs = [partial(one, wide, out, tokens) for one in copies]
-            case["ours"] = figures(runs, copies[0].nbytes + 2 * tokens * k + written)
+        written = 2 * tokens * (self.n // 2 if self.gated else self.n)
+        size = 2 * self.n * self.k + x.nbytes + written
+        case: dict[str, Any] = {"cuBLAS": figures([partial(one, x) for one in self.theirs], size)}
+        if self.ours is not None:
+            first = self.copies[0]
+            wide, out, written = self.ours.buffers(first, x, self.gated)
+            case["ours"] = figures(
+                [partial(one, wide, out, tokens) for one in self.copies], first.nbytes + x.nbytes + written
+            )
             case["parts"], case["ratio"] = len(out), case["cuBLAS"]["us"] / case["ours"]["us"]
             out.fill_(float("nan"))
-            copies[0](wide, out, tokens)
-            case["error"] = error(out[:, :tokens].float().sum(0), x, weight, gated)
-        bench.add(**case)
+            first(wide, out, tokens)
+            case["error"] = error(out[:, :tokens].float().sum(0), x, self.matrix, self.gated)
+        return case
+
+
+def measure(bench: Bench, card: Card, options: Any, model: str, weights: RandomWeights) -> None:
+    """All products of one model."""
+    ours = None if options.cublas_only else Ours(options.device)
+    for name, tensors in shapes(weights.config).items():
+        if bench.over:
+            return
+        bench.say(f"{model}: {name}")
+        parts = [weights(one) for one in tensors]
+        weight = Weight(card, options.device, parts, name.endswith("gate_up"), ours)
+        for tokens in options.tokens:
+            if bench.over or (name == "head" and tokens > HEAD_TOKENS):
+                break
+            case = {"model": model, "product": name, "n": weight.n, "k": weight.k, "format": parts[0].format,
+                    "tokens": tokens}  # fmt: skip
+            with bench.guarded(**case):
+                bench.add(**case, **weight.case(tokens, 5 if options.quick else 15))
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
     rows: list[tuple[object, ...]] = []
     for one in found:
+        if "failure" in one:
+            continue
         row: list[object] = [one["model"], one["product"], f"{one['n']} x {one['k']}", one["tokens"]]
         for label in ("cuBLAS", "ours"):
             figures = one.get(label)
@@ -159,12 +180,8 @@ def main() -> None:
     options = made.parse_args()
     bench, card = Bench("products", options, DEFINITIONS), Card(options.device)
     for model in options.models:
-        weights = RandomWeights(MODELS[model], options.weights)
-        for name, names in shapes(MODELS[model]).items():
-            if bench.over:
-                break
-            bench.say(f"{model}: {name}")
-            measure(bench, card, options, model, name, [weights(one) for one in names])
+        with bench.guarded(model=model):
+            measure(bench, card, options, model, RandomWeights(MODELS[model], options.weights))
     bench.show(*table(bench.cases))
 
 

@@ -31,11 +31,11 @@ def draw(axes: Axes, ceilings: dict[str, float], found: Sequence[dict[str, Any]]
     """The two ceilings, and a point for each case: its intensity, and the FLOP/s that its step reaches."""
     bandwidth, flops = ceilings["bandwidth"], ceilings["flops"]
     balance = flops / bandwidth
-    ends = [min(0.5, *(one["intensity"] for one in found)), max(4 * balance, *(one["intensity"] for one in found))]
+    ends = [min(0.5, *(one["intensity"] for one in found)), 3 * max(2 * balance, *(one["intensity"] for one in found))]
     axes.plot([ends[0], balance, ends[1]], [ends[0] * bandwidth / 1e12, flops / 1e12, flops / 1e12], color="#6b7786")
     axes.axvline(balance, color="#6b7786", linewidth=0.8, linestyle=":")
     axes.annotate(f"copy {bandwidth / 1e12:.2f} TB/s", (ends[0], ends[0] * bandwidth / 1e12), fontsize=8,
-                  textcoords="offset points", xytext=(8, 12))  # fmt: skip
+                  textcoords="offset points", xytext=(20, 40))  # fmt: skip
     axes.annotate(f"matmul {flops / 1e12:,.0f} TFLOP/s; balance {balance:,.0f} FLOPs/byte", (balance, flops / 1e12),
                   fontsize=8, textcoords="offset points", xytext=(-40, 6), ha="right")  # fmt: skip
     models = list(dict.fromkeys(one["model"] for one in found))

@@ -59,9 +59,10 @@ class Tables:
 
     def case(self, table: str, case: Case) -> None:
         self.bench.say(f"{table}: {case.label}")
-        self.bench.add(
-            model=self.model, table=table, **measure(self.card, self.stepper, case, self.repeats, self.ceilings)
-        )
+        with self.bench.guarded(model=self.model, table="failed", label=f"{table} {case.label}"):
+            self.bench.add(
+                model=self.model, table=table, **measure(self.card, self.stepper, case, self.repeats, self.ceilings)
+            )
 
     def prefill(self) -> None:
         for tokens in self.each(LENGTHS[::2] if self.quick else LENGTHS):
@@ -189,7 +190,8 @@ def main() -> None:
             found.repeated(prompt=24, answer=8)
         else:
             for table in options.only:
-                getattr(found, table)()
+                with bench.guarded(model=name, table="failed", label=table):
+                    getattr(found, table)()
         del stepper, found
         gc.collect()
     bench.show(*tables(bench.cases))

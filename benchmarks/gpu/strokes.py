@@ -13,17 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from benchmarks.gpu.bench import Bench, markdown, open_backend, parser
 from benchmarks.gpu.card import Card, Ceilings
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.runs import DEFINITIONS, Runs, Step, timed
 from benchmarks.gpu.steps import Part, Stepper
 from benchmarks.gpu.weights import RandomWeights
-from twostroke.errors import OutOfPages
+from twostroke.backends.interface import Backend
 
-NO_ROOM = (OutOfPages, MemoryError, torch.OutOfMemoryError)
 LONGEST = 8  # kernels that are printed of each case
 DECODED = 64  # steps of growing context, taken in turn
 
@@ -89,31 +86,35 @@ def measure(
 
 def run(bench: Bench, card: Card, options: Any, chosen: Callable[[int], Sequence[Case]], ceilings: Ceilings) -> None:
     """Every case of every model."""
-    backend, repeats = open_backend(options.backend, options.device), 6 if options.quick else 16
+    backend = open_backend(options.backend, options.device)
     for name in options.models:
         if bench.over:
             return
         bench.say(f"{name}: loading {options.weights}")
-        try:
-            stepper = Stepper(backend, RandomWeights(MODELS[name], options.weights), options.page_size)
-        except NO_ROOM as error:
-            bench.add(model=name, skipped=f"no room for the weights: {error}"[:200])
-            continue
-        asked = chosen(stepper.config.max_position)
-        needed = [case.sequences * stepper.pages(case.tokens or case.context + DECODED) for case in asked]
-        room = int(0.85 * card.free_bytes()) // stepper.page_bytes
-        stepper.reserve(max(pages for pages in needed if pages <= room))
-        for case, pages in zip(asked, needed, strict=True):
-            if bench.over:
-                return
-            if pages > room:
-                gigabytes = pages * stepper.page_bytes / 1e9
-                bench.add(model=name, label=case.label, skipped=f"no room for {gigabytes:.1f} GB of KV")
-                continue
-            bench.say(f"{name}: {case.stroke} {case.label}")
-            bench.add(model=name, **measure(card, stepper, case, repeats, ceilings, options.profile))
-        del stepper
+        with bench.guarded(model=name):
+            of_model(bench, card, options, backend, chosen(MODELS[name].max_position), ceilings, name)
         gc.collect()
+
+
+def of_model(
+    bench: Bench, card: Card, options: Any, backend: Backend, asked: Sequence[Case], ceilings: Ceilings, name: str
+) -> None:
+    """One model's cases, in one memory; those that do not fit are said to be skipped."""
+    stepper = Stepper(backend, RandomWeights(MODELS[name], options.weights), options.page_size)
+    needed = [case.sequences * stepper.pages(case.tokens or case.context + DECODED) for case in asked]
+    room = int(0.85 * card.free_bytes()) // stepper.page_bytes
+    stepper.reserve(max(pages for pages in needed if pages <= room))
+    for case, pages in zip(asked, needed, strict=True):
+        if bench.over:
+            return
+        if pages > room:
+            size = pages * stepper.page_bytes
+            bench.add(model=name, label=case.label, skipped=f"no room for {size / 1e9:.1f} GB of KV")
+            continue
+        bench.say(f"{name}: {case.stroke} {case.label}")
+        with bench.guarded(model=name, label=case.label):
+            found = measure(card, stepper, case, 6 if options.quick else 16, ceilings, options.profile)
+            bench.add(model=name, **found)
 
 
 def table(found: Sequence[dict[str, Any]], ceilings: Ceilings) -> list[str]:

@@ -136,3 +136,18 @@ def test_steps_in_a_row_take_the_tokens_of_the_step_before() -> None:
     drawn = runs.launch()
     assert runs.following[1][0].token_ids.tolist() == [-1, -2]
     assert len(runs.launch(drawn).read()) == 2
+
+
+def test_a_failed_case_is_named_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr("benchmarks.gpu.peer.Transformers.generate", broken)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "peer", ARGUMENTS["peer"], tmp_path / "out.json")
+    assert ended.value.code == 1
+    assert "Failed: tiny, transformers, generate, RuntimeError: no such luck" in capsys.readouterr().out
+    cases = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert {case["engine"] for case in cases if "seconds" in case} == {"twostroke", "transformers, continuous batching"}

@@ -14,7 +14,11 @@ from tests.tiny import FAMILIES, write_model
 from twostroke.checkpoints import resolve
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
+from twostroke.engine import forecast
+from twostroke.engine.calibration import calibrate
+from twostroke.engine.model import Model
 from twostroke.llm import LLM
+from twostroke.models.cost import Predictor
 
 PASSED = pytest.StashKey[bool]()
 
@@ -38,6 +42,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call":
         item.stash[PASSED] = call.excinfo is None
     return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calibrated_once() -> Iterator[None]:
+    """A model is timed once per process and number of threads, not each time that it is opened: that takes seconds."""
+    taken: dict[tuple[object, ...], Predictor] = {}
+
+    def calibrated(model: Model) -> Predictor:
+        key = (model.id, model.backend.threads, model.pool.entry_bytes)
+        if key not in taken:
+            taken[key] = calibrate(model)
+        return taken[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "calibrate", calibrated)
+        yield
 
 
 @pytest.fixture(scope="session")

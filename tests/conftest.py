@@ -36,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels.install(config, variants.split(","))
 
 
+def pytest_collection_finish() -> None:
+    """What imports and the collection have made stays, so that `gc.collect()` in tests need not visit it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Tells fixtures whether the test passed. The traceback of a failed test keeps all values of its frames."""

@@ -19,10 +19,10 @@ chat: $(VENV)/installed
 	@$(BIN)/twostroke chat --model "$$MODEL"
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --software $(SOFTWARE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models

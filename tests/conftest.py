@@ -14,8 +14,30 @@ from tests.tiny import FAMILIES, write_model
 from twostroke.checkpoints import resolve
 from twostroke.checkpoints.catalog import CatalogEntry
 from twostroke.checkpoints.fetch import fetch
+from twostroke.engine import forecast
+from twostroke.engine.calibration import calibrate
+from twostroke.engine.model import Model
 from twostroke.llm import LLM
+from twostroke.models.cost import Predictor
 
+# The longest files, about half of the time. With `--no-loadscope-reorder` they begin first, so that at the end no
+# worker waits long for another; pytest-xdist would begin with the files that have the most tests.
+LONGEST = [
+    "tests/engine/test_tiers_prefix.py",
+    "tests/engine/test_engine.py",
+    "tests/cli/test_serve.py",
+    "tests/engine/test_tiers_faults.py",
+    "tests/methods/test_speculative.py",
+    "tests/test_threads.py",
+    "tests/cli/test_app.py",
+    "tests/checkpoints/test_fetch.py",
+    "tests/tiers/test_remote_engine.py",
+    "tests/tiers/test_disk_kills.py",
+    "tests/models/test_real_models.py",
+    "tests/checkpoints/test_tokenizer.py",
+    "tests/backends/test_native.py",
+    "tests/backends/test_sketch.py",
+]
 PASSED = pytest.StashKey[bool]()
 
 # A busy machine must not fail a property.
@@ -32,12 +54,39 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels.install(config, variants.split(","))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {file: i for i, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What imports and the collection have made stays, so that `gc.collect()` in tests need not visit it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Tells fixtures whether the test passed. The traceback of a failed test keeps all values of its frames."""
     if call.when == "call":
         item.stash[PASSED] = call.excinfo is None
     return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calibrated_once() -> Iterator[None]:
+    """A model is timed once per process and number of threads, not each time that it is opened: that takes seconds."""
+    taken: dict[tuple[object, ...], Predictor] = {}
+
+    def calibrated(model: Model) -> Predictor:
+        key = (model.id, model.backend.threads, model.pool.entry_bytes)
+        if key not in taken:
+            taken[key] = calibrate(model)
+        return taken[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "calibrate", calibrated)
+        yield
 
 
 @pytest.fixture(scope="session")

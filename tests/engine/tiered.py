@@ -1,5 +1,6 @@
 """Models over tiers that tests make."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -7,11 +8,21 @@ import pytest
 from tests.conftest import no_page_may_be_lost
 from tests.tiers.memory_store import MemoryStore, Pages
 from twostroke import llm as llm_module
+from twostroke.checkpoints.checkpoint import Checkpoint
+from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.kv.lower import Lower
 from twostroke.llm import LLM
 from twostroke.tiers.tiers import Tiers
 
 PAGE_BYTES = 30 * 2 * 3 * 64 * 2 * 16
+
+
+@functools.cache
+def read_once() -> tuple[Checkpoint, Tokenizer]:
+    """The checkpoint and its tokenizer: to read them takes as long as to open the model that they are of."""
+    checkpoint = open_checkpoint("smollm2-135m")
+    return checkpoint, Tokenizer.from_source(checkpoint.tokenizer_source)
 
 
 class Opener:
@@ -24,9 +35,11 @@ class Opener:
     def __call__(self, tiers: Tiers, pages: int = 256, index: str = "radix", eager: bool = True, **options: Any) -> LLM:
         """`eager`: loading always seems quicker than computing, and pages are written when they are first seen."""
         options = {"backend": "native", "threads": 1, "prefix_index": index, "kv_bytes": pages * PAGE_BYTES} | options
+        checkpoint, tokenizer = read_once()
         with self._patch.context() as patch:
             patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
-            llm = LLM("smollm2-135m", **options)
+            patch.setattr(Tokenizer, "from_source", lambda _: tokenizer)
+            llm = LLM(checkpoint, **options)
         if eager:
             make_eager(llm)
         self.opened.append(llm)

@@ -46,6 +46,7 @@ settings.load_profile("quiet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", help="open tiny models on this device (cuda: the Triton backend)")
     parser.addoption("--software", metavar="VARIANTS", help="test kernels that this processor cannot run, in software")
 
 
@@ -115,6 +116,8 @@ def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureReque
     def open_tiny(family: str = "llama", **options: Any) -> LLM:
         backend = "auto" if "weights" in options else "reference"  # float32, exactly
         chosen: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 1, "backend": backend} | options
+        if (device := request.config.getoption("--device")) and chosen["backend"] in ("auto", "reference"):
+            chosen |= {"backend": "triton", "device": device}
         llm = LLM(str(tiny_directory(family)), **chosen)
         opened.append(llm)
         return llm

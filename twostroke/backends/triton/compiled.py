@@ -31,7 +31,8 @@ class Flying:
 
     def __init__(self, ids: torch.Tensor) -> None:
         """`ids`: int32 [rows], in a buffer that nobody writes again."""
-        self.ids, self._host, self._read = ids, ids, list[Sampled]()
+        self.ids, self._host = ids, ids
+        self._read: list[Sampled] | None = None
         self._done: torch.cuda.Event | None = None
         if ids.is_cuda:
             self._host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
@@ -43,7 +44,7 @@ class Flying:
         return len(self.ids)
 
     def read(self) -> list[Sampled]:
-        if not self._read:
+        if self._read is None:
             if self._done is not None:
                 self._done.synchronize()
             self._read = [Sampled(id) for id in self._host.tolist()]
@@ -154,6 +155,8 @@ class TritonModel:
         """What the device can draw it draws, whatever else is asked of the step: so a row's token depends on its draw."""
         here = [i for i, draw in enumerate(draws) if not supports(draw)]
         there = [i for i, draw in enumerate(draws) if supports(draw)]
+        if not rows:  # its `read` waits for the pass
+            return Flying(torch.empty(0, dtype=torch.int32, device=self.device))
         if not there:
             return sample_rows(self, rows, draws)
         flying = Flying(self._draw([rows[i] for i in there], [draws[i] for i in there]))

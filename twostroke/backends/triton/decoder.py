@@ -15,7 +15,7 @@ from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
 from twostroke.backends.triton.kernels.numbers import EARLY
-from twostroke.backends.triton.linear import PADDING, Gated, Linear, Scratch, place
+from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, Gated, Linear, Scratch, place
 from twostroke.backends.triton.packed import Packed
 from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of
 from twostroke.models import config as models
@@ -24,6 +24,7 @@ from twostroke.models.rope import Rope, frequencies
 LOG2_E = 1.4426950408889634
 SPANS = 64  # that a program expands
 HEADS = 8  # that a program rotates and stores
+COLUMNS = 32  # of a head that a program adds the parts of
 
 
 def power_of_two(count: int) -> int:
@@ -105,7 +106,10 @@ class Layer:
             self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms)
         else:
             gelu = layer.feed_forward.activation == "gelu_tanh"
-            self.gated, self.down = Gated(matrix("gate"), matrix("up"), gelu, scratch), Linear([matrix("down")], scratch)
+            self.gated, self.down = (
+                Gated(matrix("gate"), matrix("up"), gelu, scratch),
+                Linear([matrix("down")], scratch),
+            )
 
 
 class Decoder:
@@ -122,9 +126,7 @@ class Decoder:
         self.norm = self.vector(weights("norm").dequantize())
         dim, heads = config.head_dim, config.num_heads
         self.sums = torch.empty(MOST_PARTS * heads * dim, dtype=torch.float32, device=device)
-        self.tops, self.totals = (
-            torch.empty(MOST_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2)
-        )
+        self.tops, self.totals = (torch.empty(MOST_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
         self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def vector(self, values: np.ndarray) -> torch.Tensor:
@@ -134,7 +136,9 @@ class Decoder:
     @property
     def intermediates(self) -> list[int]:
         """Widths of the gated MLPs."""
-        return [one.feed_forward.intermediate_size for one in self.layers if isinstance(one.feed_forward, models.GatedMLP)]
+        return [
+            one.feed_forward.intermediate_size for one in self.layers if isinstance(one.feed_forward, models.GatedMLP)
+        ]
 
     def widest_parts(self, rows: int) -> int:
         """Floats for a row of the widest product in the layers."""
@@ -168,9 +172,7 @@ class Decoder:
         rows, config, queries = shape.rows, self.config, list[torch.Tensor]()
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
-        pointwise.resolve_kernel[(blocks,)](
-            work.token_ids, drawn, to.ids, rows, BLOCK=256, launch_pdl=EARLY
-        )
+        pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256, launch_pdl=EARLY)
         pointwise.expand_kernel[(-(-shape.spans // SPANS),)](
             work.spans, work.starts, to.cells, to.positions, shape.spans,
             PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size), launch_pdl=EARLY,
@@ -185,21 +187,28 @@ class Decoder:
                 taken = to.q[extras.query_rows].view(-1, config.num_heads, config.head_dim)
                 queries.append(taken.float() * layer.attention.scale)
             self._attend(i, layer.attention, shape, work, to, kv)
-            layer.o(to.attended, to.parts, rows)
+            parts = self._add(layer.o, to.attended, rows, to, layer.post_norms[0])
             dropout = None if extras.dropout is None else extras.dropout[i]
-            self._norm(rows, to, layer.o.parts(rows), layer.post_norms[0], layer.mlp_norm, dropout)
+            self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout)
             if isinstance(layer.feed_forward, models.Experts):
                 layer.mixture(to.h, to.parts, rows)
                 parts = 1
             else:
                 gated = to.gated.view(-1)[: to.rows * layer.gated.rows].view(to.rows, layer.gated.rows)
                 layer.gated(to.h, gated, rows)
-                layer.down(gated, to.parts, rows)
-                parts = layer.down.parts(rows)
+                parts = self._add(layer.down, gated, rows, to, layer.post_norms[1])
             post = layer.post_norms[1]
-        if self.layers:
+        if parts:
             self._norm(rows, to, parts, post, None)
         return queries
+
+    def _add(self, linear: Linear, x: torch.Tensor, rows: int, to: Buffers, post: torch.Tensor | None) -> int:
+        """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""
+        if rows > FEW_TOKENS and post is None:
+            linear(x, to.x.view(-1), rows, add=True)
+            return 0
+        linear(x, to.parts, rows)
+        return linear.parts(rows)
 
     def _embed(self, rows: int, to: Buffers) -> None:
         config, table = self.config, self.table
@@ -251,12 +260,12 @@ class Decoder:
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, num_warps=4 if shape.tall == FEW_ROWS else 8,
-            num_stages=3 if shape.tall == FEW_ROWS else 2, launch_pdl=EARLY,
+            num_stages=3, launch_pdl=EARLY,
         )  # fmt: skip
         if shape.joined[which]:
-            attending.combine_kernel[(shape.joined[which], heads)](
+            attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
                 work.joined[which], self.sums, self.tops, self.totals, to.attended,
-                HQ=heads, D=dim, BLOCK_D=block, BLOCK=64, num_warps=1, launch_pdl=EARLY,
+                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, num_warps=1, launch_pdl=EARLY,
             )  # fmt: skip
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

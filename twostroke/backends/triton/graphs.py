@@ -21,8 +21,6 @@ def bucket(rows: int) -> int:
     return next(size for size in BUCKETS if size >= rows)
 
 
-
-
 class Graphs:
     """Captured launches by key."""
 

@@ -148,8 +148,11 @@ class Linear:
         """The number of parts that a product with so many tokens has."""
         return self.segments if tokens <= FEW_TOKENS else 1
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
-        """x [padded tokens, columns] bfloat16; out: float32, room for `parts(tokens)` times [padded, features]."""
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int, add: bool = False) -> None:
+        """x [padded tokens, columns] bfloat16; out: float32, room for `parts(tokens)` times [padded, features].
+
+        With `add`, for more than FEW_TOKENS, the result is added to what is in `out`.
+        """
         first, width, length = 0, self.features, segment_columns(self.columns, self.segments)
         stride = len(x) * width
         for piece in self.pieces:
@@ -174,7 +177,7 @@ class Linear:
                 grid = -(-tokens // chosen.tokens) * -(-piece.rows // chosen.features)
                 dense.many_kernel[(grid,)](
                     tiled(x, chosen.tokens, chosen.columns), tiled(w, chosen.features, chosen.columns), place, tokens,
-                    width, piece.rows, self.columns, length, self.segments,
+                    width, piece.rows, self.columns, length, self.segments, add,
                     chosen.features, chosen.tokens, chosen.columns, BAND,
                     num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
                 )  # fmt: skip

@@ -149,9 +149,7 @@ def _first(
     return first
 
 
-def _items(
-    queries: np.ndarray, kv_heads: int, keys: int, first: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _items(queries: np.ndarray, kv_heads: int, keys: int, first: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Work items [items, FIELDS], and the rows whose parts are added by a second kernel [rows, 3].
 
     How the keys are divided changes no bit, so it is chosen by how many programs there would be otherwise.

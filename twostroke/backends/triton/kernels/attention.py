@@ -20,7 +20,6 @@ import triton.language as tl
 from twostroke.backends.triton.kernels.numbers import begin, dot, narrow, power_of_two
 
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
-JOINED: tl.constexpr = tl.constexpr(16)  # tiles whose sums are loaded at once by the second kernel
 
 
 @triton.jit
@@ -149,17 +148,17 @@ def combine_kernel(
     work_ptr, sums_ptr, tops_ptr, totals_ptr, out_ptr,
     HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a row, added in order: out [N, HQ, D] bfloat16. Grid: rows in parts, HQ.
+    """The parts of a row, added in order: out [N, HQ, D] bfloat16. Grid: rows in parts, HQ, blocks of BLOCK_D columns.
 
     work [rows, 3]: the row, its first part, the number of its parts; 0 parts for no row. The largest top is found
-    first: scaled to it or step by step, the sums are the same.
+    first: scaled to it or step by step, the sums are the same. Then BLOCK parts at a time are loaded.
     """
     begin()
     item = work_ptr + tl.program_id(0) * 3
     row, part, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     if count > 0:
         head = tl.program_id(1)
-        d = tl.arange(0, BLOCK_D)
+        d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
         lanes = tl.arange(0, BLOCK)
         highest = tl.full((BLOCK,), float("-inf"), tl.float32)
         for n in range(0, count, BLOCK):
@@ -168,8 +167,8 @@ def combine_kernel(
         top = tl.max(highest, 0)
         total = 0.0
         out = tl.zeros((BLOCK_D,), tl.float32)
-        for n in range(0, count, JOINED):
-            for i in tl.static_range(16):
+        for n in range(0, count, BLOCK):
+            for i in tl.static_range(BLOCK):
                 # Past the last part it is read once more, times 0: so that all loads can be in flight.
                 exists = n + i < count
                 place = (part + tl.minimum(n + i, count - 1)).to(tl.int64) * HQ + head

@@ -12,7 +12,7 @@ Buffers of tokens are padded to whole tiles: a row of a tile never touches anoth
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, begin, dot, fetch, narrow
+from twostroke.backends.triton.kernels.numbers import activate, announce, begin, dot, fetch, narrow, wait
 
 FETCHED: tl.constexpr = tl.constexpr(512)  # columns of weights that are fetched early
 
@@ -44,6 +44,7 @@ def linear_kernel(
 
     Grid: tiles of tokens, tiles of features, segments.
     """
+    announce()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     s = tl.program_id(2)
@@ -54,7 +55,7 @@ def linear_kernel(
         w = w_ptr + tl.minimum(features, FEATURES - 1).to(tl.int64) * K
     first, last = s * SEGMENT, tl.minimum((s + 1) * SEGMENT, K)
     fetch(w, first, last, FETCHED)
-    begin()
+    wait()
     total = chain(x, w, first, last, K, BLOCK_K, F, T)
     places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
@@ -76,10 +77,13 @@ def tile_of(program, tokens, T: tl.constexpr, TILES: tl.constexpr, BAND: tl.cons
 @triton.jit
 def many_kernel(
     x, w, out_ptr, tokens, out_stride,
-    FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr,
+    FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, ADD: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, features] float32; x and w are descriptors of tiles [T, BLOCK_K] and [F, BLOCK_K]."""
+    """out [tokens, features] float32; x and w are descriptors of tiles [T, BLOCK_K] and [F, BLOCK_K].
+
+    With ADD the result is added to `out`.
+    """
     begin()
     t, f = tile_of(tl.program_id(0), tokens, T, (FEATURES + F - 1) // F, BAND)
     if SEGMENTS == 1:
@@ -96,8 +100,12 @@ def many_kernel(
     rows, features = t * T + tl.arange(0, T), f * F + tl.arange(0, F)
     places = out_ptr + rows[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
+        if ADD:
+            total = tl.load(places) + total
         tl.store(places, total)
     else:
+        if ADD:
+            total = tl.load(places, mask=features[None, :] < FEATURES, other=0.0) + total
         tl.store(places, total, mask=features[None, :] < FEATURES)
 
 
@@ -131,6 +139,7 @@ def gated_kernel(
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, features] bfloat16 = activation(x gate^T) * (x up^T); w [2, FEATURES, K] holds gate and up."""
+    announce()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     x = x_ptr + tokens.to(tl.int64) * K
@@ -140,7 +149,7 @@ def gated_kernel(
         rows = tl.minimum(features, FEATURES - 1).to(tl.int64)
     fetch(w_ptr + rows * K, 0, K, FETCHED)
     fetch(w_ptr + (rows + FEATURES) * K, 0, K, FETCHED)
-    begin()
+    wait()
     columns = tl.arange(0, BLOCK_K)
     gate, up = tl.zeros((F, T), tl.float32), tl.zeros((F, T), tl.float32)
     for start in range(0, K, BLOCK_K):

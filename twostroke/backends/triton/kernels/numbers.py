@@ -19,21 +19,31 @@ _EARLY: tl.constexpr = tl.constexpr(EARLY)
 
 
 @triton.jit
-def begin():
-    """Let the next kernel start, and wait until the results of the one before are there: first thing in each kernel.
-
-    So the next kernel's programs are in place when this one's end, which saves about a microsecond a kernel.
-    """
+def announce():
+    """Let the next kernel's programs start where there is room for them: first thing in each kernel."""
     if _EARLY:
         cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait():
+    """Wait until the results of the kernels before are there: before anything that they write is read."""
+    if _EARLY:
         cuda.gdc_wait()
+
+
+@triton.jit
+def begin():
+    """Both: so the next kernel's programs are in place when this one's end."""
+    announce()
+    wait()
 
 
 @triton.jit
 def fetch(rows, first, last, COLUMNS: tl.constexpr):
     """Have columns [first, first + COLUMNS) of bfloat16 rows, pointers [F], brought to the cache, up to `last`.
 
-    Called before `begin`: weights come while the kernels before are still at work, which read little.
+    Called before `wait`: weights come while the kernels before are still at work, which read little.
     """
     if _EARLY:
         lines = first + 64 * tl.arange(0, COLUMNS // 64)  # of 128 bytes

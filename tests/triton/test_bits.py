@@ -22,7 +22,7 @@ PAGE, LENGTH = 16, 700
 
 @pytest.mark.parametrize(("features", "columns"), [(512, 576), (4096, 4096), (640, 2048), (100, 1024)])
 def test_a_row_of_a_product(features: int, columns: int) -> None:
-    """From 1 to 700 tokens: parts by several programs, sums in one, any tile, either operand first. 20 times for races."""
+    """From 1 to 700 tokens: parts by several programs, sums in one, any tile, any operand first. Repeated for races."""
     generator = torch.Generator("cuda").manual_seed(0)
     w = torch.randn(features, columns, generator=generator, device="cuda").to(torch.bfloat16) * 0.02
     x = torch.randn(768, columns, generator=generator, device="cuda").to(torch.bfloat16)
@@ -69,28 +69,28 @@ def open_model(described: ModelConfig) -> tuple[TritonModel, Memory]:
 
 
 def batch(parts: list[tuple[int, int, int]], spread: bool = False) -> RaggedBatch[np.ndarray]:
-    """Sequences (entries, rows of them in this pass, first page); `spread`: pages of 9 entries, in falling order."""
+    """Sequences (entries, rows in this pass, first page); `spread`: pages of 9 entries, from the 100th page down."""
     tables, rows = [], []
     size = 9 if spread else PAGE
     for entries, count, page in parts:
         pages = -(-entries // size)
         table = np.zeros((pages, 4), np.int32)
         order = np.arange(pages)
-        table[:, 0] = page + (pages - 1 - order if spread else order)
+        table[:, 0] = page + (99 - order if spread else order)
         table[:, 1], table[:, 2] = (3, 3 + size) if spread else (0, size)
         table[-1, 2] -= pages * size - entries
         table[:, 3] = order * size
         tables.append(table)
         at = np.arange(entries - count, entries)
         slots = table[at // size, 1] + at % size
-        rows.append(np.stack([(at * 7919 + 13 * len(parts) * 0) % 1000, at, table[at // size, 0], slots]))
+        rows.append(np.stack([at * 7919 % 1000, at, table[at // size, 0], slots]))
     ids, positions, frames, slots = np.concatenate(rows, 1).astype(np.int64)
     starts = np.concatenate(([0], np.cumsum([count for _, count, _ in parts]))).tolist()
     return RaggedBatch(ids, positions, frames, slots, starts, tables, np.array(starts[1:], np.int64) - 1)
 
 
 def test_any_schedule(opened: tuple[TritonModel, Memory]) -> None:
-    """Logits of a row: its prompt whole or in chunks, as a decode, beside others, over pages that lie in another way."""
+    """Logits of a row: its prompt whole or in chunks, as a decode, beside others, over pages that lie otherwise."""
     model, memory = opened
     expected = model.forward(batch([(LENGTH, LENGTH, 0)]), memory).logits.read()[0]
     for chunk in (7, 64, 250, 640):

@@ -1,4 +1,4 @@
-"""Weights in GGUF formats on the device: the values of the formats, and products whose bits do not depend on the way."""
+"""Weights in GGUF formats on the device: the values of the formats, and products of the same bits by any way."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ from twostroke.backends.triton.linear import Dense, Gated, Linear, Scratch, plac
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed
 from twostroke.formats.blocks import FORMATS
 from twostroke.formats.tensor import RawTensor
+
+HEIGHT = 72  # of a gated pair: no whole tiles
 
 
 def random_matrix(format: str, rows: int, columns: int, seed: int = 0) -> RawTensor:
@@ -71,16 +73,16 @@ def test_gated_products(formats: tuple[str, str], device: torch.device) -> None:
     raws = []
     for seed, format in enumerate(formats):
         if format == "BF16":
-            bits = np.random.default_rng(seed).standard_normal((64, columns)).astype(np.float32).view(np.uint32) >> 16
+            bits = np.random.default_rng(seed).standard_normal((HEIGHT, columns)).astype(np.float32).view(np.uint32) >> 16
             data = bits.astype("<u2").view(np.uint8).reshape(-1)
-            raws.append(RawTensor.from_bytes("w", "BF16", (64, columns), data, "random"))
+            raws.append(RawTensor.from_bytes("w", "BF16", (HEIGHT, columns), data, "random"))
         else:
-            raws.append(random_matrix(format, 64, columns, seed))
+            raws.append(random_matrix(format, HEIGHT, columns, seed))
     gated = Gated(*(place(raw, where) for raw in raws), False, Scratch(where))
     x = torch.randn(256, columns, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(device)
     results = []
     for tokens in (3, 100):
-        out = torch.full((256, 64), torch.nan, dtype=torch.bfloat16, device=device)
+        out = torch.full((256, HEIGHT), torch.nan, dtype=torch.bfloat16, device=device)
         gated(x, out, tokens)
         results.append(out[:3].float().cpu())
     gate, up = (torch.from_numpy(raw.dequantize()).to(torch.bfloat16).float() for raw in raws)

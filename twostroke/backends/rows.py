@@ -176,9 +176,8 @@ def _hidden(head: Head, rows: Sequence[Rows]) -> Any:
 def _from_hidden(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> list[Sampled]:
     mine = [row for row in rows if isinstance(row, Rows)]
     if all(draw.simple for draw in draws):
-        return [Sampled(id) for id in head.search(_hidden(head, mine), [draw.noise for draw in draws])]
+        return [Sampled(token) for token in head.search(_hidden(head, mine), [draw.noise for draw in draws])]
     # Candidates that continue one value share a row: its logits are computed once.
-
     places = {(id(row.computed), row.rows.start): row for row in mine}
     logits, found = head.logits(_hidden(head, list(places.values())))
     if len(places) < len(mine):

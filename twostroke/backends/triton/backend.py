@@ -75,15 +75,7 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
     if config.num_heads // config.num_kv_heads > MANY_ROWS:
         return f"it wants at most {MANY_ROWS} query heads for a KV head"
-    for layer in config.layers:
-        mlp = layer.feed_forward
-        if not isinstance(mlp, Experts) and mlp.intermediate_size % ROWS and _packed(matrices, "gate"):
-            return f"it wants MLPs of a multiple of {ROWS} in packed formats, not {mlp.intermediate_size}"
     return None
-
-
-def _packed(matrices: Mapping[str, RawTensor], suffix: str) -> bool:
-    return any(name.endswith(f".{suffix}") and tensor.format in FORMS for name, tensor in matrices.items())
 
 
 def _digest() -> str:

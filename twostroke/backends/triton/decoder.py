@@ -260,7 +260,7 @@ class Decoder:
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, num_warps=4 if shape.tall == FEW_ROWS else 8,
-            num_stages=3, launch_pdl=EARLY,
+            num_stages=3 if block <= 128 else 2, launch_pdl=EARLY,
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](

@@ -224,8 +224,10 @@ class Gated:
             return
         tall = -(-tokens // GATED_WIDE.tokens)
         chosen = GATED_WIDE if tall * (self.rows // GATED_WIDE.features) >= PROCESSORS else GATED_LOW
-        whole = pair.matrix if isinstance(pair, Dense) else self.scratch.unpacked(pair, 2 * self.rows)
-        sides = (tiled(side, chosen.features, chosen.columns) for side in whole.view(2, self.rows, self.columns))
+        height = self.rows if isinstance(pair, Dense) else -(-self.rows // ROWS) * ROWS
+        whole = pair.matrix if isinstance(pair, Dense) else self.scratch.unpacked(pair, 2 * height)
+        whole = whole.view(2, height, self.columns)
+        sides = (tiled(side[: self.rows], chosen.features, chosen.columns) for side in whole)
         dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
             tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.gelu,
             chosen.features, chosen.tokens, chosen.columns, BAND,

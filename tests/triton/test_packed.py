@@ -73,7 +73,9 @@ def test_gated_products(formats: tuple[str, str], device: torch.device) -> None:
     raws = []
     for seed, format in enumerate(formats):
         if format == "BF16":
-            bits = np.random.default_rng(seed).standard_normal((HEIGHT, columns)).astype(np.float32).view(np.uint32) >> 16
+            bits = (
+                np.random.default_rng(seed).standard_normal((HEIGHT, columns)).astype(np.float32).view(np.uint32) >> 16
+            )
             data = bits.astype("<u2").view(np.uint8).reshape(-1)
             raws.append(RawTensor.from_bytes("w", "BF16", (HEIGHT, columns), data, "random"))
         else:

@@ -19,10 +19,10 @@ from twostroke.backends.memory import Memory
 from twostroke.backends.reference.memory import DeviceMemory
 from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
-from twostroke.backends.triton.packed import FORMS, ROWS
+from twostroke.backends.triton.packed import FORMS
 from twostroke.backends.triton.work import MANY_ROWS
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.config import ModelConfig
 
 WIDEST_HEAD = 256
 

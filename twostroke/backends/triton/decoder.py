@@ -14,7 +14,6 @@ from twostroke.backends.triton.experts import Mixture, Rooms
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
-from twostroke.backends.triton.kernels.numbers import EARLY
 from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, Gated, Linear, Scratch, place
 from twostroke.backends.triton.packed import Packed
 from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of
@@ -172,10 +171,10 @@ class Decoder:
         rows, config, queries = shape.rows, self.config, list[torch.Tensor]()
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
-        pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256, launch_pdl=EARLY)
+        pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
         pointwise.expand_kernel[(-(-shape.spans // SPANS),)](
             work.spans, work.starts, to.cells, to.positions, shape.spans,
-            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size), launch_pdl=EARLY,
+            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size),
         )  # fmt: skip
         self._embed(rows, to)
         parts, post = 0, None
@@ -215,12 +214,12 @@ class Decoder:
         if isinstance(table, Packed):
             quantized.unpack_kernel[(rows, table.tiles)](
                 *table.arrays, to.ids, to.x, config.embedding_scale, config.vocab_size, config.hidden_size,
-                table.tiles, 1, True, False, table.form.code, launch_pdl=EARLY,
+                table.tiles, 1, True, False, table.form.code,
             )  # fmt: skip
         else:
             pointwise.embed_kernel[(rows,)](
                 to.ids, table.matrix, to.x, config.embedding_scale, config.hidden_size,
-                power_of_two(config.hidden_size), launch_pdl=EARLY,
+                power_of_two(config.hidden_size),
             )  # fmt: skip
 
     def _norm(
@@ -232,7 +231,7 @@ class Decoder:
         pointwise.norm_kernel[(rows,)](
             to.x, to.parts, post, weight, dropout, to.h, to.rows * hidden, self.config.norm_eps,
             hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
-            num_warps=norm_warps(hidden), launch_pdl=EARLY,
+            num_warps=norm_warps(hidden),
         )  # fmt: skip
 
     def _store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
@@ -246,7 +245,7 @@ class Decoder:
             turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
-            HALF=power_of_two(config.head_dim // 2), num_warps=2, launch_pdl=EARLY,
+            HALF=power_of_two(config.head_dim // 2), num_warps=2,
         )  # fmt: skip
 
     def _attend(
@@ -260,12 +259,12 @@ class Decoder:
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, num_warps=4 if shape.tall == FEW_ROWS else 8,
-            num_stages=3 if block <= 128 else 2, launch_pdl=EARLY,
+            num_stages=3 if block <= 128 else 2,
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
                 work.joined[which], self.sums, self.tops, self.totals, to.attended,
-                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, num_warps=1, launch_pdl=EARLY,
+                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, num_warps=1,
             )  # fmt: skip
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -284,7 +283,7 @@ class Decoder:
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
             x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
-            power_of_two(hidden), num_warps=norm_warps(hidden), launch_pdl=EARLY,
+            power_of_two(hidden), num_warps=norm_warps(hidden),
         )  # fmt: skip
         self.head(h, out, rows)
 

@@ -14,7 +14,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
-from twostroke.backends.triton.kernels.numbers import EARLY
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack, stacked
 from twostroke.formats.tensor import RawTensor
 
@@ -102,7 +101,7 @@ class Scratch:
             self.room = self.room.new_empty(height * matrix.columns)
         quantized.unpack_kernel[(-(-height // ROWS), matrix.tiles)](
             *matrix.arrays, None, self.room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
-            matrix.form.code, launch_pdl=EARLY,
+            matrix.form.code,
         )  # fmt: skip
         return self.room[: height * matrix.columns].view(height, matrix.columns)
 
@@ -163,13 +162,13 @@ class Linear:
                 if isinstance(piece, Packed):
                     quantized.packed_linear_kernel[(tall, -(-piece.rows // ROWS), self.segments)](
                         x, *piece.arrays, place, stride, width, piece.rows, self.columns, piece.tiles, length,
-                        chosen.tokens, piece.form.code, num_warps=4, num_stages=2, launch_pdl=EARLY,
+                        chosen.tokens, piece.form.code, num_warps=4, num_stages=2,
                     )  # fmt: skip
                 else:
                     dense.linear_kernel[(tall, -(-piece.rows // chosen.features), self.segments)](
                         x, piece.matrix, place, stride, width, piece.rows, self.columns, length,
                         chosen.features, chosen.tokens, chosen.columns,
-                        num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
+                        num_warps=chosen.warps, num_stages=chosen.stages,
                     )  # fmt: skip
             else:
                 w = piece.matrix if isinstance(piece, Dense) else self.scratch.unpacked(piece, piece.rows)
@@ -179,7 +178,7 @@ class Linear:
                     tiled(x, chosen.tokens, chosen.columns), tiled(w, chosen.features, chosen.columns), place, tokens,
                     width, piece.rows, self.columns, length, self.segments, add,
                     chosen.features, chosen.tokens, chosen.columns, BAND,
-                    num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
+                    num_warps=chosen.warps, num_stages=chosen.stages,
                 )  # fmt: skip
             first += piece.rows
 
@@ -213,13 +212,13 @@ class Gated:
             if isinstance(pair, Packed):
                 quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
                     x, *pair.arrays, out, self.rows, self.columns, pair.tiles, chosen.tokens, self.gelu,
-                    pair.form.code, num_warps=4, num_stages=2, launch_pdl=EARLY,
+                    pair.form.code, num_warps=4, num_stages=2,
                 )  # fmt: skip
             else:
                 dense.gated_kernel[(tall, -(-self.rows // chosen.features))](
                     x, pair.matrix, out, self.rows, self.columns, self.gelu,
                     chosen.features, chosen.tokens, chosen.columns,
-                    num_warps=chosen.warps, num_stages=min(3, chosen.stages), launch_pdl=EARLY,
+                    num_warps=chosen.warps, num_stages=min(3, chosen.stages),
                 )  # fmt: skip
             return
         tall = -(-tokens // GATED_WIDE.tokens)
@@ -231,7 +230,7 @@ class Gated:
         dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
             tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.gelu,
             chosen.features, chosen.tokens, chosen.columns, BAND,
-            num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=EARLY,
+            num_warps=chosen.warps, num_stages=chosen.stages,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode:
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import begin, dot, narrow, power_of_two
+from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
 
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
 
@@ -35,7 +35,6 @@ def attention_kernel(
     item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
     D], its top and its total [parts, HQ], float32, one part for each token and tile.
     """
-    begin()
     item = work_ptr + tl.program_id(0) * FIELDS
     head = tl.program_id(1)
     row, count, base, order = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
@@ -153,7 +152,6 @@ def combine_kernel(
     work [rows, 3]: the row, its first part, the number of its parts; 0 parts for no row. The largest top is found
     first: scaled to it or step by step, the sums are the same. Then BLOCK parts at a time are loaded.
     """
-    begin()
     item = work_ptr + tl.program_id(0) * 3
     row, part, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     if count > 0:

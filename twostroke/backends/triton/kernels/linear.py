@@ -12,9 +12,7 @@ Buffers of tokens are padded to whole tiles: a row of a tile never touches anoth
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, announce, begin, dot, fetch, narrow, wait
-
-FETCHED: tl.constexpr = tl.constexpr(512)  # columns of weights that are fetched early
+from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 
 
 @triton.jit
@@ -44,7 +42,6 @@ def linear_kernel(
 
     Grid: tiles of tokens, tiles of features, segments.
     """
-    announce()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     s = tl.program_id(2)
@@ -54,8 +51,6 @@ def linear_kernel(
     else:
         w = w_ptr + tl.minimum(features, FEATURES - 1).to(tl.int64) * K
     first, last = s * SEGMENT, tl.minimum((s + 1) * SEGMENT, K)
-    fetch(w, first, last, FETCHED)
-    wait()
     total = chain(x, w, first, last, K, BLOCK_K, F, T)
     places = out_ptr + s * segment_stride + tokens[:, None].to(tl.int64) * out_stride + features[None, :]
     if FEATURES % F == 0:
@@ -84,7 +79,6 @@ def many_kernel(
 
     With ADD the result is added to `out`.
     """
-    begin()
     t, f = tile_of(tl.program_id(0), tokens, T, (FEATURES + F - 1) // F, BAND)
     if SEGMENTS == 1:
         total = tl.zeros((T, F), tl.float32)
@@ -116,7 +110,6 @@ def many_gated_kernel(
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
     """`gated_kernel` for many tokens; x, gate and up are descriptors of tiles."""
-    begin()
     t, f = tile_of(tl.program_id(0), tokens, T, (FEATURES + F - 1) // F, BAND)
     gates, ups = tl.zeros((T, F), tl.float32), tl.zeros((T, F), tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -139,7 +132,6 @@ def gated_kernel(
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, features] bfloat16 = activation(x gate^T) * (x up^T); w [2, FEATURES, K] holds gate and up."""
-    announce()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     features = tl.program_id(1) * F + tl.arange(0, F)
     x = x_ptr + tokens.to(tl.int64) * K
@@ -147,9 +139,6 @@ def gated_kernel(
         rows = features.to(tl.int64)
     else:
         rows = tl.minimum(features, FEATURES - 1).to(tl.int64)
-    fetch(w_ptr + rows * K, 0, K, FETCHED)
-    fetch(w_ptr + (rows + FEATURES) * K, 0, K, FETCHED)
-    wait()
     columns = tl.arange(0, BLOCK_K)
     gate, up = tl.zeros((F, T), tl.float32), tl.zeros((F, T), tl.float32)
     for start in range(0, K, BLOCK_K):

@@ -7,50 +7,10 @@ same effect.
 
 import os
 
-import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
-# Whether a kernel may start before the one before it has ended (programmatic dependent launch, from Hopper on).
-EARLY = not INTERPRET.value and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
-_EARLY: tl.constexpr = tl.constexpr(EARLY)
-
-
-@triton.jit
-def announce():
-    """Let the next kernel's programs start where there is room for them: first thing in each kernel."""
-    if _EARLY:
-        cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def wait():
-    """Wait until the results of the kernels before are there: before anything that they write is read."""
-    if _EARLY:
-        cuda.gdc_wait()
-
-
-@triton.jit
-def begin():
-    """Both: so the next kernel's programs are in place when this one's end."""
-    announce()
-    wait()
-
-
-@triton.jit
-def fetch(rows, first, last, COLUMNS: tl.constexpr):
-    """Have columns [first, first + COLUMNS) of bfloat16 rows, pointers [F], brought to the cache, up to `last`.
-
-    Called before `wait`: weights come while the kernels before are still at work, which read little.
-    """
-    if _EARLY:
-        lines = first + 64 * tl.arange(0, COLUMNS // 64)  # of 128 bytes
-        places = (rows[:, None] + tl.minimum(lines, last - 1)[None, :]).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit

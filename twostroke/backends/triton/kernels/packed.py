@@ -12,7 +12,7 @@ go through `linear.py`: the same values in the same order.
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import activate, begin, dot, narrow
+from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 
 ROWS: tl.constexpr = tl.constexpr(64)
 COLUMNS: tl.constexpr = tl.constexpr(128)
@@ -97,7 +97,6 @@ def packed_linear_kernel(
     FORM: tl.constexpr,
 ):  # fmt: skip
     """out [segments, tokens, features] float32. Grid: tiles of tokens, tiles of 64 features, segments."""
-    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     row_tile, s = tl.program_id(1), tl.program_id(2)
     features = row_tile * ROWS + tl.arange(0, ROWS)
@@ -116,7 +115,6 @@ def packed_gated_kernel(
     FORM: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, FEATURES] bfloat16 = activation(x gate^T) * (x up^T); the tiles of up follow those of gate."""
-    begin()
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     row_tile = tl.program_id(1)
     features = row_tile * ROWS + tl.arange(0, ROWS)
@@ -125,7 +123,7 @@ def packed_gated_kernel(
     second = row_tile + (FEATURES + 63) // 64
     half: tl.constexpr = (TILES + 1) // 2
     gate, up = tl.zeros((ROWS, T), tl.float32), tl.zeros((ROWS, T), tl.float32)
-    for tile in range(0, TILES):
+    for tile in range(TILES):
         first_place = (row_tile * TILES + tile).to(tl.int64)
         second_place = (second * TILES + tile).to(tl.int64)
         for i in tl.static_range(8):
@@ -153,7 +151,6 @@ def unpack_kernel(
 
     With GATHER a program decodes the row that `rows_ptr` names (an embedding), else a tile of R = 64 rows.
     """
-    begin()
     tile = tl.program_id(1)
     c = tl.arange(0, GROUP)
     if GATHER:

@@ -3,13 +3,12 @@
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.numbers import begin, narrow, rms
+from twostroke.backends.triton.kernels.numbers import narrow, rms
 
 
 @triton.jit
 def resolve_kernel(ids_ptr, drawn_ptr, out_ptr, N, BLOCK: tl.constexpr):
     """Token ids, with placeholders -1 - i replaced by the i-th drawn token."""
-    begin()
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + n, mask=n < N, other=0)
     known = tl.load(drawn_ptr + tl.maximum(-1 - ids, 0), mask=(n < N) & (ids < 0), other=0)
@@ -19,7 +18,6 @@ def resolve_kernel(ids_ptr, drawn_ptr, out_ptr, N, BLOCK: tl.constexpr):
 @triton.jit
 def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a bfloat16 table, times `factor`: float32 [N, HIDDEN]."""
-    begin()
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     source = table_ptr + tl.load(ids_ptr + row).to(tl.int64) * HIDDEN
@@ -37,7 +35,6 @@ def norm_kernel(
 
     x is float32 [N, HIDDEN], parts float32 [PARTS, N, HIDDEN]. Without NORM only x changes.
     """
-    begin()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -82,7 +79,6 @@ def rope_store_kernel(
     q is written to [N, HQ, D], k and v to the row's cell (frame * PAGE + slot); a cell below 0 is no place. A program
     takes HEADS heads of a row.
     """
-    begin()
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     i = tl.arange(0, HALF)
@@ -130,7 +126,6 @@ def expand_kernel(
 
     starts [N]: the number of entries before each span.
     """
-    begin()
     n = tl.program_id(0) * SPANS + tl.arange(0, SPANS)
     inside = n < N
     frame = tl.load(spans_ptr + 4 * n, mask=inside, other=0)

@@ -76,12 +76,12 @@ class Ours:
 
     def __init__(self, device: str) -> None:
         self.module: Any = import_module("twostroke.backends.triton.linear")
-        self.scratch, self.device = self.module.Scratch(device), device
+        self.device = device
 
     def product(self, parts: Sequence[RawTensor], gated: bool) -> Any:
         """The backend's object for one copy of the weights."""
-        placed = [self.module.place(part, self.device) for part in parts]
-        return self.module.Gated(*placed, False, self.scratch) if gated else self.module.Linear(placed, self.scratch)
+        placed, scratch = [self.module.place(part, self.device) for part in parts], self.module.Scratch(self.device)
+        return self.module.Gated(*placed, False, scratch) if gated else self.module.Linear(placed, scratch)
 
     def buffers(self, product: Any, x: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
         """(padded x, output [parts, padded, N], bytes of the output that are written)."""
@@ -131,10 +131,11 @@ class Weight:
             case["ours"] = figures(
                 [partial(one, wide, out, tokens) for one in self.copies], first.nbytes + x.nbytes + written
             )
-            case["parts"], case["ratio"] = len(out), case["cuBLAS"]["us"] / case["ours"]["us"]
+            case["ratio"] = case["cuBLAS"]["us"] / case["ours"]["us"]
             out.fill_(float("nan"))
             first(wide, out, tokens)
-            case["error"] = error(out[:, :tokens].float().sum(0), x, self.matrix, self.gated)
+            made = out[:, :tokens] if self.gated else first.made(out, tokens)
+            case["parts"], case["error"] = len(made), error(made.float().sum(0), x, self.matrix, self.gated)
         return case
 
 

@@ -31,7 +31,7 @@ def test_a_row_of_a_product(features: int, columns: int) -> None:
     for tokens in (1, 2, 17, 33, 64, 65, 128, 300, 700, *[700] * 20):
         out = torch.full((linear.segments * len(x) * features,), torch.nan, device="cuda")
         linear(x, out, tokens)
-        parts = out[: linear.parts(tokens) * len(x) * features].view(-1, len(x), features)
+        parts = linear.made(out, tokens)
         total = parts[0, :1].clone()
         for part in parts[1:]:
             total += part[:1]

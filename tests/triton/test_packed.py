@@ -35,7 +35,9 @@ def test_unpacked_values_are_those_of_the_format(format: str, device: torch.devi
     matrix = place(raw, str(device))
     assert isinstance(matrix, Packed)
     values = raw.dequantize()
-    made = Scratch(str(device)).unpacked(matrix, 100).cpu()
+    scratch = Scratch(str(device))
+    scratch.reserve(matrix)
+    made = scratch.unpacked(matrix, 100).cpu()
     assert torch.equal(made, torch.from_numpy(values).to(torch.bfloat16))
     ids = torch.tensor([3, 99, 64, 63], dtype=torch.int32, device=device)
     rows = torch.empty(4, values.shape[1], dtype=torch.float32, device=device)
@@ -56,8 +58,7 @@ def test_products(format: str, device: torch.device) -> None:
     for tokens in (5, 70):
         out = torch.full((linear.segments * 256 * 174,), torch.nan, dtype=torch.float32, device=device)
         linear(x, out, tokens)
-        parts = out[: linear.parts(tokens) * 256 * 174].view(-1, 256, 174)
-        results.append(parts.sum(0)[:5].cpu())
+        results.append(linear.made(out, tokens).sum(0)[:5].cpu())
     weights = torch.from_numpy(np.concatenate([raw.dequantize() for raw in raws])).to(torch.bfloat16)
     expected = x[:5].float().cpu() @ weights.float().T
     assert torch.allclose(results[0], expected, rtol=1e-4, atol=1e-3 * expected.abs().max().item())

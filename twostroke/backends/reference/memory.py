@@ -24,14 +24,23 @@ class DeviceMemory:
         self._entries = self.storage.transpose(3, 4)  # [layers, 2, frames, page_size, Hkv, D]
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
-        taken = self._pages[self._index(np.array(frames, np.int64))].cpu().numpy()
-        return [page.data.toreadonly() for page in taken]
+        taken = self._pages[self._index(np.array(frames, np.int64))]
+        if taken.is_cuda:
+            pinned = self._pinned(len(taken))
+            pinned.copy_(taken, non_blocking=True)
+            torch.cuda.current_stream(taken.device).synchronize()
+            taken = pinned
+        return [page.data.toreadonly() for page in taken.cpu().numpy()]
 
     @contextmanager
     def filling(self, frame: int) -> Generator[memoryview]:
-        data = np.empty(self.page_bytes, np.uint8)
-        yield data.data
-        self._pages[frame] = torch.from_numpy(data).to(self._pages.device)
+        data = self._pinned(1)
+        yield data.numpy()[0].data
+        self._pages[frame].copy_(data[0], non_blocking=True)  # PyTorch keeps the pinned bytes until it is done
+
+    def _pinned(self, count: int) -> torch.Tensor:
+        """Room for pages in host memory; pinned if there is a device, which then copies at the speed of its link."""
+        return torch.empty((count, self.page_bytes), dtype=torch.uint8, pin_memory=self._pages.is_cuda)
 
     def write_page(self, frame: int, data: memoryview | bytes) -> None:
         with self.filling(frame) as page:

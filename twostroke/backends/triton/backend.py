@@ -20,7 +20,7 @@ from twostroke.backends.reference.memory import DeviceMemory
 from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.packed import FORMS
-from twostroke.backends.triton.work import MANY_ROWS
+from twostroke.backends.triton.work import tall_of
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 
@@ -73,8 +73,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
     """Why the backend cannot run a model with these matrices; None if it can."""
     if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
-    if config.num_heads // config.num_kv_heads > MANY_ROWS:
-        return f"it wants at most {MANY_ROWS} query heads for a KV head"
+    if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
+        return f"it wants at most {most} query heads for a KV head"
     return None
 
 

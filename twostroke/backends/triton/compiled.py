@@ -152,7 +152,7 @@ class TritonModel:
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.captures else tensor.clone()
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Flying | Ready:
-        """What the device can draw it draws, whatever else is asked of the step: so a row's token depends on its draw."""
+        """The device draws whatever it can, whatever else is asked of the step: a row's token depends on its draw."""
         here = [i for i, draw in enumerate(draws) if not supports(draw)]
         there = [i for i, draw in enumerate(draws) if supports(draw)]
         if not rows:  # its `read` waits for the pass

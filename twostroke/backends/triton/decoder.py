@@ -74,7 +74,7 @@ class Buffers:
 
         self.x = room(tall, config.hidden_size, dtype=torch.float32)
         self.h = room(tall, config.hidden_size)
-        self.parts = room(tall * decoder.widest_parts(rows), dtype=torch.float32)
+        self.parts = room(decoder.parts_of(tall), dtype=torch.float32)
         self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
         self.gated = room(tall, max((1, *decoder.intermediates)))
         self.ids = room(tall, dtype=torch.int32)
@@ -139,11 +139,11 @@ class Decoder:
             one.feed_forward.intermediate_size for one in self.layers if isinstance(one.feed_forward, models.GatedMLP)
         ]
 
-    def widest_parts(self, rows: int) -> int:
-        """Floats for a row of the widest product in the layers."""
+    def parts_of(self, rows: int) -> int:
+        """Floats of the largest product in the layers: in segments for few tokens, as `rows` rows for many."""
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *_downs(layer))]
-        few = [linear.features * linear.segments for linear in linears]
-        return max((*few, *(linear.features for linear in linears)))
+        few = PADDING * max((0, *(linear.features * linear.segments for linear in linears)))
+        return max(few, rows * max((self.config.hidden_size, *(linear.features for linear in linears))))
 
     def reach(self, positions: int) -> bool:
         """Make the table of RoPE's turns cover so many positions. Returns whether it is a new one."""
@@ -229,7 +229,7 @@ class Decoder:
         """x += the parts of a product; h = norm(x) if there is a weight."""
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
-            to.x, to.parts, post, weight, dropout, to.h, to.rows * hidden, self.config.norm_eps,
+            to.x, to.parts, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps,
             hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
             num_warps=norm_warps(hidden),
         )  # fmt: skip
@@ -241,7 +241,7 @@ class Decoder:
         heads = config.num_heads + 2 * config.num_kv_heads
         q_norm, k_norm = layer.qk_norms
         pointwise.rope_store_kernel[(rows, -(-heads // HEADS))](
-            to.parts, to.rows * layer.qkv.features, layer.bias, q_norm, k_norm, config.norm_eps,
+            to.parts, FEW_TOKENS * layer.qkv.features, layer.bias, q_norm, k_norm, config.norm_eps,
             turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
@@ -258,25 +258,14 @@ class Decoder:
             work.work[which], to.q, kv, to.cells, to.positions, to.attended, self.sums, self.tops, self.totals,
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
-            KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, num_warps=4 if shape.tall == FEW_ROWS else 8,
-            num_stages=3 if block <= 128 else 2,
+            KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0,
+            num_warps=4 if shape.tall == FEW_ROWS else 8, num_stages=3 if block <= 128 else 2,
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
                 work.joined[which], self.sums, self.tops, self.totals, to.attended,
                 HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, num_warps=1,
             )  # fmt: skip
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, hidden] float32 -> logits [R, vocab] float32."""
-        rows, columns = hidden.shape
-        padded = -(-rows // PADDING) * PADDING
-        x = torch.zeros((padded, columns), dtype=torch.float32, device=self.device)
-        x[:rows] = hidden
-        h = torch.empty((padded, columns), dtype=torch.bfloat16, device=self.device)
-        out = torch.empty((padded, self.head.features), dtype=torch.float32, device=self.device)
-        self.launch_head(x, h, out, rows)
-        return out[:rows]
 
     def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """The last norm and the head of `rows` rows, over padded buffers."""
@@ -285,7 +274,10 @@ class Decoder:
             x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
             power_of_two(hidden), num_warps=norm_warps(hidden),
         )  # fmt: skip
-        self.head(h, out, rows)
+        # A packed head is unpacked in registers only: in memory it would take a gigabyte.
+        step = FEW_TOKENS if isinstance(self.head.pieces[0], Packed) else rows
+        for first in range(0, rows, step):
+            self.head(h[first:], out[first:].view(-1), min(step, rows - first))
 
     @property
     def nbytes(self) -> int:

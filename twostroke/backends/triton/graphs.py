@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-MOST_ROWS = 256  # rows of a pass that is captured
+MOST_ROWS = 1024  # rows of a pass that is captured
 ENTRIES = 1 << 20  # entries of all tables of a captured pass
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 512, 64), *range(512, MOST_ROWS + 1, 128))
 MOST_GRAPHS = 96  # kept; the oldest goes first
 
 

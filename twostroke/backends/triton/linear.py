@@ -90,20 +90,27 @@ Matrix = Dense | Packed
 
 
 class Scratch:
-    """Room for one matrix at a time, unpacked to bfloat16."""
+    """Room for one matrix at a time, unpacked to bfloat16. It is as large as the largest, so it never moves."""
 
     def __init__(self, device: str) -> None:
-        self.room = torch.empty(0, dtype=torch.bfloat16, device=device)
+        self.device, self._most = device, 0
+        self._room: torch.Tensor | None = None
+
+    def reserve(self, matrix: Matrix) -> None:
+        """Make sure that there will be room for a matrix, before the first is unpacked."""
+        if isinstance(matrix, Packed):
+            assert self._room is None, "graphs may point to it"
+            self._most = max(self._most, len(matrix.planes) * ROWS * matrix.columns)
 
     def unpacked(self, matrix: Packed, height: int) -> torch.Tensor:
         """The first `height` padded rows of a matrix, [height, columns]. The next call overwrites them."""
-        if self.room.numel() < height * matrix.columns:
-            self.room = self.room.new_empty(height * matrix.columns)
+        if self._room is None:
+            self._room = torch.empty(self._most, dtype=torch.bfloat16, device=self.device)
         quantized.unpack_kernel[(-(-height // ROWS), matrix.tiles)](
-            *matrix.arrays, None, self.room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
+            *matrix.arrays, None, self._room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
             matrix.form.code,
         )  # fmt: skip
-        return self.room[: height * matrix.columns].view(height, matrix.columns)
+        return self._room[: height * matrix.columns].view(height, matrix.columns)
 
 
 def place(raw: RawTensor, device: str) -> Matrix:
@@ -129,13 +136,15 @@ def bfloat16(raw: RawTensor, device: str) -> torch.Tensor:
 class Linear:
     """A product with one or more matrices side by side (q, k and v): float32 parts, to be added by who reads them.
 
-    `parts` buffers are [segments, tokens, features] for few tokens and [1, tokens, features] for many.
+    They are [segments, FEW_TOKENS, features] for few tokens and [1, tokens, features] for many.
     """
 
     def __init__(self, matrices: Sequence[Matrix], scratch: Scratch, whole: bool = False) -> None:
-        """`whole`: never more than one part."""
+        """`whole`: never more than one part; if it is packed, never more than FEW_TOKENS."""
         self.features, self.columns = sum(matrix.rows for matrix in matrices), matrices[0].columns
         self.pieces, self.scratch = _merged(matrices), scratch
+        for piece in self.pieces if not whole else ():
+            scratch.reserve(piece)
         # One number for all pieces, so that their parts can be added together.
         self.segments = 1 if whole else segments(self.features, self.columns)
 
@@ -147,13 +156,18 @@ class Linear:
         """The number of parts that a product with so many tokens has."""
         return self.segments if tokens <= FEW_TOKENS else 1
 
+    def made(self, out: torch.Tensor, tokens: int) -> torch.Tensor:
+        """The parts in a buffer: [parts, tokens, features]."""
+        parts, rows = self.parts(tokens), FEW_TOKENS if tokens <= FEW_TOKENS else tokens
+        return out.view(-1)[: parts * rows * self.features].view(parts, rows, self.features)[:, :tokens]
+
     def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int, add: bool = False) -> None:
-        """x [padded tokens, columns] bfloat16; out: float32, room for `parts(tokens)` times [padded, features].
+        """x [padded tokens, columns] bfloat16; out: float32, room for the parts of padded tokens.
 
         With `add`, for more than FEW_TOKENS, the result is added to what is in `out`.
         """
         first, width, length = 0, self.features, segment_columns(self.columns, self.segments)
-        stride = len(x) * width
+        stride = FEW_TOKENS * width
         for piece in self.pieces:
             place = out[first:]
             if tokens <= FEW_TOKENS:
@@ -195,9 +209,9 @@ class Gated:
         self.rows, self.columns, self.gelu, self.scratch = gate.rows, gate.columns, gelu, scratch
         if isinstance(gate, Packed) and isinstance(up, Packed) and gate.form == up.form:
             self.pair: Matrix = stacked(gate, up)
+            scratch.reserve(self.pair)
         else:  # of two formats: in bfloat16, the values that a product takes anyway
-            both = [_unpacked(one, scratch) for one in (gate, up)]
-            self.pair = Dense(gate.rows, gate.columns, torch.stack(both))
+            self.pair = Dense(gate.rows, gate.columns, torch.stack([_unpacked(one) for one in (gate, up)]))
 
     @property
     def nbytes(self) -> int:
@@ -234,10 +248,12 @@ class Gated:
         )  # fmt: skip
 
 
-def _unpacked(matrix: Matrix, scratch: Scratch) -> torch.Tensor:
+def _unpacked(matrix: Matrix) -> torch.Tensor:
     if isinstance(matrix, Dense):
         return matrix.matrix
-    return scratch.unpacked(matrix, matrix.rows).clone()
+    own = Scratch(str(matrix.planes.device))
+    own.reserve(matrix)
+    return own.unpacked(matrix, matrix.rows)
 
 
 def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:

@@ -15,7 +15,7 @@ from twostroke.backends.interface import POSITION, START, STOP, RaggedBatch
 from twostroke.models.config import ModelConfig
 
 FEW_ROWS, MANY_ROWS = 16, 128  # of a tile of queries: tokens times query heads of a KV head
-FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from, to, first part, parts of a token or 0
+FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from and to, part, parts a token
 MOST_PARTS = 4096  # rows times tiles of keys that are added by a second kernel
 PROGRAMS = 264  # that keep a GPU busy: two for each of 132 multiprocessors
 
@@ -81,6 +81,11 @@ class Work:
         return packed
 
 
+def tall_of(head_dim: int) -> int:
+    """Rows of a tile of queries where many tokens share one: as many as fit a multiprocessor's memory."""
+    return MANY_ROWS if head_dim <= 128 else MANY_ROWS // 2
+
+
 def keys_of(head_dim: int) -> int:
     """Keys of a tile, by the width of heads alone: two programs share a multiprocessor's memory."""
     return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
@@ -98,7 +103,8 @@ def plan(batch: RaggedBatch[np.ndarray], page_size: int, config: ModelConfig, wi
     sequence_ends = ends[last - 1]
     sequence_starts = np.concatenate(([0], sequence_ends[:-1]))
     # Tall tiles read K and V once for many tokens; for single tokens they would be mostly padding.
-    tall = MANY_ROWS if batch.num_rows > 2 * len(batch.tables) or heads > FEW_ROWS * kv_heads else FEW_ROWS
+    many = batch.num_rows > 2 * len(batch.tables) or heads > FEW_ROWS * kv_heads
+    tall = tall_of(config.head_dim) if many else FEW_ROWS
     queries = _queries(batch, sequence_starts, sequence_ends, tall // (heads // kv_heads))
     arrays = [
         np.asarray(batch.token_ids),
@@ -119,7 +125,7 @@ def plan(batch: RaggedBatch[np.ndarray], page_size: int, config: ModelConfig, wi
 
 
 def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, per_tile: int) -> np.ndarray:
-    """Tiles of queries, [tiles, 5] int64: row, tokens, first entry of the sequence, entries before the row, sequence."""
+    """Tiles of queries, [tiles, 5] int64: row, tokens, first entry of the sequence, entries before it, sequence."""
     rows = np.asarray(batch.row_starts, np.int64)
     counts = np.diff(rows)
     tiles = -(-counts // per_tile)

@@ -1,15 +1,15 @@
 """Attention over the pages of a pool: one formula for prefill and decode, whose bits no tile and no order changes.
 
-Keys come in tiles of a fixed number, counted from the sequence's first entry. So neither pages nor chunks nor neighbours
-change what is summed. Within a tile:
+Keys come in tiles of a fixed number, counted from the sequence's first entry. So neither pages nor chunks nor
+neighbours change what is summed. Within a tile:
 
 - Weights are 2**(score - top), where top is the largest score rounded up to an integer. Scaling from one top to another
   is then by powers of two, which is exact. Weights are still between 0 and 1, the largest above 1/2.
 - The total of weights is summed in integers, in units of 2**-23, which is exact in any order.
 - Products are chains of the matrix unit in ascending order, the same for any number of rows.
 
-Tiles are added in order. As scaling is exact, it does not matter where: in the registers of one program (prefill), or by
-a second kernel from the memory that many programs wrote to (decode).
+Tiles are added in order. As scaling is exact, it does not matter where: in the registers of one program (prefill), or
+by a second kernel from the memory that many programs wrote to (decode).
 
 FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode: Flash-Decoding, Dao et al. 2023.
 """

@@ -61,7 +61,7 @@ def linear_kernel(
 
 @triton.jit
 def tile_of(program, tokens, T: tl.constexpr, TILES: tl.constexpr, BAND: tl.constexpr):
-    """A program's tile of tokens and tile of features: bands of BAND tiles of tokens, so that tiles stay in the cache."""
+    """A program's tile of tokens and of features, in bands of BAND tiles of tokens, so that tiles stay in the cache."""
     tall = tl.cdiv(tokens, T)
     band = program // (BAND * TILES)
     height = min(tall - band * BAND, BAND)

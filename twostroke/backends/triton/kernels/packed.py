@@ -21,8 +21,8 @@ PLANE: tl.constexpr = tl.constexpr(64 * 16)
 
 
 @triton.jit
-def decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, I: tl.constexpr, FORM: tl.constexpr):
-    """Group I of a tile: float32 [rows, 16]. See `Form.code` for FORM.
+def decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, N: tl.constexpr, FORM: tl.constexpr):
+    """Group N of a tile: float32 [rows, 16]. See `Form.code` for FORM.
 
     Args:
         planes, scales, minima, d, dmin: the packed matrix.
@@ -36,20 +36,20 @@ def decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, I: tl.con
     PLANES: tl.constexpr = BITS if BITS < 8 else 8
     bytes = planes + place * (PLANES * PLANE) + R[:, None] * GROUP + c[None, :]
     if BITS == 8:
-        codes = tl.load(bytes + I * PLANE).to(tl.int8, bitcast=True).to(tl.float32)
+        codes = tl.load(bytes + N * PLANE).to(tl.int8, bitcast=True).to(tl.float32)
     else:
-        low = tl.load(bytes + (I % 4) * PLANE)
-        if I < 4:
+        low = tl.load(bytes + (N % 4) * PLANE)
+        if N < 4:
             whole = (low & 15).to(tl.int32)
         else:
             whole = (low >> 4).to(tl.int32)
         if BITS == 5:
-            whole += ((tl.load(bytes + 4 * PLANE).to(tl.int32) >> I) & 1) << 4
+            whole += ((tl.load(bytes + 4 * PLANE).to(tl.int32) >> N) & 1) << 4
         if BITS == 6:
-            whole += ((tl.load(bytes + (4 + I // 4) * PLANE).to(tl.int32) >> (2 * (I % 4))) & 3) << 4
+            whole += ((tl.load(bytes + (4 + N // 4) * PLANE).to(tl.int32) >> (2 * (N % 4))) & 3) << 4
         codes = (whole - ZERO).to(tl.float32)
     if KIND == 0:  # a float16 scale for 32 columns
-        at = (place * 4 + I // 2) * ROWS + R
+        at = (place * 4 + N // 2) * ROWS + R
         scale = tl.load(d + at).to(tl.float32)
         if MINIMA:
             least = -tl.load(dmin + at).to(tl.float32)
@@ -57,11 +57,11 @@ def decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, I: tl.con
         block = blocks + tile // 2
         main = tl.load(d + block * ROWS + R).to(tl.float32)
         if KIND == 1:
-            at = (place * 4 + I // 2) * ROWS + R
+            at = (place * 4 + N // 2) * ROWS + R
             scale = main * tl.load(scales + at).to(tl.float32)
             least = tl.load(dmin + block * ROWS + R).to(tl.float32) * tl.load(minima + at).to(tl.float32)
         else:
-            scale = main * tl.load(scales + (place * 8 + I) * ROWS + R).to(tl.int8, bitcast=True).to(tl.float32)
+            scale = main * tl.load(scales + (place * 8 + N) * ROWS + R).to(tl.int8, bitcast=True).to(tl.float32)
     values = scale[:, None] * codes
     if MINIMA:
         values = values - least[:, None]

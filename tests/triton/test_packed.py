@@ -81,16 +81,17 @@ def test_gated_products(formats: tuple[str, str], device: torch.device) -> None:
             raws.append(RawTensor.from_bytes("w", "BF16", (HEIGHT, columns), data, "random"))
         else:
             raws.append(random_matrix(format, HEIGHT, columns, seed))
-    gated = Gated(*(place(raw, where) for raw in raws), False, Scratch(where))
+    gate, up = (place(raw, where) for raw in raws)
+    gated = Gated(gate, up, False, Scratch(where))
     x = torch.randn(256, columns, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(device)
     results = []
     for tokens in (3, 100):
         out = torch.full((256, HEIGHT), torch.nan, dtype=torch.bfloat16, device=device)
         gated(x, out, tokens)
         results.append(out[:3].float().cpu())
-    gate, up = (torch.from_numpy(raw.dequantize()).to(torch.bfloat16).float() for raw in raws)
+    gates, ups = (torch.from_numpy(raw.dequantize()).to(torch.bfloat16).float() for raw in raws)
     wide = x[:3].float().cpu()
-    expected = torch.nn.functional.silu(wide @ gate.T) * (wide @ up.T)
+    expected = torch.nn.functional.silu(wide @ gates.T) * (wide @ ups.T)
     assert torch.allclose(results[0], expected, rtol=0.02, atol=0.01 * expected.abs().max().item())
     assert torch.allclose(*results, rtol=0.01, atol=1e-4 * expected.abs().max().item())
     if device.type == "cuda":

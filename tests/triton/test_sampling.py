@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
 import triton.language as tl
 
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.triton import sampling
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.kernels.sampling import gumbel
 from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
@@ -45,8 +45,8 @@ def drawn(sampler: DeviceSampler, logits: np.ndarray, some: list[Draw]) -> list[
     return sampler.draw(torch.from_numpy(logits).to(sampler.device), some).tolist()
 
 
-@triton.jit
-def noise_kernel(key, out, BLOCK: tl.constexpr):
+@kernel
+def noise_kernel(key: Any, out: Any, BLOCK: tl.constexpr):
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + columns, gumbel(columns, tl.load(key)))
 

@@ -89,7 +89,8 @@ class TritonModel:
         work = plan(batch, kv.shape[4], self.config, self.decoder.windows)
         extras = NONE
         if batch.dropout is not None or batch.query_rows is not None:
-            extras = Extras(*(self._there(array) for array in (batch.dropout, batch.query_rows)))
+            given = (batch.dropout, batch.query_rows)
+            extras = Extras(*(None if array is None else self._there(array) for array in given))
         with self._turn:
             if self.decoder.reach(int(batch.positions.max()) + 1):
                 self.graphs.clear()
@@ -121,7 +122,7 @@ class TritonModel:
             integers = self._integers[shape] = torch.zeros(len(packed), dtype=torch.int32, device=self.device)
         integers.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         views = Integers.of(integers, shape)
-        self.graphs.replay(shape, lambda: self.decoder.launch(views, shape, self._drawn, to, kv, NONE) and None)
+        self.graphs.replay(shape, lambda: self.decoder.launch(views, shape, self._drawn, to, kv, NONE))
         return to.x
 
     def _launch(self, work: Work, kv: torch.Tensor, extras: Extras) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -144,10 +145,8 @@ class TritonModel:
             ids = torch.tensor([sampled.id for sampled in drawn.read()], dtype=torch.int32)  # type: ignore[attr-defined]
         self._drawn[: len(ids)].copy_(ids, non_blocking=True)
 
-    def _there(self, array: np.ndarray | None) -> torch.Tensor | None:
+    def _there(self, array: np.ndarray) -> torch.Tensor:
         """A copy on the device."""
-        if array is None:
-            return None
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.captures else tensor.clone()
 

@@ -45,8 +45,8 @@ class Integers:
 
     @classmethod
     def of(cls, packed: torch.Tensor, shape: Shape) -> Integers:
-        parts = torch.split(packed, shape.sizes)
-        return cls(*parts[:5], list(parts[5::2]), list(parts[6::2]))
+        ids, positions, cells, spans, starts, *windows = torch.split(packed, shape.sizes)
+        return cls(ids, positions, cells, spans, starts, windows[::2], windows[1::2])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ share. Without CUDA (in Triton's interpreter) nothing is captured and kernels ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ class Graphs:
     def __init__(self, device: str) -> None:
         self.device = device
         self.kept: dict[object, torch.cuda.CUDAGraph] = {}
-        self._pool: object = None
+        self._pool: Any = None  # PyTorch's handle of the memory that graphs share
 
-    def replay(self, key: object, launch: Callable[[], None]) -> None:
+    def replay(self, key: object, launch: Callable[[], object]) -> None:
         """Run `launch`: captured if it is new, else replayed.
 
         It is run once before it is captured, so that everything is compiled, and its results are there.
@@ -47,7 +48,7 @@ class Graphs:
         """Forget all graphs: something that they point to has moved."""
         self.kept.clear()
 
-    def _captured(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _captured(self, launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self.device)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
         if self._pool is None:

@@ -17,12 +17,13 @@ FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode:
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
 
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
 
 
-@triton.jit
+@kernel
 def attention_kernel(
     work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
     page_stride, layer, scale, window,
@@ -142,7 +143,7 @@ def fold(top, total, out, tile_top, tile_total, made):
     return higher, total * old + tile_total * new, out * old[:, None] + made * new[:, None]
 
 
-@triton.jit
+@kernel
 def combine_kernel(
     work_ptr, sums_ptr, tops_ptr, totals_ptr, out_ptr,
     HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,

@@ -9,12 +9,13 @@ are one chain along K, as in `linear.py`, and a token's pairs are added in the o
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 
 EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
 
 
-@triton.jit(do_not_specialize=["rows"])  # a kernel of another layout may add in another order
+@kernel_for_any("rows")
 def router_kernel(
     h_ptr, w_ptr, out_ptr, rows,
     EXPERTS: tl.constexpr, K: tl.constexpr, T: tl.constexpr, E: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -39,7 +40,7 @@ def router_kernel(
     tl.store(out_ptr + tokens[:, None] * EXPERTS + experts[None, :], tl.sum(sums, 2), mask=mask)
 
 
-@triton.jit
+@kernel
 def choose_kernel(
     logits_ptr, ids_ptr, weights_ptr,
     EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, BLOCK: tl.constexpr,
@@ -68,7 +69,7 @@ def choose_kernel(
     tl.store(weights_ptr + place, weights, mask=taken)
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@kernel_for_any("pairs")
 def group_kernel(
     ids_ptr, order_ptr, blocks_ptr, pairs, T: tl.constexpr, FEW: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -123,7 +124,7 @@ def input_tile(x, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
     return tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
 
 
-@triton.jit
+@kernel
 def experts_gated_kernel(
     h_ptr, w_ptr, order_ptr, blocks_ptr, out_ptr,
     CHOSEN: tl.constexpr, FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr, F: tl.constexpr,
@@ -155,7 +156,7 @@ def experts_gated_kernel(
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])
 
 
-@triton.jit
+@kernel
 def experts_down_kernel(
     x_ptr, w_ptr, order_ptr, blocks_ptr, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -182,7 +183,7 @@ def experts_down_kernel(
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])
 
 
-@triton.jit
+@kernel
 def weighted_sum_kernel(
     made_ptr, weights_ptr, out_ptr, CHOSEN: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

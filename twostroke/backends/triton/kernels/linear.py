@@ -12,6 +12,7 @@ Buffers of tokens are padded to whole tiles: a row of a tile never touches anoth
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 
 
@@ -32,7 +33,7 @@ def chain(x, w, first, last, K: tl.constexpr, BLOCK_K: tl.constexpr, F: tl.const
     return acc
 
 
-@triton.jit
+@kernel
 def linear_kernel(
     x_ptr, w_ptr, out_ptr, segment_stride, out_stride,
     FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr,
@@ -69,7 +70,7 @@ def tile_of(program, tokens, T: tl.constexpr, TILES: tl.constexpr, BAND: tl.cons
     return band * BAND + inside % height, inside // height
 
 
-@triton.jit
+@kernel
 def many_kernel(
     x, w, out_ptr, tokens, out_stride,
     FEATURES: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, ADD: tl.constexpr,
@@ -103,7 +104,7 @@ def many_kernel(
         tl.store(places, total, mask=features[None, :] < FEATURES)
 
 
-@triton.jit
+@kernel
 def many_gated_kernel(
     x, gate, up, out_ptr, tokens,
     FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr,
@@ -125,7 +126,7 @@ def many_gated_kernel(
         tl.store(places, made, mask=features[None, :] < FEATURES)
 
 
-@triton.jit
+@kernel
 def gated_kernel(
     x_ptr, w_ptr, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr,

@@ -12,6 +12,7 @@ go through `linear.py`: the same values in the same order.
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 
 ROWS: tl.constexpr = tl.constexpr(64)
@@ -90,7 +91,7 @@ def packed_chain(
     return acc
 
 
-@triton.jit
+@kernel
 def packed_linear_kernel(
     x_ptr, planes, scales, minima, d, dmin, out_ptr, segment_stride, out_stride,
     FEATURES: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, SEGMENT: tl.constexpr, T: tl.constexpr,
@@ -108,7 +109,7 @@ def packed_linear_kernel(
     tl.store(places, tl.trans(acc), mask=features[None, :] < FEATURES)
 
 
-@triton.jit
+@kernel
 def packed_gated_kernel(
     x_ptr, planes, scales, minima, d, dmin, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, GELU: tl.constexpr,
@@ -141,7 +142,7 @@ def packed_gated_kernel(
     tl.store(places, tl.trans(made), mask=features[None, :] < FEATURES)
 
 
-@triton.jit
+@kernel
 def unpack_kernel(
     planes, scales, minima, d, dmin, rows_ptr, out_ptr, factor,
     FEATURES: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, R: tl.constexpr, GATHER: tl.constexpr,

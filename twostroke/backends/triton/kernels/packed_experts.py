@@ -7,6 +7,7 @@ multiplied, columns in ascending order.
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 from twostroke.backends.triton.kernels.packed import COLUMNS, GROUP, ROWS, decode
 
@@ -19,7 +20,7 @@ def input_group(x, k, K: tl.constexpr):
     return tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
 
 
-@triton.jit
+@kernel
 def packed_experts_gated_kernel(
     h_ptr, planes, scales, minima, d, dmin, order_ptr, blocks_ptr, out_ptr,
     CHOSEN: tl.constexpr, FEATURES: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, GELU: tl.constexpr,
@@ -55,7 +56,7 @@ def packed_experts_gated_kernel(
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])
 
 
-@triton.jit
+@kernel
 def packed_experts_down_kernel(
     x_ptr, planes, scales, minima, d, dmin, order_ptr, blocks_ptr, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, T: tl.constexpr, FORM: tl.constexpr,

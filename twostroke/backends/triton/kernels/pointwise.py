@@ -3,10 +3,11 @@
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import narrow, rms
 
 
-@triton.jit
+@kernel
 def resolve_kernel(ids_ptr, drawn_ptr, out_ptr, N, BLOCK: tl.constexpr):
     """Token ids, with placeholders -1 - i replaced by the i-th drawn token."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -15,7 +16,7 @@ def resolve_kernel(ids_ptr, drawn_ptr, out_ptr, N, BLOCK: tl.constexpr):
     tl.store(out_ptr + n, tl.maximum(tl.where(ids < 0, known, ids), 0), mask=n < N)
 
 
-@triton.jit
+@kernel
 def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a bfloat16 table, times `factor`: float32 [N, HIDDEN]."""
     row = tl.program_id(0)
@@ -25,7 +26,7 @@ def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOC
     tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, values * factor, mask=columns < HIDDEN)
 
 
-@triton.jit
+@kernel
 def norm_kernel(
     x_ptr, parts_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps,
     HIDDEN: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr, DROPOUT: tl.constexpr,
@@ -67,7 +68,7 @@ def _sides(parts, part_stride, places, mask, PARTS: tl.constexpr):
     return total
 
 
-@triton.jit
+@kernel
 def rope_store_kernel(
     parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, eps, cos_ptr, sin_ptr, positions_ptr, cells_ptr,
     q_ptr, kv_ptr, page_stride, layer,
@@ -118,7 +119,7 @@ def rope_store_kernel(
     tl.store(places + D // 2, b, mask=stored)
 
 
-@triton.jit
+@kernel
 def expand_kernel(
     spans_ptr, starts_ptr, cells_ptr, positions_ptr, N, PAGE: tl.constexpr, SPANS: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.launch import kernel
+
 BLOCK = tl.constexpr(1024)  # columns of a block of a row
 WORDS = tl.constexpr(6)
 GAIN = tl.constexpr(0)
@@ -76,7 +78,7 @@ def _best(values, columns):
     return top, tl.min(tl.where(values == top, columns, NO_COLUMN), 0)
 
 
-@triton.jit
+@kernel
 def search_blocks(
     logits, stride, count, words, cuts, values, columns, blocks, FILTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -105,7 +107,7 @@ def search_blocks(
     tl.store(columns + row * blocks + block, column)
 
 
-@triton.jit
+@kernel
 def search_ends(logits, stride, values, columns, blocks, ids, PADDED: tl.constexpr):
     """Grid (R): the column of a row's largest value over its blocks; -1 if the logit there is not finite."""
     row = tl.program_id(0)
@@ -116,7 +118,7 @@ def search_ends(logits, stride, values, columns, blocks, ids, PADDED: tl.constex
     tl.store(ids + row, tl.where((x > -float("inf")) & (x < float("inf")), column, -1))
 
 
-@triton.jit
+@kernel
 def summarize_blocks(logits, stride, count, tops, columns, sums, blocks, BLOCK: tl.constexpr):
     """Grid (R, blocks): a block's largest logit, its column, and the sums of exp(x - top) and exp(x - top) (x - top).
 
@@ -135,7 +137,7 @@ def summarize_blocks(logits, stride, count, tops, columns, sums, blocks, BLOCK: 
     tl.store(sums + (row * 2 + 1) * blocks + block, tl.sum(weight * below, 0))
 
 
-@triton.jit
+@kernel
 def summarize_ends(tops, columns, sums, blocks, ids, numbers, PADDED: tl.constexpr):
     """Grid (R): a row's most likely id, and [3] numbers: its logit, logsumexp, and entropy in nats.
 

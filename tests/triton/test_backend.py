@@ -1,0 +1,101 @@
+"""The Triton backend beside the reference: every family, formats of weights, placeholders, and what it refuses."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tests.backends.test_step_in_flight import batch
+from twostroke.backends.triton import backend as gpu
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.sampling.draw import Draw
+from twostroke.sampling.noise import NO_NOISE, Noise
+from twostroke.sampling.params import SamplingParams
+
+TinyLLM = Callable[..., LLM]
+
+
+@pytest.fixture
+def on_gpu(tiny_llm: TinyLLM, device: torch.device) -> TinyLLM:
+    def open_tiny(family: str, **options: object) -> LLM:
+        return tiny_llm(family, backend="triton", device=str(device), **options)
+
+    return open_tiny
+
+
+def ids(count: int) -> list[int]:
+    return [3 + i * 37 % 370 for i in range(count)]
+
+
+def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
+    mine, theirs = mine.astype(np.float32), theirs.astype(np.float32)
+    return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
+
+
+def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
+    """K, V and logits are the reference's up to bfloat16's rounding: windows, norms, scales, biases, experts, RoPE."""
+    mine, theirs = on_gpu(family).prefill(ids(45)), tiny_llm(family).prefill(ids(45))
+    assert mine.tail is not None
+    assert theirs.tail is not None
+    if "moe" not in family:  # rounding may choose another expert, in which one entry differs wholly
+        assert distance(mine.entries(), theirs.entries()) < 0.03
+    logits, expected = mine.tail.logits, theirs.tail.logits
+    assert logits is not None
+    assert expected is not None
+    assert distance(logits, expected) < 0.05
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_packed_weights(weights: str, tiny_directory: Callable[[str], object], on_gpu: TinyLLM) -> None:
+    llm = on_gpu("qwen2", weights=weights)
+    theirs = LLM(str(tiny_directory("qwen2")), backend="reference", weights=weights, threads=1, kv_bytes=16 << 20)
+    mine, expected = llm.prefill(ids(20)).tail, theirs.prefill(ids(20)).tail
+    assert mine is not None
+    assert expected is not None
+    assert mine.logits is not None
+    assert expected.logits is not None
+    assert distance(mine.logits, expected.logits) < 0.05
+
+
+def test_answers_in_chunks_and_beside_others(on_gpu: TinyLLM) -> None:
+    """As text, greedy and drawn. On a GPU logits are compared too, to the bit (`test_bits.py`)."""
+    alone, together = on_gpu("llama", max_step_tokens=64), on_gpu("llama", max_step_tokens=7)
+    prompts = [ids(20), ids(33)[::-1]]
+    for fields in ({}, {"temperature": 0.8, "seed": 4, "top_p": 0.9}):
+        options = {"max_tokens": 3, "ignore_eos": True} | fields
+        expected = [alone.generate([prompt], **options)[0].tokens for prompt in prompts]
+        found = [answer.tokens for answer in together.generate(prompts, **options)]
+        assert [[token.id for token in tokens] for tokens in found] == [
+            [token.id for token in tokens] for tokens in expected
+        ]
+
+
+def test_placeholders_are_the_tokens_that_were_drawn(on_gpu: TinyLLM) -> None:
+    llm = on_gpu("llama")
+    compiled, memory, nothing = llm.model.compiled, llm.pool.memory, np.zeros(0, np.int32)
+    first, _ = compiled.forward(batch([5, 6, 7], 0), memory)
+    noises = [NO_NOISE, Noise.of(0.9, b"seed", 1), Noise.of(1.5, b"seed", 2)]
+    drawn = compiled.sample(
+        [first[i : i + 1] for i in range(3)], [Draw(SamplingParams(), one, 0, nothing, []) for one in noises]
+    )
+    tokens = [sampled.id for sampled in drawn.read()]
+    known, _ = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory)
+    expected = known.read().copy()
+    found, _ = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory)
+    assert np.array_equal(found.read(), expected)
+    waited = compiled.sample([], [])
+    assert (len(waited), waited.read()) == (0, [])
+
+
+def test_what_it_refuses(tiny_directory: Callable[[str], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = str(tiny_directory("llama"))
+    with pytest.raises(InvalidRequest, match="it computes in bfloat16"):
+        LLM(name, backend="triton", dtype="float32")
+    monkeypatch.setattr(gpu, "INTERPRET", type(gpu.INTERPRET)(False))
+    with pytest.raises(InvalidRequest, match=r"it computes on a GPU \(--device cuda\), not on cpu"):
+        LLM(name, backend="triton", device="cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidRequest, match="PyTorch finds no CUDA device"):
+            LLM(name, backend="triton", device="cuda")

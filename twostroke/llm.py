@@ -33,7 +33,6 @@ from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 from twostroke.scoring import score, scored_request
 from twostroke.system.cores import count_threads
-from twostroke.system.memory import available_memory
 from twostroke.tiers.tiers import open_tiers
 
 MAIN = "main"  # the model's role in its engine
@@ -100,7 +99,8 @@ class LLM:
             threads: CPU threads, at most 8 per core. None uses one per core that is available to this process by its
                 affinity and its container's CPU quota.
             kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
-                its container's limit; file cache counts as available), at most 4 GiB.
+                its container's limit; file cache counts as available), at most 4 GiB; on a GPU, 70% of what its
+                memory has free beside the weights.
             page_size: entries per page.
             prefix_index: "radix", "hash", or "off" (tiers then serve values only).
             kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
@@ -139,7 +139,10 @@ class LLM:
             )
 
             def pool_for(geometry: Geometry) -> PagePool:
-                return new_pool(geometry, num_pages(geometry, page_size, kv_bytes), page_size, chosen)
+                room = kv_bytes
+                if room is None:
+                    room = chosen.kv_room(sum(map(chosen.weight_bytes, checkpoint.matrices().values())))
+                return new_pool(geometry, num_pages(geometry, page_size, room), page_size, chosen)
 
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
@@ -387,13 +390,11 @@ def require_value(kv: object) -> None:
         raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
 
 
-def num_pages(geometry: Geometry, page_size: int, kv_bytes: int | None) -> int:
+def num_pages(geometry: Geometry, page_size: int, kv_bytes: int) -> int:
     """Number of pages that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
 
     if not isinstance(page_size, int) or page_size < 1:
         raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
-    if kv_bytes is None:
-        kv_bytes = min(available_memory() // 4, 4 << 30)
     page_bytes = geometry.entry_bytes * page_size
     if kv_bytes < page_bytes:
         raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from twostroke import llm as llm_module
+from twostroke.backends import memory as memory_module
+from twostroke.backends.memory import host_kv_room
 from twostroke.kv.geometry import Geometry
 from twostroke.llm import num_pages
 from twostroke.models.rope import Rope
@@ -92,5 +93,5 @@ def test_pages_by_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> No
     """A quarter of the available memory, at most 4 GiB."""
     geometry = Geometry(2, 1, 32, (Rope(1e4),) * 2, "float32", "")
     for available, kv_bytes in ((1 << 20, 1 << 18), (64 * GIB, 4 * GIB)):
-        monkeypatch.setattr(llm_module, "available_memory", lambda available=available: available)
-        assert num_pages(geometry, 16, None) == kv_bytes // (16 * geometry.entry_bytes)
+        monkeypatch.setattr(memory_module, "available_memory", lambda available=available: available)
+        assert num_pages(geometry, 16, host_kv_room()) == kv_bytes // (16 * geometry.entry_bytes)

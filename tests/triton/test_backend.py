@@ -63,10 +63,12 @@ def test_answers_in_chunks_and_beside_others(on_gpu: TinyLLM) -> None:
     """As text, greedy and drawn. On a GPU logits are compared too, to the bit (`test_bits.py`)."""
     alone, together = on_gpu("llama", max_step_tokens=64), on_gpu("llama", max_step_tokens=7)
     prompts = [ids(20), ids(33)[::-1]]
-    for fields in ({}, {"temperature": 0.8, "seed": 4, "top_p": 0.9}):
-        options = {"max_tokens": 3, "ignore_eos": True} | fields
-        expected = [alone.generate([prompt], **options)[0].tokens for prompt in prompts]
-        found = [answer.tokens for answer in together.generate(prompts, **options)]
+    for params in (
+        SamplingParams(max_tokens=3, ignore_eos=True),
+        SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.8, seed=4, top_p=0.9),
+    ):
+        expected = [alone.generate([prompt], params)[0].tokens for prompt in prompts]
+        found = [answer.tokens for answer in together.generate(prompts, params)]
         assert [[token.id for token in tokens] for tokens in found] == [
             [token.id for token in tokens] for tokens in expected
         ]

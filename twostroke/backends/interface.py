@@ -223,6 +223,10 @@ class Backend(Protocol):
         """Bytes of a weight matrix in the backend's form."""
         ...
 
+    def kv_room(self, weights: int) -> int:
+        """Bytes that a pool takes unless the user says how many; `weights` are bytes that will be loaded beside it."""
+        ...
+
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         """Zeroed memory for `num_pages` pages. Raises OutOfPages if there is no room."""
         ...

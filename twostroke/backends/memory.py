@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from twostroke.errors import OutOfPages
+from twostroke.system.memory import available_memory
 
 ALL = slice(None)
 HUGE_PAGE = 2 << 20  # bytes
@@ -143,6 +144,11 @@ class _Side:
 
     def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
         return [frames, slots // 2, slots % 2] if self.pairs == "slots" else [frames, slots]
+
+
+def host_kv_room() -> int:
+    """`Backend.kv_room` in ordinary memory: a quarter of what is available, at most 4 GiB."""
+    return min(available_memory() // 4, 4 << 30)
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

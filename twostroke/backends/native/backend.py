@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.memory import HostMemory, host_kv_room
 from twostroke.backends.native import library
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.backends.native.statistics import NativeStatistics
@@ -49,6 +49,9 @@ class NativeBackend:
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.nbytes
+
+    def kv_room(self, weights: int) -> int:
+        return host_kv_room()
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> HostMemory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)

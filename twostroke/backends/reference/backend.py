@@ -11,7 +11,7 @@ import torch
 from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
 from twostroke.backends.memory import HostMemory, Memory
 from twostroke.backends.reference.decoder import Decoder
-from twostroke.backends.reference.memory import DeviceMemory
+from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
 from twostroke.formats.blocks import numpy_dtype
@@ -46,6 +46,9 @@ class ReferenceBackend:
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize
+
+    def kv_room(self, weights: int) -> int:
+        return device_kv_room(self.device, weights)
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)

@@ -6,8 +6,17 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from twostroke.backends.memory import Layout
+from twostroke.backends.memory import Layout, host_kv_room
 from twostroke.backends.reference.operations import as_array, as_tensor
+from twostroke.errors import OutOfPages
+
+
+def device_kv_room(device: str, weights: int) -> int:
+    """`Backend.kv_room` on a PyTorch device: on a GPU, 70% of what the weights leave free."""
+    if torch.device(device).type != "cuda":
+        return host_kv_room()
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, free - weights) * 7 // 10
 
 
 class DeviceMemory:
@@ -16,8 +25,11 @@ class DeviceMemory:
     layout: Layout = "plain"
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: str) -> None:
-        """`shape`: [frames, layers, 2, Hkv, page_size, D]."""
-        pages = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        """`shape`: [frames, layers, 2, Hkv, page_size, D]. Raises OutOfPages if there is no room."""
+        try:
+            pages = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        except torch.OutOfMemoryError:
+            raise OutOfPages(f"{device} has no room for {shape[0]:,} KV pages: give it less (kv_bytes)") from None
         self._pages = pages.view(torch.uint8).reshape(shape[0], -1)
         self.page_bytes = self._pages.shape[1]
         self.storage = pages.permute(1, 2, 0, 3, 4, 5)

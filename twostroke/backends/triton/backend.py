@@ -16,7 +16,7 @@ import triton
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import Memory
-from twostroke.backends.reference.memory import DeviceMemory
+from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.packed import FORMS
@@ -51,11 +51,17 @@ class TritonBackend:
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.nbytes if tensor.format in FORMS else 2 * tensor.num_elements
 
+    def kv_room(self, weights: int) -> int:
+        return device_kv_room(self.device, weights)
+
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         return DeviceMemory((num_pages, num_layers, 2, num_kv_heads, page_size, head_dim), self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
-        return TritonModel(config, self.device, weights)
+        try:
+            return TritonModel(config, self.device, weights)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"the GPU has no room for the weights beside the KV pool: {_line(error)}") from None
 
 
 def unavailable(device: str) -> str | None:
@@ -76,6 +82,10 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
         return f"it wants at most {most} query heads for a KV head"
     return None
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". GPU")[0]
 
 
 def _digest() -> str:

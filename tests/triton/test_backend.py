@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.backends.test_step_in_flight import batch
+from twostroke.backends.rows import Stored
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
@@ -89,6 +90,26 @@ def test_placeholders_are_the_tokens_that_were_drawn(on_gpu: TinyLLM) -> None:
     assert np.array_equal(found.read(), expected)
     waited = compiled.sample([], [])
     assert (len(waited), waited.read()) == (0, [])
+
+
+def test_stored_logits_beside_rows_of_a_step(on_gpu: TinyLLM) -> None:
+    """Each row is drawn from its own logits; what else is asked of a row does not change its token."""
+    llm = on_gpu("llama")
+    compiled, nothing = llm.model.compiled, np.zeros(0, np.int32)
+    rows, _ = compiled.forward(batch([5, 6, 7], 0), llm.pool.memory)
+    logits = rows.read()
+    stored = Stored(np.roll(logits[:1], 1, -1))
+    best = [int(row.argmax()) for row in (logits[0], logits[1], stored.logits[0])]
+    some = [rows[0:1], rows[1:2], stored]
+    for noise in (NO_NOISE, Noise.of(0.9, b"seed", 3)):
+        tokens: list[list[int]] = []
+        for params in (SamplingParams(), SamplingParams(logprobs=2), SamplingParams(logit_bias={3: 0.0})):
+            draws = [Draw(params, noise, 0, nothing, []) for _ in some]
+            found = compiled.sample(some, draws).read()
+            tokens.append([sampled.id for sampled in found])
+            assert all((sampled.logprob is not None) == (params.logprobs is not None) for sampled in found)
+        assert all(ids == tokens[0] for ids in tokens)
+        assert noise.key is not None or tokens[0] == best
 
 
 def test_what_it_refuses(tiny_directory: Callable[[str], object], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,25 @@ def config(window: int | None, heads: int = 8, kv_heads: int = 2, dim: int = 64,
     return ModelConfig("llama", 1024, hidden, 8192, 1e-5, layers)
 
 
-@pytest.fixture(params=[None, 100], ids=["full", "window"])
+def large(gelu: bool = False, post_norms: bool = False, qk_norm: bool = False, bias: bool = False) -> ModelConfig:
+    """Products of two and of four segments, and what else is computed row by row."""
+    attention = Attention(16, 4, 128, 128**-0.5, Rope(10000.0), qk_norm=qk_norm, bias=bias)
+    layer = Layer(attention, GatedMLP(4096, "gelu_tanh" if gelu else "silu"), post_norms)
+    return ModelConfig("llama", 1024, 2048, 8192, 1e-5, (layer, layer))
+
+
+CONFIGS = {
+    "full": config(None),
+    "window": config(100),
+    "segments": large(),
+    "gemma": large(gelu=True, post_norms=True, qk_norm=True),
+    "qwen": large(bias=True),
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
 def opened(request: pytest.FixtureRequest) -> tuple[TritonModel, Memory]:
-    return open_model(config(request.param))
+    return open_model(CONFIGS[request.param])
 
 
 def open_model(described: ModelConfig) -> tuple[TritonModel, Memory]:

@@ -82,6 +82,8 @@ def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str,
         from twostroke.backends.triton import backend as gpu
     except ModuleNotFoundError as error:
         return f"it needs {error.name}: pip install 'twostroke[gpu]'"
+    except (ImportError, OSError) as error:
+        return f"Triton or PyTorch cannot be loaded: {str(error).splitlines()[0]}"
     if reason := gpu.unavailable(device) or gpu.unsupported(config, matrices):
         return reason
     return gpu.TritonBackend(device)

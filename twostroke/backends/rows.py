@@ -1,4 +1,4 @@
-"""Rows of hidden states and sampling from them: the `LazyLogits` and `Drawn` of both CPU backends."""
+"""Rows of hidden states and sampling from them: the `LazyLogits` and `Drawn` of all backends."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def sample_rows(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -
     return Ready(made[i] for i in range(len(rows)))
 
 
-def _hidden(head: Head, rows: Sequence[Rows]) -> Any:
+def hidden_of(head: Head, rows: Sequence[Rows]) -> Any:
     """Hidden states of single rows: a view if they follow one another in one step, as those of a decode mostly do."""
     computed, first = rows[0].computed, rows[0].rows.start
     if all(row.computed is computed and row.rows.start == first + i for i, row in enumerate(rows)):
@@ -176,10 +176,10 @@ def _hidden(head: Head, rows: Sequence[Rows]) -> Any:
 def _from_hidden(head: Head, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> list[Sampled]:
     mine = [row for row in rows if isinstance(row, Rows)]
     if all(draw.simple for draw in draws):
-        return [Sampled(token) for token in head.search(_hidden(head, mine), [draw.noise for draw in draws])]
+        return [Sampled(token) for token in head.search(hidden_of(head, mine), [draw.noise for draw in draws])]
     # Candidates that continue one value share a row: its logits are computed once.
     places = {(id(row.computed), row.rows.start): row for row in mine}
-    logits, found = head.logits(_hidden(head, list(places.values())))
+    logits, found = head.logits(hidden_of(head, list(places.values())))
     if len(places) < len(mine):
         order = {place: i for i, place in enumerate(places)}
         numbers = [order[id(row.computed), row.rows.start] for row in mine]

@@ -123,10 +123,14 @@ class Flight:
         Returns the seconds that the step took: from its beginning, or from the end of the step before if that is
         later. None if that is not known, since the caller paused before it entered the engine at time `entered`.
         """
-        drawings, began = list(self._drawings.values()), entered if self.step is None else self.step.began
+        step, drawings = self.step, list(self._drawings.values())
+        began = entered if step is None else step.began
         self.clear()
         for drawing in drawings:
-            guarded({lane.choice.request for lane in drawing.lanes if _waits(lane)}, drawing.read)
+            waiting = {lane.choice.request for lane in drawing.lanes if _waits(lane)}
+            if step is not None and not drawing.lanes:  # it waits for prefills alone
+                waiting = {chunk.lane.choice.request for chunk in step.chunks if not chunk.lane.choice.done}
+            guarded(waiting, drawing.read)
         now = time.perf_counter()
         seconds, self._landed = now - max(began, self._landed), now
         for drawing in drawings:

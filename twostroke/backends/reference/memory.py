@@ -48,7 +48,8 @@ class DeviceMemory:
     def filling(self, frame: int) -> Generator[memoryview]:
         data = self._pinned(1)
         yield data.numpy()[0].data
-        self._pages[frame].copy_(data[0], non_blocking=True)  # PyTorch keeps the pinned bytes until it is done
+        # PyTorch keeps pinned bytes until they are copied.
+        self._pages[frame].copy_(data[0], non_blocking=self._pages.is_cuda)
 
     def _pinned(self, count: int) -> torch.Tensor:
         """Room for pages in host memory; pinned if there is a device, which then copies at the speed of its link."""

@@ -21,10 +21,14 @@ from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.packed import FORMS
 from twostroke.backends.triton.work import tall_of
+from twostroke.errors import OutOfPages
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 
+CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 WIDEST_HEAD = 256
+COPIED = 8  # columns that the bulk copy engine takes at least: 16 bytes
+MOST_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
 
 
 class TritonBackend:
@@ -55,23 +59,28 @@ class TritonBackend:
         return device_kv_room(self.device, weights)
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+        if num_pages * page_size >= MOST_SLOTS:
+            raise OutOfPages(f"a pool on a GPU has at most {MOST_SLOTS:,} slots: give it less (kv_bytes)")
         return DeviceMemory((num_pages, num_layers, 2, num_kv_heads, page_size, head_dim), self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
-        try:
-            return TritonModel(config, self.device, weights)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(f"the GPU has no room for the weights beside the KV pool: {_line(error)}") from None
+        return TritonModel(config, self.device, weights)
 
 
 def unavailable(device: str) -> str | None:
     """Why the backend cannot run on a device; None if it can."""
-    if device.partition(":")[0] != "cuda":
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
         return None if INTERPRET.value else f"it computes on a GPU (--device cuda), not on {device}"
     if INTERPRET.value:
         return "TRITON_INTERPRET=1 makes Triton compute on the CPU: unset it"
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip:
         return "PyTorch finds no CUDA device"
+    if number and not (number.isdecimal() and int(number) < torch.cuda.device_count()):
+        return f"there is no {device}: PyTorch finds {torch.cuda.device_count()}"
+    if (found := torch.cuda.get_device_capability(device)) != CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        return f"its tiles and its bits are those of Hopper (H100, H200), and this is a {name} ({found[0]}.{found[1]})"
     return None
 
 
@@ -79,13 +88,14 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
     """Why the backend cannot run a model with these matrices; None if it can."""
     if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
+    if config.num_heads % config.num_kv_heads:
+        return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
         return f"it wants at most {most} query heads for a KV head"
+    for name, tensor in matrices.items():
+        if tensor.shape[1] % COPIED:
+            return f"it wants multiples of {COPIED} columns, not {tensor.shape[1]} ({name})"
     return None
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". GPU")[0]
 
 
 def _digest() -> str:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
+from twostroke.backends.interface import Drawn, LazyLogits, Output, RaggedBatch, Weights
 from twostroke.backends.memory import Memory
-from twostroke.backends.rows import Ready, Rows, sample_rows
+from twostroke.backends.rows import Ready, Rows, hidden_of, sample_rows
 from twostroke.backends.triton.decoder import Buffers, Decoder, Extras, Integers
 from twostroke.backends.triton.graphs import ENTRIES, MOST_ROWS, Graphs, bucket
 from twostroke.backends.triton.linear import PADDING
-from twostroke.backends.triton.sampling import DeviceSampler, supports
+from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
 from twostroke.backends.triton.work import Work, plan
+from twostroke.errors import OutOfPages
 from twostroke.models.config import ModelConfig
 from twostroke.sampling import statistics
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.statistics import Statistics
 
-MOST_DRAWN = 4096  # tokens of a step in flight
+DRAWN = 1024  # tokens of a step in flight, to begin with
+HEAD_ROWS = PADDING  # rows that go through the head at once
 NONE = Extras()
 
 
@@ -47,7 +50,7 @@ class Flying:
         if self._read is None:
             if self._done is not None:
                 self._done.synchronize()
-            self._read = [Sampled(id) for id in self._host.tolist()]
+            self._read = [Sampled(token) for token in self._host.tolist()]
         return self._read
 
 
@@ -63,7 +66,8 @@ class DeviceStatistics:
 
     def draw(self, logits: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         there = torch.from_numpy(np.ascontiguousarray(logits)).to(self.sampler.device)
-        return self.sampler.search(there, self.sampler.send(noises)).tolist()
+        with torch.cuda.device_of(there):
+            return self.sampler.search(there, self.sampler.send(noises)).tolist()
 
 
 class TritonModel:
@@ -71,27 +75,42 @@ class TritonModel:
 
     def __init__(self, config: ModelConfig, device: str, weights: Weights) -> None:
         self.config, self.device, self.captures = config, device, device.startswith("cuda")
-        self.decoder = Decoder(config, device, weights)
-        self.sampler = DeviceSampler(device)
-        self.statistics: Statistics = DeviceStatistics(self.sampler)
-        self.graphs, self._turn = Graphs(device), threading.Lock()
-        self._memory: Memory | None = None  # that graphs write to
-        self._drawn = torch.zeros(MOST_DRAWN, dtype=torch.int32, device=device)
-        self._integers: dict[object, torch.Tensor] = {}
-        self._captured = Buffers(self.decoder, MOST_ROWS, ENTRIES) if self.captures else None
-        self._eager: Buffers | None = None
-        self._head: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._turn = threading.Lock()
+        self._drawn = torch.zeros(DRAWN, dtype=torch.int32, device=device)
+        with self._own():
+            self.decoder = Decoder(config, device, weights)
+            self.sampler, self.graphs = DeviceSampler(device), Graphs(device)
+            self.statistics: Statistics = DeviceStatistics(self.sampler)
+            self._memory: Memory | None = None  # that graphs write to
+            self._buffers = Buffers(self.decoder, MOST_ROWS, ENTRIES) if self.captures else None
+            self._eager: Buffers | None = None
+            # The head's input, the same after its norm, and the logits.
+            self._x = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.float32, device=device)
+            self._h = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.bfloat16, device=device)
+            self._out = torch.zeros(HEAD_ROWS, self.decoder.head.features, dtype=torch.float32, device=device)
+
+    @contextmanager
+    def _own(self) -> Generator[None]:
+        """One call at a time, on the model's device. Raises OutOfPages if the device has no memory for it."""
+        with self._turn, torch.cuda.device_of(self._drawn):
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                line = str(error).partition(". GPU")[0]
+                raise OutOfPages(
+                    f"the GPU has no room beside the KV pool ({line}): give the pool less (kv_bytes)"
+                ) from None
 
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
         kv = memory.storage
         work = plan(batch, kv.shape[4], self.config, self.decoder.windows)
-        extras = NONE
-        if batch.dropout is not None or batch.query_rows is not None:
-            given = (batch.dropout, batch.query_rows)
-            extras = Extras(*(None if array is None else self._there(array) for array in given))
-        with self._turn:
+        with self._own():
+            extras = NONE
+            if batch.dropout is not None or batch.query_rows is not None:
+                given = (batch.dropout, batch.query_rows)
+                extras = Extras(*(None if array is None else self._there(array) for array in given))
             if self.decoder.reach(int(batch.positions.max()) + 1):
                 self.graphs.clear()
             if batch.drawn is not None:
@@ -106,21 +125,18 @@ class TritonModel:
                 taken = hidden[first : first + count].clone()
             else:
                 taken = hidden[self._there(wanted)]
-        stacked = torch.stack(queries).cpu().numpy() if queries else None
+            stacked = torch.stack(queries).cpu().numpy() if queries else None
         return Output(Rows.of(self, taken), stacked)
 
     def _replay(self, work: Work, memory: Memory) -> torch.Tensor:
         """Run a captured pass; the hidden states are valid until the next one."""
-        assert self._captured is not None
+        assert self._buffers is not None
         if memory is not self._memory:
             self.graphs.clear()
             self._memory = memory
-        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._captured, memory.storage
-        packed = work.packed(shape)
-        integers = self._integers.get(shape)
-        if integers is None:
-            integers = self._integers[shape] = torch.zeros(len(packed), dtype=torch.int32, device=self.device)
-        integers.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
+        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._buffers, memory.storage
+        packed = torch.from_numpy(work.packed(shape)).pin_memory()
+        integers = self.graphs.input(shape, packed)
         views = Integers.of(integers, shape)
         self.graphs.replay(shape, lambda: self.decoder.launch(views, shape, self._drawn, to, kv, NONE))
         return to.x
@@ -133,16 +149,18 @@ class TritonModel:
             self._eager = to = None
             to = Buffers(self.decoder, max(most[0], work.shape.rows), max(most[1], 2 * work.entries, 1 << 16))
             self._eager = to
-        integers = self._there(work.packed(work.shape))
-        views = Integers.of(integers, work.shape)
+        views = Integers.of(self._there(work.packed(work.shape)), work.shape)
         return to.x, self.decoder.launch(views, work.shape, self._drawn, to, kv, extras)
 
-    def _take(self, drawn: object) -> None:
+    def _take(self, drawn: Drawn) -> None:
         """Put the tokens that placeholders stand for where the pass reads them."""
         if isinstance(drawn, Flying):
             ids = drawn.ids
         else:
-            ids = torch.tensor([sampled.id for sampled in drawn.read()], dtype=torch.int32)  # type: ignore[attr-defined]
+            ids = torch.tensor([sampled.id for sampled in drawn.read()], dtype=torch.int32)
+        if len(ids) > len(self._drawn):
+            self._drawn = self._drawn.new_zeros(2 * len(ids))
+            self.graphs.clear()
         self._drawn[: len(ids)].copy_(ids, non_blocking=True)
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
@@ -150,71 +168,72 @@ class TritonModel:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.captures else tensor.clone()
 
+    # Sampling --------------------------------------------------------------------------------------------------
+
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Flying | Ready:
         """The device draws whatever it can, whatever else is asked of the step: a row's token depends on its draw."""
-        here = [i for i, draw in enumerate(draws) if not supports(draw)]
-        there = [i for i, draw in enumerate(draws) if supports(draw)]
         if not rows:  # its `read` waits for the pass
-            return Flying(torch.empty(0, dtype=torch.int32, device=self.device))
-        if not there:
-            return sample_rows(self, rows, draws)
-        flying = Flying(self._draw([rows[i] for i in there], [draws[i] for i in there]))
-        if not here:
-            return flying
-        made = dict(zip(here, sample_rows(self, [rows[i] for i in here], [draws[i] for i in here]), strict=True))
-        made |= zip(there, flying.read(), strict=True)
+            with self._own():
+                return Flying(torch.empty(0, dtype=torch.int32, device=self.device))
+        if all(map(supports, draws)):
+            with self._own():
+                return Flying(self._ids(rows, draws))
+        made: dict[int, Sampled] = {}
+        there = [i for i, draw in enumerate(draws) if supports_report(draw)]
+        with self._own():
+            for some, logits in self._parts([rows[i] for i in there]):
+                places = [there[i] for i in some]
+                made |= zip(places, self.sampler.report(logits, [draws[i] for i in places]), strict=True)
+        if here := [i for i in range(len(rows)) if i not in made]:
+            made |= zip(here, sample_rows(self, [rows[i] for i in here], [draws[i] for i in here]), strict=True)
         return Ready(made[i] for i in range(len(rows)))
 
-    def _draw(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> torch.Tensor:
-        """Ids int32 [rows]."""
-        mine = [row for row in rows if isinstance(row, Rows)]
-        with self._turn:
-            if len(mine) == len(rows):
-                return self.sampler.draw(self._logits(self._joined(mine)), draws)
-            found = [self._logits(row.hidden) if isinstance(row, Rows) else self._stored(row) for row in rows]
-            return torch.cat([self.sampler.draw(one, [draw]) for one, draw in zip(found, draws, strict=True)])
+    def _ids(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> torch.Tensor:
+        """Tokens of draws that report nothing: int32 [rows]."""
+        ids = torch.empty(len(rows), dtype=torch.int32, device=self.device)
+        for some, logits in self._parts(rows):
+            drawn = self.sampler.draw(logits, [draws[i] for i in some])
+            if len(some) == len(rows):
+                return drawn
+            ids[self._there(np.array(some))] = drawn
+        return ids
 
-    def _stored(self, row: LazyLogits) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(row.read())).to(self.device)
-
-    def _joined(self, rows: Sequence[Rows]) -> torch.Tensor:
-        """Hidden states of single rows: a view if they follow one another in one step, as those of a decode do."""
-        computed, first = rows[0].computed, rows[0].rows.start
-        if all(row.computed is computed and row.rows.start == first + i for i, row in enumerate(rows)):
-            return computed.hidden[first : first + len(rows)]
-        return torch.cat([row.hidden for row in rows])
+    def _parts(self, rows: Sequence[LazyLogits]) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Places of some rows and their logits on the device, which are valid until the next."""
+        live = {i: row for i, row in enumerate(rows) if isinstance(row, Rows)}
+        order = list(live)
+        for first in range(0, len(order), HEAD_ROWS):
+            some = order[first : first + HEAD_ROWS]
+            yield some, self._logits(hidden_of(self, [live[i] for i in some]))
+        for i, row in enumerate(rows):
+            if i not in live:
+                yield [i], torch.from_numpy(np.ascontiguousarray(row.read())).to(self.device)
 
     # Its head --------------------------------------------------------------------------------------------------
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab] float32 on the device, valid until the next call."""
+        """At most HEAD_ROWS rows [R, hidden] -> [R, vocab] float32 on the device, valid until the next call."""
         rows = len(hidden)
-        padded = -(-rows // PADDING) * PADDING
-        if self._head is None or len(self._head[0]) < padded:
-            sizes = (self.config.hidden_size, torch.float32), (self.config.hidden_size, torch.bfloat16)
-            made = [torch.zeros(padded, size, dtype=dtype, device=self.device) for size, dtype in sizes]
-            logits = torch.empty(padded, self.decoder.head.features, dtype=torch.float32, device=self.device)
-            self._head = made[0], made[1], logits
-            self._forget_heads()
-        x, h, logits = self._head
-        x[:rows].copy_(hidden)
-        if self.captures and rows <= MOST_ROWS:
+        self._x[:rows].copy_(hidden)
+        if self.captures:
             size = bucket(rows)
-            self.graphs.replay(("head", size), lambda: self.decoder.launch_head(x, h, logits, size))
+            self.graphs.replay(("head", size), lambda: self.decoder.launch_head(self._x, self._h, self._out, size))
         else:
-            self.decoder.launch_head(x, h, logits, rows)
-        return logits[:rows]
-
-    def _forget_heads(self) -> None:
-        self.graphs.clear()
+            self.decoder.launch_head(self._x, self._h, self._out, rows)
+        return self._out[:rows]
 
     def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
-        with self._turn:
-            return self._logits(hidden).cpu().numpy(), None
+        with self._own():
+            parts = [self._logits(part).to("cpu", copy=True).numpy() for part in hidden.split(HEAD_ROWS)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts), None
 
     def search(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
-        with self._turn:
-            return self.sampler.search(self._logits(hidden), self.sampler.send(noises)).tolist()
+        made: list[int] = []
+        with self._own():
+            for part in hidden.split(HEAD_ROWS):
+                words = self.sampler.send(noises[len(made) : len(made) + len(part)])
+                made += self.sampler.search(self._logits(part), words).tolist()
+        return made
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -21,7 +21,7 @@ from twostroke.models import config as models
 from twostroke.models.rope import Rope, frequencies
 
 LOG2_E = 1.4426950408889634
-SPANS = 64  # that a program expands
+EXPANDED = 1024  # slots that a program expands
 HEADS = 8  # that a program rotates and stores
 COLUMNS = 32  # of a head that a program adds the parts of
 
@@ -142,7 +142,7 @@ class Decoder:
     def parts_of(self, rows: int) -> int:
         """Floats of the largest product in the layers: in segments for few tokens, as `rows` rows for many."""
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *_downs(layer))]
-        few = PADDING * max((0, *(linear.features * linear.segments for linear in linears)))
+        few = FEW_TOKENS * max((0, *(linear.features * linear.segments for linear in linears)))
         return max(few, rows * max((self.config.hidden_size, *(linear.features for linear in linears))))
 
     def reach(self, positions: int) -> bool:
@@ -172,9 +172,11 @@ class Decoder:
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
         pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
-        pointwise.expand_kernel[(-(-shape.spans // SPANS),)](
+        lanes = power_of_two(page_size)
+        spans = max(1, EXPANDED // lanes)
+        pointwise.expand_kernel[(-(-shape.spans // spans),)](
             work.spans, work.starts, to.cells, to.positions, shape.spans,
-            PAGE=page_size, SPANS=SPANS, LANES=power_of_two(page_size),
+            PAGE=page_size, SPANS=spans, LANES=lanes,
         )  # fmt: skip
         self._embed(rows, to)
         parts, post = 0, None
@@ -231,7 +233,7 @@ class Decoder:
         pointwise.norm_kernel[(rows,)](
             to.x, to.parts, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps,
             hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
-            num_warps=norm_warps(hidden),
+            num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
     def _store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
@@ -245,7 +247,7 @@ class Decoder:
             turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
-            HALF=power_of_two(config.head_dim // 2), num_warps=2,
+            HALF=power_of_two(config.head_dim // 2), num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
 
     def _attend(
@@ -272,18 +274,12 @@ class Decoder:
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
             x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
-            power_of_two(hidden), num_warps=norm_warps(hidden),
+            power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.
         step = FEW_TOKENS if isinstance(self.head.pieces[0], Packed) else rows
         for first in range(0, rows, step):
             self.head(h[first:], out[first:].view(-1), min(step, rows - first))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all matrices."""
-        own = [linear.nbytes for layer in self.layers for linear in _products(layer)]
-        return sum(own) + self.head.nbytes + (0 if self.config.tied else self.table.nbytes)
 
 
 def norm_warps(hidden: int) -> int:
@@ -293,8 +289,3 @@ def norm_warps(hidden: int) -> int:
 
 def _downs(layer: Layer) -> Sequence[Linear]:
     return () if isinstance(layer.feed_forward, models.Experts) else (layer.down,)
-
-
-def _products(layer: Layer) -> Sequence[Any]:
-    last = (layer.mixture,) if isinstance(layer.feed_forward, models.Experts) else (layer.gated, layer.down)
-    return layer.qkv, layer.o, *last

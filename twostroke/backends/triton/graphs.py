@@ -23,12 +23,20 @@ def bucket(rows: int) -> int:
 
 
 class Graphs:
-    """Captured launches by key."""
+    """Captured launches by key, each with the array that it reads."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.kept: dict[object, torch.cuda.CUDAGraph] = {}
+        self._inputs: dict[object, torch.Tensor] = {}
         self._pool: Any = None  # PyTorch's handle of the memory that graphs share
+
+    def input(self, key: object, values: torch.Tensor) -> torch.Tensor:
+        """The array that the graph of a key reads, which now has these values (pinned)."""
+        if (there := self._inputs.get(key)) is None:
+            there = self._inputs[key] = torch.empty_like(values, device=self.device)
+        there.copy_(values, non_blocking=True)
+        return there
 
     def replay(self, key: object, launch: Callable[[], object]) -> None:
         """Run `launch`: captured if it is new, else replayed.
@@ -39,7 +47,9 @@ class Graphs:
             launch()
             graph = self._captured(launch)
             if len(self.kept) >= MOST_GRAPHS:
-                del self.kept[next(iter(self.kept))]
+                oldest = next(iter(self.kept))
+                del self.kept[oldest]
+                self._inputs.pop(oldest, None)
         else:
             graph.replay()
         self.kept[key] = graph

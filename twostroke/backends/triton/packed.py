@@ -41,10 +41,6 @@ class Form:
         """All that a kernel has to know."""
         return self.bits + 16 * self.kind + 256 * self.zero + 16384 * self.minima
 
-    @property
-    def planes(self) -> int:
-        return self.bits
-
 
 FORMS = {
     "Q4_0": Form(4, 0, 8, False, 32, 18),

@@ -4,7 +4,7 @@ Keys come in tiles of a fixed number, counted from the sequence's first entry. S
 neighbours change what is summed. Within a tile:
 
 - Weights are 2**(score - top), where top is the largest score rounded up to an integer. Scaling from one top to another
-  is then by powers of two, which is exact. Weights are still between 0 and 1, the largest above 1/2.
+  is then by powers of two, which is exact down to 2**-126. The largest weight is about 1/2 at least and 1 at most.
 - The total of weights is summed in integers, in units of 2**-23, which is exact in any order.
 - Products are chains of the matrix unit in ascending order, the same for any number of rows.
 
@@ -54,7 +54,7 @@ def attention_kernel(
         least = order
         if WINDOW:
             least = tl.load(positions_ptr + base + own, mask=valid, other=0) - window
-        k_side = kv_ptr + ((layer * 2 * HKV + head) * (PAGE * D)).to(tl.int64)
+        k_side = kv_ptr + (layer * 2 * HKV + head).to(tl.int64) * (PAGE * D)
         v_side = k_side + HKV * PAGE * D
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)

@@ -44,7 +44,7 @@ def activate(gate, GELU: tl.constexpr):
     """SiLU, or GELU in its tanh form, of float32."""
     if GELU:
         # 1 + tanh(y) = 2 sigmoid(2 y)
-        y = gate * 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)
+        y = gate * 1.5957691216057308 * tl.fma(0.044715 * gate, gate, tl.zeros_like(gate) + 1.0)
         return gate / (1.0 + tl.exp(-y))
     return gate / (1.0 + tl.exp(-gate))
 

@@ -34,7 +34,7 @@ def norm_kernel(
 ):  # fmt: skip
     """x += the sum of `PARTS` parts, after a norm if POST; out = norm(x), bfloat16, times dropout's factors.
 
-    x is float32 [N, HIDDEN], parts float32 [PARTS, N, HIDDEN]. Without NORM only x changes.
+    x is float32 [N, HIDDEN], parts float32 [PARTS, .., HIDDEN], `part_stride` apart. Without NORM only x changes.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -113,7 +113,7 @@ def rope_store_kernel(
     cell = tl.load(cells_ptr + row)
     side = tl.where(is_v, HKV, 0) + (heads - HQ) % HKV  # K's heads, then V's
     at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-    places = kv_ptr + at + ((layer * 2 * HKV + side) * (PAGE * D))[:, None] + i[None, :]
+    places = kv_ptr + at + ((layer * 2 * HKV + side).to(tl.int64) * (PAGE * D))[:, None] + i[None, :]
     stored = mask & (heads >= HQ)[:, None] & (cell >= 0)
     tl.store(places, a, mask=stored)
     tl.store(places + D // 2, b, mask=stored)

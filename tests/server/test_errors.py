@@ -73,6 +73,8 @@ CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("completions", {"logprobs": 21}, 400, "logprobs"),
     ("completions", {"suffix": "!"}, 400, "suffix"),
     ("completions", {"best_of": 3}, 400, "best_of"),
+    ("completions", {"best_of": 0}, 400, "best_of"),
+    ("completions", {"best_of": 1, "n": 2}, 400, "best_of"),
     ("chat/completions", {"top_logprobs": 3}, 400, "top_logprobs"),
     ("responses", {"input": 5}, 400, "input"),
     ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}, "regex": "a"}, 400, "regex"),

@@ -3,12 +3,15 @@
 import os
 import re
 import stat
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from twostroke.errors import KVError
+from twostroke.kv.cache import KVCache
+from twostroke.llm import LLM
 from twostroke.system.save import replacing
 
 
@@ -24,6 +27,22 @@ def umask(mask: int) -> Generator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have(tmp_path: Path, name: str, tiny_llm: Callable[..., LLM]) -> None:
+    """One line, for saving, loading and a directory of pages."""
+    with pytest.raises(OSError, match="no file can have this name"):
+        save(tmp_path / name)
+    llm = tiny_llm()
+    kv = llm.prefill([5, 6])
+    with pytest.raises(KVError, match="no file can have this name"):
+        kv.save(f"{tmp_path}/{name}")
+    with pytest.raises(KVError, match="no file can have this name"):
+        KVCache.load(f"{tmp_path}/{name}", llm)
+    with pytest.raises(KVError, match="no file can have this name"):
+        tiny_llm(kv_disk=f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

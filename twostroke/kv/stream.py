@@ -36,7 +36,7 @@ from twostroke.kv.header import Header, Invalid
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.system.key import user_key
-from twostroke.system.save import replacing
+from twostroke.system.save import nameable, replacing
 
 log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
@@ -108,6 +108,7 @@ class Source:
 def opened(path: Path) -> Generator[Source]:
     """Open a file to read. Raises KVError if it cannot be read."""
     try:
+        nameable(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
             raise KVError(f"{path}: it cannot be read: it is not a regular file")

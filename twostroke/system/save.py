@@ -10,6 +10,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def nameable(path: Path) -> None:
+    """Raise OSError if the system can have no file of that name: a null character, or what is no text."""
+    try:
+        possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise OSError(errno.EINVAL, "no file can have this name")
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
     """Write a new version of a file. A crash, an error or a full disk leaves the old version, and no partial file.
@@ -17,8 +27,10 @@ def replacing(path: Path) -> Generator[BinaryIO]:
     A symbolic link is followed and kept. An existing file keeps its mode; a new one gets the default mode of the umask.
 
     Raises:
-        OSError: the target is not a regular file, is not writable, or its directory is missing; see `strerror`.
+        OSError: the name is impossible, the target is not a regular file, is not writable, or its directory is missing;
+            see `strerror`.
     """
+    nameable(path)
     target = Path(os.path.realpath(path))
     mode = _mode(target)
     if not target.parent.is_dir():

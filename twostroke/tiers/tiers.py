@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, KVError
+from twostroke.system.save import nameable
 from twostroke.tiers.link import Link
 from twostroke.tiers.outbox import Outbox
 from twostroke.tiers.store import Store
@@ -121,6 +122,10 @@ def open_tiers(
         from twostroke.tiers.disk import DiskStore
 
         directory = Path(kv_disk)
+        try:
+            nameable(directory)
+        except OSError as error:
+            raise KVError(f"{directory}: it cannot be the disk tier: {error.strerror}") from None
         most = kv_disk_bytes or min(DEFAULT_DISK_BYTES, _free(directory) // 10)
         disk = DiskStore.open(directory, most)
     try:

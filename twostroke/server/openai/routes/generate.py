@@ -36,7 +36,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     technique, context = choose_method(engine.name, body.model, body.method), named(http, body.context)
     refuse(
         ("suffix", bool(body.suffix)),
-        ("best_of", body.best_of is not None and body.best_of > body.n),
+        ("best_of", body.best_of is not None and body.best_of != body.n),
         ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
     tokenizer, echoes = engine.llm.tokenizer, list[Echo]()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.common import GenerateBody
@@ -55,4 +55,4 @@ class CompletionBody(GenerateBody):
     return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
-    best_of: Annotated[int | None, BeforeValidator(whole)] = None
+    best_of: Annotated[int | None, Field(ge=1), BeforeValidator(whole)] = None

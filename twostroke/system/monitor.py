@@ -12,9 +12,9 @@ class Monitor:
 
     The methods of a Condition, and of Event, Semaphore and Future, which are made of one, are Python. KeyboardInterrupt
     may come when `__enter__` has taken the lock and has not returned, or before `__exit__` gives it back, and the lock
-    stays held for ever. `with` on a plain lock is safe up to CPython 3.13, which looks for signals only after calls in the
-    code, at the start of a function and at the end of a loop's body, so never between the lock and the block. CPython
-    3.14 may do so there (python/cpython#148874), hence `Postponed`.
+    stays held for ever. `with` on a plain lock is safe up to CPython 3.13, which looks for signals after calls, at the
+    start of a function and at the end of a loop's body, so never between the lock and the block. CPython 3.14 may look
+    there (python/cpython#148874), so the lock is taken with Ctrl-C postponed.
 
     Attributes:
         lock: guards what is waited for: `with Postponed(), monitor.lock:`.

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -227,7 +229,8 @@ def test_ctrl_c_in_the_main_thread_leaves_other_threads_alone(llm: LLM) -> None:
     def answers(i: int) -> list[int]:
         return ids(llm.generate([PROMPTS[i]], max_tokens=20, ignore_eos=True)[0].tokens)
 
-    alone, wrong, stop, armed = [answers(i) for i in range(3)], list[Any](), threading.Event(), threading.Event()
+    alone, wrong, stop = [answers(i) for i in range(3)], list[Any](), threading.Event()
+    armed: SimpleQueue[bool] = SimpleQueue()  # not an Event, whose lock a Ctrl-C may leave held
 
     def work(i: int) -> None:
         while not stop.is_set():
@@ -239,12 +242,12 @@ def test_ctrl_c_in_the_main_thread_leaves_other_threads_alone(llm: LLM) -> None:
 
     def interrupt() -> None:
         delays = random.Random(1)
-        while not stop.wait(delays.random() * 0.01):
-            if armed.is_set():
-                armed.clear()
-                signal.raise_signal(signal.SIGINT)
+        while armed.get():
+            time.sleep(delays.random() * 0.01)
+            signal.raise_signal(signal.SIGINT)
 
     def answer_until_interrupted() -> None:
+        armed.put(True)
         while True:
             llm.generate([PROMPTS[4]], max_tokens=50, ignore_eos=True)
 
@@ -254,11 +257,11 @@ def test_ctrl_c_in_the_main_thread_leaves_other_threads_alone(llm: LLM) -> None:
         thread.start()
     try:
         for _ in range(100):
-            armed.set()
             with pytest.raises(KeyboardInterrupt):
                 answer_until_interrupted()
     finally:
         stop.set()
+        armed.put(False)
         for thread in threads:
             thread.join(60)
     assert not any(thread.is_alive() for thread in threads)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, cast
 
@@ -250,7 +251,7 @@ def test_private_pages() -> None:
 
 def test_signals_at_random_moments(turns: Turns) -> None:
     """The same with true signals, and threads that wait for each other."""
-    stop, armed, rounds = threading.Event(), threading.Lock(), [0, 0, 0]
+    stop, armed, rounds = threading.Event(), SimpleQueue[bool](), [0, 0, 0]
     before = sys.getswitchinterval()
 
     def turn() -> None:
@@ -264,19 +265,15 @@ def test_signals_at_random_moments(turns: Turns) -> None:
 
     def interrupt() -> None:
         delays = random.Random(1)
-        while True:
-            armed.acquire()
-            if stop.is_set():
-                return
+        while armed.get():
             time.sleep(delays.random() * 1e-3)
             os.kill(os.getpid(), signal.SIGINT)
 
     def turns_until_interrupted() -> None:
-        armed.release()
+        armed.put(True)
         while True:
             turn()
 
-    armed.acquire()
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(3)]
     threads.append(threading.Thread(target=interrupt, daemon=True))
     sys.setswitchinterval(1e-5)
@@ -294,7 +291,7 @@ def test_signals_at_random_moments(turns: Turns) -> None:
     finally:
         sys.setswitchinterval(before)
         stop.set()
-        armed.release()
+        armed.put(False)
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)

@@ -35,6 +35,7 @@ class Vitals:
     free: int
     running: int
     waiting: int
+    arriving: int
     in_flight: int
     tasks: int
     threads: int
@@ -45,7 +46,7 @@ def read(http: httpx.Client, pid: int) -> Vitals:
     families = text_string_to_metric_families(http.get("/metrics").text)
     found = {(s.name, s.labels.get("state", "")): s.value for family in families for s in family.samples}
     pages = {state: int(found["twostroke_kv_pages", state]) for state in ("used", "cached", "free")}
-    requests = {state: int(found["twostroke_requests", state]) for state in ("running", "waiting")}
+    requests = {state: int(found["twostroke_requests", state]) for state in ("running", "waiting", "arriving")}
     return Vitals(
         **pages,
         **requests,

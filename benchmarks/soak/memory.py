@@ -36,6 +36,10 @@ class Budgets:
     remote: str | None = None
 
     @property
+    def tiers(self) -> bool:
+        return bool(self.host_bytes or self.disk or self.remote)
+
+    @property
     def spare(self) -> int:
         """Threads and open files that tiers may still begin, since theirs come as they are needed."""
         return MOST_WORKERS if self.disk or self.remote else 0
@@ -111,15 +115,24 @@ class Watch:
         """Bytes that RSS may reach."""
         return round((1 + SPARE) * (self.started + self.budgets.pool_bytes + self.budgets.host_bytes))
 
-    def checks(self) -> list[Check]:
+    @property
+    def most(self) -> int:
+        """The largest RSS, in a sample or between two."""
+        return max(self.peak, *(one.rss for one in self.samples))
+
+    @property
+    def course(self) -> str:
+        """RSS beside what it may be, for people."""
         one = self.budgets
-        most, parts = max(self.peak, *(s.rss for s in self.samples)), (self.started, one.pool_bytes, one.host_bytes)
+        numbers = self.most, self.samples[-1].rss, self.limit, self.started, one.pool_bytes, one.host_bytes
         text = "{:.1f} MiB at most, {:.1f} at the end; limit {:.1f}, which is 2% above {:.1f} at the start + {:.1f} of "
-        text += "the pool + {:.1f} of the host"
-        numbers = (most, self.samples[-1].rss, self.limit, *parts)
-        found = [
-            Check("RSS is within the budgets plus 2%", most <= self.limit, text.format(*(n / MIB for n in numbers)))
-        ]
+        return (text + "the pool + {:.1f} of the host").format(*(number / MIB for number in numbers))
+
+    def checks(self) -> list[Check]:
+        """Without tiers there are none: what the engine itself takes besides its pool is in no budget."""
+        one, found = self.budgets, list[Check]()
+        if one.tiers:
+            found.append(Check("RSS is within the budgets plus 2%", self.most <= self.limit, self.course))
         if one.disk is not None:
             most = max(s.disk for s in self.samples)
             text = f"{most / MIB:.1f} MiB at most in {len(self.samples)} samples, of {one.disk_bytes / MIB:.1f}"

@@ -109,6 +109,7 @@ def run(server: ServerProcess, seconds: float, seed: int, budgets: Budgets) -> l
             watch.note(http)
     fuzz = found["fuzz"]
     server.log.with_suffix(".json").write_text(json.dumps(watch.record()))
+    typer.echo(f"RSS: {watch.course}")
     typer.echo(f"tiers: {watch.facts}; remote, keys and bytes: {watch.samples[-1].remote}")
     typer.echo(f"sent: {dict(sorted(ledger.counts.items()))}; fuzz: {fuzz.get('requests')} {fuzz.get('statuses')}")
     status = server.stop()

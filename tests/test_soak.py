@@ -11,7 +11,7 @@ from benchmarks.soak.memory import MIB, Budgets, Sample, Watch, taken
 from benchmarks.soak.requests import KINDS, documented
 from benchmarks.soak.storm import log_errors
 from benchmarks.soak.verdict import GROWTH_LIMIT, flat, leaks
-from benchmarks.soak.vitals import Vitals, slope
+from benchmarks.soak.vitals import Vitals, hosted_bytes, slope
 
 IDLE = Vitals(used=0, cached=0, free=64, running=0, waiting=0, arriving=0, in_flight=0, tasks=3, threads=6, files=7)
 
@@ -65,6 +65,12 @@ def test_a_directory_takes_what_du_says(tmp_path: Path) -> None:
     before = taken(tmp_path)
     (tmp_path / "page").write_bytes(bytes(3 * MIB))
     assert taken(tmp_path) - before >= 3 * MIB
+
+
+def test_what_the_host_holds() -> None:
+    line = 'twostroke_tier_used_bytes{tier="%s"} %s\n'
+    assert hosted_bytes(line % ("disk", "5.0") + line % ("host", "6.709248e+07")) == 67092480
+    assert hosted_bytes(line % ("disk", "5.0")) == 0
 
 
 def test_the_server_is_started_with_the_budgets() -> None:

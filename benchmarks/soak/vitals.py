@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def rss_bytes(pid: int) -> int:
     """The current resident memory of the process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def hosted_bytes(metrics: str) -> int:
+    """What the host tier holds, from the text of /metrics; 0 without one."""
+    found = re.search(r'^twostroke_tier_used_bytes{tier="host"} (\S+)', metrics, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> float:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.soak.memory import MIB, Budgets, Sample, Watch, taken
 from benchmarks.soak.requests import KINDS, documented
 from benchmarks.soak.storm import log_errors
 from benchmarks.soak.verdict import GROWTH_LIMIT, flat, leaks
-from benchmarks.soak.vitals import Vitals, slope
+from benchmarks.soak.vitals import Vitals, hosted_bytes, slope
 
-IDLE = Vitals(used=0, cached=0, free=64, running=0, waiting=0, in_flight=0, tasks=3, threads=6, files=7)
+IDLE = Vitals(used=0, cached=0, free=64, running=0, waiting=0, arriving=0, in_flight=0, tasks=3, threads=6, files=7)
 
 
 def failed(after: Vitals) -> list[str]:
@@ -34,6 +35,49 @@ def failed(after: Vitals) -> list[str]:
 def test_what_is_left_is_found(left: dict[str, int], name: str) -> None:
     assert failed(IDLE) == []
     assert failed(replace(IDLE, **left)) == [name]
+
+
+def test_threads_of_tiers_may_still_begin() -> None:
+    spare = Budgets(MIB, remote="redis://localhost").spare
+    assert Budgets(MIB, host_bytes=MIB).spare == 0
+    assert all(check.holds for check in leaks(IDLE, replace(IDLE, threads=6 + spare, files=7 + spare), spare))
+    assert not all(check.holds for check in leaks(IDLE, replace(IDLE, threads=7 + spare), spare))
+
+
+@pytest.mark.parametrize(
+    ("rss", "peak", "disk", "holds"),
+    [
+        (510, 510, 200, [True, True]),
+        (511, 511, 200, [False, True]),
+        (400, 511, 200, [False, True]),  # between two samples
+        (400, 400, 201, [True, False]),
+    ],
+)
+def test_memory_above_a_budget_is_found(rss: int, peak: int, disk: int, holds: list[bool]) -> None:
+    budgets = Budgets(100 * MIB, 100 * MIB, Path("/kv"), 200 * MIB)
+    samples = [Sample(1, rss * MIB, disk * MIB), Sample(2, 300 * MIB, 0)]
+    watch = Watch(1, budgets, started=300 * MIB, peak=peak * MIB, samples=samples)
+    assert [check.holds for check in watch.checks()] == holds
+
+
+def test_a_directory_takes_what_du_says(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(b"x")
+    before = taken(tmp_path)
+    (tmp_path / "page").write_bytes(bytes(3 * MIB))
+    assert taken(tmp_path) - before >= 3 * MIB
+
+
+def test_what_the_host_holds() -> None:
+    line = 'twostroke_tier_used_bytes{tier="%s"} %s\n'
+    assert hosted_bytes(line % ("disk", "5.0") + line % ("host", "6.709248e+07")) == 67092480
+    assert hosted_bytes(line % ("disk", "5.0")) == 0
+
+
+def test_the_server_is_started_with_the_budgets() -> None:
+    assert Budgets(5).options == ["--kv-bytes", "5"]
+    everything = Budgets(5, 6, Path("/kv"), 7, "redis://localhost").options
+    tiers = ["--kv-host", "6", "--kv-disk", "/kv", "--kv-disk-bytes", "7", "--kv-remote", "redis://localhost"]
+    assert everything == ["--kv-bytes", "5", *tiers]
 
 
 def test_growth_is_of_the_second_half() -> None:

@@ -3,4 +3,5 @@
 __main__    the command: start, storm, calm, verdict     sockets     malformed HTTP
 requests    requests, and the allowed answers            fuzz        requests made from the OpenAPI schema
 verdict     checks at the end                            vitals      counters of the system and /metrics
+memory      RSS and what tiers take, against budgets
 """

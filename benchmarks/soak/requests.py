@@ -15,6 +15,7 @@ WITNESS = {"prompt": "The KV cache is", "max_tokens": 24, "temperature": 0}
 CONTEXT = 8192  # of the model under test
 IMPATIENT_S = (0.01, 2.0)  # range of times after which a client disconnects
 KEPT = 20  # unexpected answers that are reported in full
+RETURNING = 150  # prompts that come again and again, a few of them most often
 
 
 def documented(status: int, body: bytes) -> bool:
@@ -39,6 +40,7 @@ class Ledger:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     surprises: list[str] = field(default_factory=list[str])
     surprised: int = 0
+    texts: dict[int, str] = field(default_factory=dict[int, str])  # first answers to the prompts that come again
 
     def count(self, kind: str) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -58,9 +60,9 @@ TIMED = (*FINE, 504)
 WRONG = (400, 404, 422)
 
 
-def tokens(rng: random.Random) -> list[int]:
-    """A random prompt whose length is log-uniform: mostly short, sometimes long."""
-    return [rng.randrange(100, 40_000) for _ in range(round(2 ** rng.uniform(0, 10.5)))]
+def tokens(rng: random.Random, least: float = 0) -> list[int]:
+    """A random prompt of at least 2**`least` tokens, whose length is log-uniform: mostly short, sometimes long."""
+    return [rng.randrange(100, 40_000) for _ in range(round(2 ** rng.uniform(least, 10.5)))]
 
 
 def text_of(rng: random.Random) -> str:
@@ -150,7 +152,7 @@ def wrong_field(rng: random.Random) -> Shot:
             {"logit_bias": {"x": 1}},
             {"regex": "[0-9"},
             {"method": {"name": "repeat", "times": 10**9}},
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}, "strict": True}}},
             {"tools": [{"type": "function"}]},
             {"timeout": -1},
         )
@@ -188,6 +190,9 @@ async def client(http: httpx.AsyncClient, rng: random.Random, ledger: Ledger, wi
         if rng.random() < 0.05:
             await _same_text(http, ledger, witness)
             continue
+        if rng.random() < 0.2:
+            await _returning(http, ledger, int(RETURNING * rng.random() ** 2))
+            continue
         make = rng.choices(list(KINDS), list(KINDS.values()))[0]
         one, patience = make(rng), rng.uniform(*IMPATIENT_S) if rng.random() < 0.25 else None
         try:
@@ -217,6 +222,17 @@ async def _same_text(http: httpx.AsyncClient, ledger: Ledger, witness: str) -> N
     ledger.count("witness")
     if answer.status_code == 200 and text(answer) != witness:
         ledger.surprise(f"witness: {text(answer)!r} in place of {witness!r}")
+
+
+async def _returning(http: httpx.AsyncClient, ledger: Ledger, number: int) -> None:
+    """Ask one of the prompts that come again, whose KV may lie in any tier by now. The text must be that of before."""
+    body = {"prompt": tokens(random.Random(number), 6), "max_tokens": 8, "temperature": 0}
+    answer = await http.post("/v1/completions", json=body)
+    ledger.count("returning")
+    if answer.status_code == 200 and (found := text(answer)) != (known := ledger.texts.setdefault(number, found)):
+        ledger.surprise(f"returning {number}: {found!r} in place of {known!r}")
+    elif not documented(answer.status_code, answer.content):
+        ledger.surprise(f"returning {number}: {answer.status_code} {answer.content[:200]!r}")
 
 
 def text(answer: httpx.Response) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def rss_bytes(pid: int) -> int:
     """The current resident memory of the process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def hosted_bytes(metrics: str) -> int:
+    """What the host tier holds, from the text of /metrics; 0 without one."""
+    found = re.search(r'^twostroke_tier_used_bytes{tier="host"} (\S+)', metrics, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> float:
@@ -35,6 +42,7 @@ class Vitals:
     free: int
     running: int
     waiting: int
+    arriving: int
     in_flight: int
     tasks: int
     threads: int
@@ -45,7 +53,7 @@ def read(http: httpx.Client, pid: int) -> Vitals:
     families = text_string_to_metric_families(http.get("/metrics").text)
     found = {(s.name, s.labels.get("state", "")): s.value for family in families for s in family.samples}
     pages = {state: int(found["twostroke_kv_pages", state]) for state in ("used", "cached", "free")}
-    requests = {state: int(found["twostroke_requests", state]) for state in ("running", "waiting")}
+    requests = {state: int(found["twostroke_requests", state]) for state in ("running", "waiting", "arriving")}
     return Vitals(
         **pages,
         **requests,

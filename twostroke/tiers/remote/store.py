@@ -281,7 +281,9 @@ class RedisStore:
         missing = [i for i, known in enumerate(there) if not known]
         for start, stop in _batches(len(missing), form.namespace.page_bytes):
             began, some = time.perf_counter(), missing[start:stop]
-            replies = line.replies([self._command(form, names[i], pages[i]) for i in some])
+            for i in some:  # one by one, since a value is a copy of its page
+                line.send([self._command(form, names[i], pages[i])])
+            replies = [line.reply() for _ in some]
             refused = [isinstance(reply, Refused) for reply in replies]
             new = refused.index(True) if True in refused else len(some)
             written = sum(reply == b"OK" for reply in replies[:new])

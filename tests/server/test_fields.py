@@ -116,6 +116,10 @@ def test_the_header_is_ascii_and_short(server: Serving) -> None:
     assert len(answer.json()["warnings"]) == 21
     assert answer.json()["warnings"][-1] == "40 more fields are unknown"
     assert len(post(server, "/v1/completions", **{"f" * 10**5: 1}).json()["warnings"][0]) < 100
+    answer = post(server, "/v1/chat/completions", chat_template_kwargs={"odd\r\nx-evil: 1\0\x7f ": 1})
+    assert answer.status_code == 200
+    assert answer.headers["x-twostroke-warnings"].isprintable()
+    assert "x-evil" not in answer.headers
 
 
 def test_official_client_reads_the_warnings(client: openai.OpenAI) -> None:

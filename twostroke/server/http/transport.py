@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -31,10 +32,15 @@ def warnings_field(scope: Scope) -> dict[str, Any]:
 
 
 def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header with a call's warnings: ASCII, at most 1,000 characters."""
+    """The header with a call's warnings: printable ASCII, at most 1,000 characters.
+
+    Warnings name fields as the client wrote them, and a header with a control character would break the answer.
+    """
     if not (warnings := facts.get("warnings")):
         return []
-    return [(b"x-twostroke-warnings", "; ".join(warnings).encode("ascii", "backslashreplace")[:1000])]
+    text = "; ".join(warnings).encode("ascii", "backslashreplace")
+    text = re.sub(rb"[^ -~]", lambda found: b"\\x%02x" % found[0][0], text)
+    return [(b"x-twostroke-warnings", text[:1000].strip())]
 
 
 class ClientGone(Exception):

@@ -1,11 +1,17 @@
 """Shared fixtures: tiny random models of every family, and the smallest of the catalog for tests with a real model."""
 
 import gc
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before anything imports Triton, which transformers does
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import HealthCheck, settings
 
 from tests.kv.counts import check_counts

@@ -1,14 +1,9 @@
-"""Kernels run in Triton's interpreter where there is no GPU. It must be chosen before triton is imported."""
+"""Kernels run in Triton's interpreter where there is no GPU (`tests/conftest.py` chooses it)."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import triton.runtime.interpreter as interpreter
 
 _patch_tensor = interpreter._patch_lang_tensor

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jobs inherit it, and Ctrl-C is tested
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if variants := config.getoption("--software"):
         kernels.install(config, variants.split(","))
 

@@ -6,9 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from twostroke.system.interrupts import Postponed
-from twostroke.system.monitor import Monitor
-
 log = logging.getLogger(__name__)
 
 
@@ -21,14 +18,14 @@ class Workers:
     def __init__(self, name: str, count: int) -> None:
         self._name, self._count = name, count
         self._jobs: deque[Callable[[], object]] = deque()
-        self._changed = Monitor()
+        self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job soon. After `close` it is dropped."""
-        with Postponed(), self._changed.lock:
+        with self._changed:
             if self._closed:
                 return
             self._jobs.append(job)
@@ -36,7 +33,7 @@ class Workers:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._changed.tell()
+            self._changed.notify()
 
     @property
     def num_waiting(self) -> int:
@@ -45,14 +42,16 @@ class Workers:
 
     def settle(self, limit_s: float) -> bool:
         """Wait until every job has ended, at most `limit_s` seconds. Returns whether they have."""
-        return self._changed.until(lambda: not self._jobs and not self._busy, limit_s)
+        until = time.monotonic() + limit_s
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs and not self._busy, until - time.monotonic())
 
     def close(self, limit_s: float) -> bool:
         """Drop the jobs that have not begun, and wait for the others. Returns whether all threads have ended."""
-        with Postponed(), self._changed.lock:
+        with self._changed:
             self._closed = True
             self._jobs.clear()
-            self._changed.tell()
+            self._changed.notify_all()
         until = time.monotonic() + limit_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -61,12 +60,10 @@ class Workers:
 
     def _run(self) -> None:
         while True:
-            self._changed.until(lambda: bool(self._jobs) or self._closed)
-            with self._changed.lock:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
                 if not self._jobs:
-                    if self._closed:
-                        return
-                    continue  # another thread has it
+                    return
                 job = self._jobs.popleft()
                 self._busy += 1
             try:
@@ -75,6 +72,6 @@ class Workers:
                 log.exception("a job of the thread %s failed", self._name)
             finally:
                 job = None  # it may hold pages
-                with self._changed.lock:
+                with self._changed:
                     self._busy -= 1
-                    self._changed.tell()
+                    self._changed.notify_all()

@@ -18,7 +18,7 @@ from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.checkpoints.verify import verify
 from twostroke.completion import Completion, Decoding, Output
 from twostroke.engine.engine import Engine
-from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model
+from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model, weight_bytes
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
@@ -141,7 +141,7 @@ class LLM:
             def pool_for(geometry: Geometry) -> PagePool:
                 room = kv_bytes
                 if room is None:
-                    room = chosen.kv_room(sum(map(chosen.weight_bytes, checkpoint.matrices().values())))
+                    room = chosen.kv_room(sum(weight_bytes(checkpoint, chosen).values()))
                 return new_pool(geometry, num_pages(geometry, page_size, room), page_size, chosen)
 
             self.generation = dict(checkpoint.generation)

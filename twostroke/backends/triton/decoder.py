@@ -16,7 +16,7 @@ from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
 from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, Gated, Linear, Scratch, place
 from twostroke.backends.triton.packed import Packed
-from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of
+from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of, power_of_two
 from twostroke.models import config as models
 from twostroke.models.rope import Rope, frequencies
 
@@ -24,11 +24,6 @@ LOG2_E = 1.4426950408889634
 EXPANDED = 1024  # slots that a program expands
 HEADS = 8  # that a program rotates and stores
 COLUMNS = 32  # of a head that a program adds the parts of
-
-
-def power_of_two(count: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(0, count - 1).bit_length()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
 from twostroke.backends.triton.linear import Tiles, bfloat16
-from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack
+from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
+from twostroke.backends.triton.work import power_of_two
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
 
@@ -99,11 +100,6 @@ class Mixture:
         self.gate_up, self.down = stack("gate", "up"), stack("down")
         self.room = rooms.of(experts, self.hidden)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self.router.nbytes + self.gate_up.nbytes + self.down.nbytes
-
     def __call__(self, h: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
         """The first `tokens` rows of h [padded, hidden] bfloat16, into out, float32, as [tokens, hidden].
 
@@ -177,15 +173,9 @@ def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | Packed:
         for raw in raws:
             packed.append(pack(raw, device))
             raw.release()
-        joined = (torch.cat(arrays) for arrays in zip(*(one.arrays for one in packed), strict=True))
-        return Packed(packed[0].form, rows, columns, *joined)
+        return joined(packed, rows)
     made = torch.empty(len(raws), rows, columns, dtype=torch.bfloat16, device=device)
     for place, raw in zip(made, raws, strict=True):
         place.copy_(bfloat16(raw, device))
         raw.release()
     return made
-
-
-def power_of_two(count: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(0, count - 1).bit_length()

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
-from twostroke.backends.triton.packed import FORMS, ROWS, Packed, pack, stacked
+from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
 from twostroke.formats.tensor import RawTensor
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
@@ -208,7 +208,7 @@ class Gated:
     def __init__(self, gate: Matrix, up: Matrix, gelu: bool, scratch: Scratch) -> None:
         self.rows, self.columns, self.gelu, self.scratch = gate.rows, gate.columns, gelu, scratch
         if isinstance(gate, Packed) and isinstance(up, Packed) and gate.form == up.form:
-            self.pair: Matrix = stacked(gate, up)
+            self.pair: Matrix = joined((gate, up), gate.rows)
             scratch.reserve(self.pair)
         else:  # of two formats: in bfloat16, the values that a product takes anyway
             self.pair = Dense(gate.rows, gate.columns, torch.stack([_unpacked(one) for one in (gate, up)]))
@@ -264,8 +264,7 @@ def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:
         if isinstance(last, Dense) and isinstance(one, Dense):
             merged[-1] = Dense(last.rows + one.rows, one.columns, torch.cat((last.matrix, one.matrix)))
         elif isinstance(last, Packed) and isinstance(one, Packed) and last.form == one.form and last.rows % ROWS == 0:
-            joined = (torch.cat(pair) for pair in zip(last.arrays, one.arrays, strict=True))
-            merged[-1] = Packed(last.form, last.rows + one.rows, one.columns, *joined)
+            merged[-1] = joined((last, one), last.rows + one.rows)
         else:
             merged.append(one)
     return merged

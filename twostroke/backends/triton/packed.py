@@ -6,7 +6,10 @@ makes Q4_K 4.625 bits a weight instead of 4.5. Repacking is done on the device, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 
@@ -95,14 +98,14 @@ def pack(raw: RawTensor, device: str) -> Packed:
         _pack_rows(torch.from_numpy(raw.data[first : first + step]).to(device), form, raw.shape[1])
         for first in range(0, raw.shape[0], step)
     ]
-    joined = parts[0] if len(parts) == 1 else tuple(torch.cat(arrays) for arrays in zip(*parts, strict=True))
-    return Packed(form, raw.shape[0], raw.shape[1], *joined)
+    whole = parts[0] if len(parts) == 1 else tuple(torch.cat(arrays) for arrays in zip(*parts, strict=True))
+    return Packed(form, raw.shape[0], raw.shape[1], *whole)
 
 
-def stacked(one: Packed, other: Packed) -> Packed:
-    """Two matrices of one form, width and height, one after the other; each starts with a whole tile."""
-    joined = (torch.cat(pair) for pair in zip(one.arrays, other.arrays, strict=True))
-    return Packed(one.form, one.rows, one.columns, *joined)
+def joined(matrices: Sequence[Packed], rows: int) -> Packed:
+    """Matrices of one form and width, one after the other, each from a whole tile on; `rows` as it is to be counted."""
+    arrays = (torch.cat(same) for same in zip(*(one.arrays for one in matrices), strict=True))
+    return Packed(matrices[0].form, rows, matrices[0].columns, *arrays)
 
 
 def _pack_rows(stored: torch.Tensor, form: Form, columns: int) -> tuple[torch.Tensor, ...]:
@@ -126,9 +129,9 @@ def _pack_rows(stored: torch.Tensor, form: Form, columns: int) -> tuple[torch.Te
     else:
         made = [group[j] & 15 | (group[j + 4] & 15) << 4 for j in range(4)]
         if form.bits == 5:
-            made.append(_joined([(one >> 4 & 1) << i for i, one in enumerate(group)]))
+            made.append(reduce(or_, [(one >> 4 & 1) << i for i, one in enumerate(group)]))
         if form.bits == 6:
-            made += [_joined([(group[4 * h + j] >> 4 & 3) << 2 * j for j in range(4)]) for h in range(2)]
+            made += [reduce(or_, [(group[4 * h + j] >> 4 & 3) << 2 * j for j in range(4)]) for h in range(2)]
         planes = torch.stack(made, 2)
     if form.kind == 0:
         empty = stored.new_empty(0)
@@ -137,13 +140,6 @@ def _pack_rows(stored: torch.Tensor, form: Form, columns: int) -> tuple[torch.Te
     if form.kind == 1:
         return planes, tiled(scales, 4), tiled(minima, 4), main, tiled(dmin, 1).squeeze(2)
     return planes, tiled(scales, 8), stored.new_empty(0), main, stored.new_empty(0).half()
-
-
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole | part
-    return whole
 
 
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

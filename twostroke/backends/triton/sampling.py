@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import triton
 
 from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
+from twostroke.backends.triton.work import power_of_two
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, Noise
 from twostroke.sampling.params import SamplingParams
@@ -135,7 +135,7 @@ class DeviceSampler:
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         kernels.search_ends[(rows,)](
-            logits, stride, room.values, room.columns, blocks, ids, triton.next_power_of_2(blocks), num_warps=4
+            logits, stride, room.values, room.columns, blocks, ids, power_of_two(blocks), num_warps=4
         )
         return ids
 
@@ -164,7 +164,7 @@ class DeviceSampler:
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         kernels.summarize_ends[(rows,)](
-            room.values, room.columns, room.sums, blocks, *out, triton.next_power_of_2(blocks),
+            room.values, room.columns, room.sums, blocks, *out, power_of_two(blocks),
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return out

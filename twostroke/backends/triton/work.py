@@ -50,15 +50,16 @@ class Shape:
         """The shape with room to grow, of a batch padded to `rows` rows."""
         return Shape(
             rows,
-            _power(self.spans, 256),
+            power_of_two(self.spans, 256),
             self.tall,
-            tuple(_power(count, 64) for count in self.items),
+            tuple(power_of_two(count, 64) for count in self.items),
             tuple(rows if count else 0 for count in self.joined),
         )
 
 
-def _power(count: int, least: int) -> int:
-    return max(least, 1 << (count - 1).bit_length())
+def power_of_two(count: int, least: int = 1) -> int:
+    """The least power of two that is not smaller, and at least `least`."""
+    return max(least, 1 << max(0, count - 1).bit_length())
 
 
 @dataclass(frozen=True)

@@ -59,33 +59,27 @@ def attention_kernel(
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         out = tl.zeros((ROWS, BLOCK_D), tl.float32)
-        whole = last if SPLIT or WINDOW else first + tl.maximum(tl.minimum((order + 1) // KEYS, last) - first, 0)
+        whole = first
         if not (SPLIT or WINDOW):  # tiles that every row sees
+            whole = first + tl.maximum(tl.minimum((order + 1) // KEYS, last) - first, 0)
             for tile in range(first, whole):
                 tile_top, tile_total, made = weigh(
                     q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
                     D, PAGE, False, False, ROWS, KEYS, BLOCK_D,
                 )  # fmt: skip
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
-            for tile in range(whole, last):
-                tile_top, tile_total, made = weigh(
-                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
-                    D, PAGE, True, False, ROWS, KEYS, BLOCK_D,
-                )  # fmt: skip
+        for tile in range(whole, last):
+            tile_top, tile_total, made = weigh(
+                q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+                D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D,
+            )  # fmt: skip
+            if SPLIT:
+                place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
+                tl.store(tops_ptr + place, tile_top, mask=valid)
+                tl.store(totals_ptr + place, tile_total, mask=valid)
+                tl.store(sums_ptr + place[:, None] * D + d[None, :], made, mask=wanted)
+            else:
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
-        else:
-            for tile in range(first, last):
-                tile_top, tile_total, made = weigh(
-                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
-                    D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D,
-                )  # fmt: skip
-                if SPLIT:
-                    place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
-                    tl.store(tops_ptr + place, tile_top, mask=valid)
-                    tl.store(totals_ptr + place, tile_total, mask=valid)
-                    tl.store(sums_ptr + place[:, None] * D + d[None, :], made, mask=wanted)
-                else:
-                    top, total, out = fold(top, total, out, tile_top, tile_total, made)
         if not SPLIT:
             made = out / tl.where(valid, total, 1.0)[:, None]
             tl.store(out_ptr + at[:, None] + d[None, :], narrow(made), mask=wanted)

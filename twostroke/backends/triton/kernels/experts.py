@@ -6,11 +6,11 @@ together, so an expert's weights are read once for a block. How pairs fall into 
 are one chain along K, as in `linear.py`, and a token's pairs are added in the order of their slots.
 """
 
-import triton
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
+from twostroke.backends.triton.kernels.tiles import input_tile, weight_tile
 
 EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
 
@@ -105,23 +105,6 @@ def group_kernel(
         tl.store(blocks_ptr + 3 * block, tl.zeros((32,), tl.int32) + expert, mask=block < end)
         tl.store(blocks_ptr + 3 * block + 1, start + before, mask=block < end)
         tl.store(blocks_ptr + 3 * block + 2, tl.minimum(tl.maximum(count - before, 0), T), mask=block < end)
-
-
-@triton.jit
-def weight_tile(w, rows, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows of a bfloat16 matrix at `w`, columns k: [F, BLOCK_K]. The one place that knows how experts are stored."""
-    places = w + rows[:, None] * K + k[None, :]
-    if K % BLOCK_K == 0:
-        return tl.load(places)
-    return tl.load(places, mask=k[None, :] < K, other=0.0)
-
-
-@triton.jit
-def input_tile(x, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns k of the rows that `x` [T] points to: [BLOCK_K, T]."""
-    if K % BLOCK_K == 0:
-        return tl.load(x[None, :] + k[:, None])
-    return tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
 
 
 @kernel

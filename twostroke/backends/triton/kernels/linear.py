@@ -14,6 +14,7 @@ import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
+from twostroke.backends.triton.kernels.tiles import input_tile, weight_tile
 
 
 @triton.jit
@@ -25,11 +26,9 @@ def chain(x, w, first, last, K: tl.constexpr, BLOCK_K: tl.constexpr, F: tl.const
         k = start + columns
         if K % BLOCK_K == 0:
             weights = tl.load(w[:, None] + k[None, :])
-            inputs = tl.load(x[None, :] + k[:, None])
         else:
             weights = tl.load(w[:, None] + k[None, :], mask=k[None, :] < K, other=0.0)
-            inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
-        acc = dot(weights, inputs, acc)
+        acc = dot(weights, input_tile(x, k, K, BLOCK_K), acc)
     return acc
 
 
@@ -144,16 +143,9 @@ def gated_kernel(
     gate, up = tl.zeros((F, T), tl.float32), tl.zeros((F, T), tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + columns
-        if K % BLOCK_K == 0:
-            inputs = tl.load(x[None, :] + k[:, None])
-            gates = tl.load(w_ptr + rows[:, None] * K + k[None, :])
-            ups = tl.load(w_ptr + (rows[:, None] + FEATURES) * K + k[None, :])
-        else:
-            inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
-            gates = tl.load(w_ptr + rows[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
-            ups = tl.load(w_ptr + (rows[:, None] + FEATURES) * K + k[None, :], mask=k[None, :] < K, other=0.0)
-        gate = dot(gates, inputs, gate)
-        up = dot(ups, inputs, up)
+        inputs = input_tile(x, k, K, BLOCK_K)
+        gate = dot(weight_tile(w_ptr, rows, k, K, BLOCK_K), inputs, gate)
+        up = dot(weight_tile(w_ptr, rows + FEATURES, k, K, BLOCK_K), inputs, up)
     made = narrow(activate(gate, GELU) * up)
     places = out_ptr + tokens[:, None].to(tl.int64) * FEATURES + features[None, :]
     if FEATURES % F == 0:

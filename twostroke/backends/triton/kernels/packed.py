@@ -14,6 +14,7 @@ import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
+from twostroke.backends.triton.kernels.tiles import input_tile
 
 ROWS: tl.constexpr = tl.constexpr(64)
 COLUMNS: tl.constexpr = tl.constexpr(128)
@@ -83,11 +84,7 @@ def packed_chain(
         for i in tl.static_range(8):
             weights = narrow(decode(planes, scales, minima, d, dmin, place, tile, blocks, R, c, i, FORM))
             k = tile * COLUMNS + i * GROUP + c
-            if K % 128 == 0:
-                inputs = tl.load(x[None, :] + k[:, None])
-            else:
-                inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
-            acc = dot(weights, inputs, acc)
+            acc = dot(weights, input_tile(x, k, K, 128), acc)
     return acc
 
 
@@ -129,10 +126,7 @@ def packed_gated_kernel(
         second_place = (second * TILES + tile).to(tl.int64)
         for i in tl.static_range(8):
             k = tile * COLUMNS + i * GROUP + c
-            if K % 128 == 0:
-                inputs = tl.load(x[None, :] + k[:, None])
-            else:
-                inputs = tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
+            inputs = input_tile(x, k, K, 128)
             gates = decode(planes, scales, minima, d, dmin, first_place, tile, row_tile * half, R, c, i, FORM)
             ups = decode(planes, scales, minima, d, dmin, second_place, tile, second * half, R, c, i, FORM)
             gate = dot(narrow(gates), inputs, gate)

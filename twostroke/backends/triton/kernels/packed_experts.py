@@ -4,20 +4,12 @@ Tiles of all experts lie one after another. For any number of pairs a weight is 
 multiplied, columns in ascending order.
 """
 
-import triton
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
 from twostroke.backends.triton.kernels.packed import COLUMNS, GROUP, ROWS, decode
-
-
-@triton.jit
-def input_group(x, k, K: tl.constexpr):
-    """Columns k of the rows that `x` [T] points to: [16, T]."""
-    if K % 128 == 0:
-        return tl.load(x[None, :] + k[:, None])
-    return tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
+from twostroke.backends.triton.kernels.tiles import input_tile
 
 
 @kernel
@@ -43,7 +35,7 @@ def packed_experts_gated_kernel(
         for tile in range(TILES):
             for i in tl.static_range(8):
                 k = tile * COLUMNS + i * GROUP + c
-                inputs = input_group(x, k, K)
+                inputs = input_tile(x, k, K, 128)
                 place = first * TILES + tile
                 gates = decode(planes, scales, minima, d, dmin, place, tile, first * half, R, c, i, FORM)
                 gate = dot(narrow(gates), inputs, gate)
@@ -79,7 +71,7 @@ def packed_experts_down_kernel(
             for i in tl.static_range(8):
                 weights = decode(planes, scales, minima, d, dmin, place, tile, own * half, R, c, i, FORM)
                 k = tile * COLUMNS + i * GROUP + c
-                made = dot(narrow(weights), input_group(x, k, K), made)
+                made = dot(narrow(weights), input_tile(x, k, K, 128), made)
         features = tl.program_id(1) * ROWS + R
         places = out_ptr + tl.load(order_ptr + pair)[:, None].to(tl.int64) * FEATURES + features[None, :]
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])

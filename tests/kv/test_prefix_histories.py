@@ -58,17 +58,23 @@ class Table:
             self.touch(prefix)
 
     def evict(self, count: int, held: set[int]) -> int:
-        """Evicts one leaf at a time, the least recently used first; those in `held` only if others depend on it."""
+        """Evicts unused leaves, the least recently used first; then unused prefixes with all that depends on them.
+
+        So pages in `held` leave only if one before them does.
+        """
         freed = 0
-        for only_unused in (True, False):
-            while freed < count and any(page not in held for page in self.pages.values()):
-                parents = {prefix[:-SIZE] for prefix in self.pages}
-                leaves = [
-                    p for p, page in self.pages.items() if p not in parents and not (only_unused and page in held)
-                ]
-                if not leaves:
-                    break
-                freed += self.pages.pop(min(leaves, key=lambda prefix: self.used[prefix])) not in held
+        while freed < count:
+            parents = {prefix[:-SIZE] for prefix in self.pages}
+            leaves = [p for p, page in self.pages.items() if p not in parents and page not in held]
+            if not leaves:
+                break
+            del self.pages[min(leaves, key=lambda prefix: self.used[prefix])]
+            freed += 1
+        unused = [p for p, page in self.pages.items() if page not in held]
+        for prefix in sorted(unused, key=lambda prefix: (self.used[prefix], -len(prefix))):
+            if freed < count:
+                gone = [p for p in self.pages if p[: len(prefix)] == prefix]
+                freed += sum(self.pages.pop(p) not in held for p in gone)
         return freed
 
 

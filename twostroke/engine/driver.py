@@ -75,6 +75,8 @@ class Driver:
         if record.complete and not record.sampled:  # the pool had no room for it
             choice.results[slot] = Decoded(stroke.kv, (), record.finish_reason)
             return
+        if stroke.emit:
+            choice.enter_given(stroke, record)
         if not stroke.emit:
             track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
@@ -132,7 +134,7 @@ class Driver:
     def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
         """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
-        if track is choice.track:
+        if track is choice.track and not choice.proves(token):
             if choice.index == 0:
                 choice.request.timings.tokens.append(time.perf_counter())
             choice.went_on()

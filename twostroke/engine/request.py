@@ -9,17 +9,19 @@ import secrets
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
-from twostroke.engine.strokes import Program
+from twostroke.engine.strokes import Decode, Program
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
+from twostroke.errors import InvalidRequest
 from twostroke.kv.pool import PagePool
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
@@ -47,6 +49,7 @@ class Choice:
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
+        self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
         self.held: Token | None = None  # the last token, while it is not certain that another can follow it
         self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
         self.short_until = 0.0  # until when it waits for pages that others hold; 0: it has found all so far
@@ -96,6 +99,31 @@ class Choice:
         if self.num_decodes > len(self.records):
             self.records.append(DecodeRecord())
         return self.records[self.num_decodes - 1]
+
+    def enter_given(self, stroke: Decode, record: DecodeRecord) -> None:
+        """Let a decode enter the given tokens, as after a preemption.
+
+        A stroke that guesses, or that tells the program more than ids, samples them again (`proves`).
+        """
+        if record.sampled or stroke.guesses or stroke.until is not None or stroke.stats or stroke.keep_logits:
+            return
+        for id in self.given[len(self.track.ids) :][: stroke.max_tokens]:
+            record.sampled.append(Sampled(id))
+            self.track.push(record.sampled[-1])
+        ended = self.track.finish_reason is not None or len(record.sampled) == stroke.max_tokens
+        if record.sampled and ended:
+            record.complete, record.finish_reason = True, self.track.finish_reason
+
+    def proves(self, token: Token) -> bool:
+        """Whether a token is one of the given, sampled again. Raises InvalidRequest if it is another."""
+        if token.index >= len(self.given):
+            return False
+        if token.id != self.given[token.index]:
+            raise InvalidRequest(
+                f"the answer cannot be continued here: token {token.index} is {token.id}, and was "
+                f"{self.given[token.index]}: give every worker the same model, and processors of one kind"
+            )
+        return True
 
     def release(self) -> None:
         """Drop the program and every value and page it holds."""
@@ -195,6 +223,17 @@ class Request:
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}
+
+    def take_over(self, tokens: Sequence[int]) -> None:
+        """Begin behind tokens of the answer that another engine has made and delivered.
+
+        The program begins at its start. Its decodes enter the tokens where that is enough, else sample them again. The
+        next token has the noise, the penalties and the constraint of its place in the whole answer. Raises
+        InvalidRequest for a request with several choices, or one that was submitted.
+        """
+        if len(self.choices) > 1 or self.choices[0].track.ids:
+            raise InvalidRequest("only a request of one choice that is not submitted yet can take over an answer")
+        self.choices[0].given = tuple(tokens)
 
     @property
     def done(self) -> bool:

@@ -14,6 +14,7 @@ from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
 from twostroke.kv import header as headers
 from twostroke.kv import spans
+from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Contents
 from twostroke.kv.header import Header
@@ -44,6 +45,7 @@ class Final:
         parts: those that go as entries.
         logits: [vocab] float32, or [0].
         state: what the caller sends along, for JSON.
+        queries: those of its last entries, for techniques that choose by attention.
     """
 
     kv: KVCache
@@ -53,9 +55,10 @@ class Final:
     parts: list[Part]
     logits: np.ndarray
     state: Any
+    queries: Queries
 
     @classmethod
-    def of(cls, kv: KVCache, promised: Sequence[int], state: Any) -> "Final":
+    def of(cls, kv: KVCache, promised: Sequence[int], state: Any, queries: Queries) -> "Final":
         """`promised`: pages of the value whose numbers are given, since they may have been sent: 0 and so on."""
         table, tail, pool = kv.table, kv.tail, kv.pool
         logits = None if tail is None else tail.logits
@@ -79,6 +82,7 @@ class Final:
             [Part(numbers[page], page, used[page]) for page in parts],
             logits,
             state,
+            queries,
         )
 
     @property

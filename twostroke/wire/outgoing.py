@@ -2,15 +2,31 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
+from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is to send: pages, the number of the first of them, and the run that they belong to.
+
+    `kv` holds the pages; `final` is the complete value, once it is.
+    """
+
+    kv: KVCache | None
+    pages: list[int]
+    first: int
+    run: int
+    final: Final | None
 
 
 class Outgoing:
@@ -40,6 +56,7 @@ class Outgoing:
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, clock
         self._changed = threading.Condition()
         self._promised: list[int] = []
+        self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
         self._final: Final | None = None
         self._why: str | None = None  # why it will not be complete, or is gone
@@ -47,34 +64,40 @@ class Outgoing:
     def extend(self, kv: KVCache) -> None:
         """The value as far as it is computed: pages that are full go out while the rest is computed.
 
-        Raises KVError: it lacks a page of the value before it.
+        If it lacks a page of the value before it, as after a preemption, all goes out again.
         """
         pages = whole_pages(kv)
         with self._changed:
             if self._final is None and self._why is None:
-                self._require(pages)
-                self._kv = kv
-                known = set(self._promised)
-                self._promised = [*self._promised, *(page for page in pages if page not in known)]
+                self._kv, self.lease = kv, None
+                self._promise(pages, pages)
                 self._changed.notify_all()
 
-    def _require(self, pages: Iterable[int]) -> None:
-        if not set(pages).issuperset(self._promised):
-            raise KVError("what is sent of a value while it grows has to stay in it: give only what will be kept")
+    def _promise(self, pages: list[int], among: list[int]) -> None:
+        if not set(among).issuperset(self._promised):
+            self._promised, self._run = [], self._run + 1
+        known = set(self._promised)
+        self._promised = [*self._promised, *(page for page in pages if page not in known)]
 
-    def complete(self, kv: KVCache, state: Any = None) -> None:
+    def pause(self) -> None:
+        """What computes the value was interrupted: let go of its pages. It fails unless it goes on within `ttl_s`."""
+        with self._changed:
+            if self._final is None and self._why is None:
+                self._kv, self._promised, self._run = None, [], self._run + 1
+                self.lease = Lease(self._receivers, self._ttl_s, self._clock)
+
+    def complete(self, kv: KVCache, state: Any = None, queries: Queries = NO_QUERIES) -> None:
         """The whole value. Its lease begins.
 
         Args:
             kv: in the pool of the sender.
             state: what goes along, for JSON; the receiver gets it with the value.
-
-        Raises KVError: it lacks a page that `extend` was given.
+            queries: of the last entries, if the technique chooses by attention.
         """
         with self._changed:
             if self._final is None and self._why is None:
-                self._require(kv.table[:, PAGE].tolist())
-                self._kv, self._final = kv, Final.of(kv, self._promised, state)
+                self._promise([], kv.table[:, PAGE].tolist())
+                self._kv, self._final = kv, Final.of(kv, self._promised, state, queries)
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
                 self._changed.notify_all()
 
@@ -101,15 +124,20 @@ class Outgoing:
 
     # For transfers ----------------------------------------------------------------------------------------------
 
+    @property
+    def value(self) -> KVCache | None:
+        """What it holds."""
+        return self._kv
+
     def renew(self) -> None:
-        if self.lease is not None:
+        """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""
+        if self.lease is not None and self._final is not None:
             self.lease.renew()
 
-    def look(self, sent: int, limit_s: float) -> tuple[KVCache | None, list[int], Final | None]:
-        """What there is to send after the first `sent` pages, waiting at most `limit_s` seconds for more.
+    def look(self, sent: int, run: int, limit_s: float) -> Look:
+        """What there is to send after the first `sent` pages of a run, waiting at most `limit_s` seconds for more.
 
-        Returns (the value that holds the pages, the pages, the complete value once it is). Raises KVError if the value
-        is gone.
+        Raises KVError: the value is gone.
         """
         with self._changed:
             self._changed.wait_for(
@@ -118,8 +146,9 @@ class Outgoing:
             self.sweep()
             if self._why is not None:
                 raise KVError(self._why)
+            sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
-            return self._kv, pages[sent:], self._final
+            return Look(self._kv, pages[sent:], sent, self._run, self._final)
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

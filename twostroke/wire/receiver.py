@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import TwostrokeError
+from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
@@ -30,6 +31,7 @@ class Received:
 
     Attributes:
         kv: the value, in the receiver's pool.
+        queries: of its last entries, if the sender gave them.
         state: what the sender sent along.
         identity: of the model that computed it (`Model.id`).
         canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
@@ -38,6 +40,7 @@ class Received:
     """
 
     kv: KVCache
+    queries: Queries
     state: Any
     identity: str
     canonical: bool
@@ -158,10 +161,11 @@ class Receiver:
                 raise WireError("nobody wants it any more")
             reception.open(handle, self._secret)
             reception.accept_terms(self.identity if self._same_identity else None, self._convert)
-            kv, state = reception.take(release)
+            kv, queries, state = reception.take(release)
             incoming.set_result(
                 Received(
                     kv,
+                    queries,
                     state,
                     reception.identity,
                     reception.identity == self.identity,

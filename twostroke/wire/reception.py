@@ -11,6 +11,7 @@ import numpy as np
 from twostroke.errors import KVError
 from twostroke.kv import header as headers
 from twostroke.kv import spans
+from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.header import Header
 from twostroke.kv.pool import PagePool
@@ -97,8 +98,8 @@ class Reception:
         self._landing = Landing(self._pool)
         self._grant(terms["expected"] if self._pages else 0)
 
-    def take(self, release: bool) -> tuple[KVCache, Any]:
-        """Receive all of it. Returns the value and what was sent along."""
+    def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
+        """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
         while (message := self._message())["kind"] != "done":
             if message["kind"] == "pages":
                 self._fill(message)
@@ -106,12 +107,12 @@ class Reception:
                 self._keep_entries(message)
             elif message["kind"] == "more":
                 self._grant(message["count"])
-        kv = self._attached(message)
+        kv, queries = self._attached(message)
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself
             log.info("a sender did not hear that its value was received: %s", error)
-        return kv, message["state"]
+        return kv, queries, message["state"]
 
     def end(self) -> None:
         """Close the channel, and free what is reserved once nothing can be written there any more."""
@@ -205,13 +206,14 @@ class Reception:
         self._num_entries += len(slots)
         self.bytes_received += len(data)
 
-    def _attached(self, message: Message) -> KVCache:
+    def _attached(self, message: Message) -> tuple[KVCache, Queries]:
         """The value, now that all of it is there. Raises WireError: something is missing, or is not right."""
         pool, landing = self._pool, self._landing
         assert landing is not None
         header = _decoded(message["header"].encode(), self._open)
-        logits = np.empty(header.num_logits, np.float32)
-        data = logits.view(np.uint8).data
+        shape, windows = message["queries"]
+        rest = np.empty(header.num_logits + int(np.prod(shape)), np.float32)
+        data = rest.view(np.uint8).data
         self._open.fill([data], self._left())
         self._check(data, message["digest"])
         contents, order = header.contents, np.array(message["order"], np.int64)
@@ -228,7 +230,8 @@ class Reception:
         pages = landing.keep(order.tolist(), spans.filled(contents.table, local).tolist())
         try:
             table = spans.with_pages(contents.table, local, pages).astype(np.int32)
-            return form.value(pool, replace(contents, table=table), logits)
+            queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
+            return form.value(pool, replace(contents, table=table), rest[: header.num_logits]), queries
         finally:
             pool.release(pages)  # the value holds its own references
 

@@ -5,11 +5,10 @@ import logging
 import numpy as np
 
 from twostroke.kv import spans
-from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
-from twostroke.wire.outgoing import Outgoing
+from twostroke.wire.outgoing import Look, Outgoing
 from twostroke.wire.transport import Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
@@ -29,12 +28,12 @@ class Transfer:
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim = transport, claim
         self._grant = Grant("", [])
-        self._sent = 0
+        self._sent = self._run = 0
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        _, _, final = outgoing.look(0, 0)
+        final = outgoing.look(0, 0, 0).final
         expected = outgoing.expected if final is None else final.num_pages
         about = without_entries(self._pool)
         channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected or 0)
@@ -62,26 +61,27 @@ class Transfer:
             self._channel.send("more", count=missing)
             self._take_grant()
 
-    def _look(self) -> tuple[KVCache | None, list[int], Final | None]:
+    def _look(self) -> Look:
         """What there is to send; says now and then that this side lives. Raises WireError if the other has gone."""
         while True:
             if self._channel.readable:  # all that a receiver may say now is that it turns away
                 raise WireError(f"{self._channel.peer} has turned away")
-            kv, pages, final = self._outgoing.look(self._sent, ALIVE_S)
+            look = self._outgoing.look(self._sent, self._run, ALIVE_S)
             self._outgoing.renew()
-            if pages or final is not None:
-                return kv, pages, final
+            self._sent, self._run = look.first, look.run
+            if look.pages or look.final is not None:
+                return look
             self._channel.send("alive")
 
     def _send_pages(self, writer: PageWriter) -> Final:
         group = max(1, GROUP_BYTES // self._pool.page_bytes)
         while True:
-            _kv, pages, final = self._look()  # the value is held as long as its pages are written
-            if not pages:
-                assert final is not None
-                return final
-            self._need(self._sent + len(pages) if final is None else final.num_pages)
-            some = np.array(pages[:group], np.int64)
+            look = self._look()  # it holds the value as long as its pages are written
+            if not look.pages:
+                assert look.final is not None
+                return look.final
+            self._need(self._sent + len(look.pages) if look.final is None else look.final.num_pages)
+            some = np.array(look.pages[:group], np.int64)
             numbers = range(self._sent, self._sent + len(some))
             with self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources:
                 writer.write(numbers, sources, self._grant)
@@ -90,10 +90,9 @@ class Transfer:
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
-        final = None
-        while final is None:
-            self._sent = 1 << 60
-            _, _, final = self._look()
+        while (look := self._look()).final is None:
+            self._sent = look.first + len(look.pages)
+        final = look.final
         pages, slots = spans.pages_and_slots(final.kv.table)
         group = max(1, GROUP_BYTES // self._pool.entry_bytes)
         for first in range(0, len(pages), group):
@@ -112,12 +111,14 @@ class Transfer:
             self._need(final.num_pages)
             for part in final.parts:
                 self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
-        logits = final.logits.view(np.uint8).data
+        queries = final.queries
+        rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
         self._channel.send(
             "done",
-            [logits] if len(logits) else [],
+            [rest],
             header=final.header,
             order=final.order,
-            digest=self._channel.digest(logits),
+            queries=[list(queries.rows.shape), list(queries.windows)],
+            digest=self._channel.digest(rest),
             state=final.state,
         )

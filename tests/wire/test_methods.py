@@ -27,3 +27,16 @@ def test_every_method(chosen: Method, pair: Callable[..., Pair]) -> None:
 
 def order(token: Any) -> tuple[int, int]:
     return token.choice, token.index
+
+
+TAUGHT = [one for one in CASES if one.name in ("overfill", "refresh") and getattr(one, "when", "") != "mc-dropout"]
+
+
+@pytest.mark.parametrize("chosen", TAUGHT, ids=repr)
+def test_the_teacher_is_in_another_process(chosen: Method, pair: Callable[..., Pair]) -> None:
+    """One model prefills and refreshes, the other has the student's weights alone."""
+    both = pair(first={"student": "int8"}, second={"weights": "int8"})
+    for sampling in ({}, {"temperature": 1.0, "seed": 3, "logprobs": 2}):
+        options = OPTIONS | sampling
+        assert both.student(PROMPT, chosen, **options) == local(both.first, PROMPT, chosen, **options)
+    assert both.sender.num_offers == 0

@@ -4,6 +4,7 @@ Pages have numbers, in the order in which they are sent; the header names them b
 some slots only goes as these entries, so the bytes that move are those of the value's entries and no others.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,3 +128,9 @@ def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
     return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
+
+
+def digest_of(kv: KVCache) -> str:
+    """Stands for a value's tokens and positions: both sides hold the same value if they agree on it."""
+    tokens = kv.token_array.astype("<i4").tobytes() + spans.positions(kv.table).astype("<i8").tobytes()
+    return hashlib.blake2b(tokens, digest_size=16).hexdigest()

@@ -58,6 +58,7 @@ class Outgoing:
         self._promised: list[int] = []
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
+        self._longer: KVCache | None = None
         self._final: Final | None = None
         self._why: str | None = None  # why it will not be complete, or is gone
 
@@ -118,16 +119,22 @@ class Outgoing:
     def _drop(self, why: str) -> None:
         if self._why is None:
             self._why = why
-        self._kv = self._final = None
+        self._kv = self._longer = self._final = None
         self._promised = []
         self._changed.notify_all()
 
     # For transfers ----------------------------------------------------------------------------------------------
 
     @property
-    def value(self) -> KVCache | None:
-        """What it holds."""
-        return self._kv
+    def longest(self) -> KVCache | None:
+        """The complete value, or what `grow` has made of it; None before it is complete, and after its lease."""
+        return self._longer or (None if self._final is None else self._final.kv)
+
+    def grow(self, kv: KVCache) -> None:
+        """Hold a longer value too, for the next entries that are asked for."""
+        with self._changed:
+            if self._final is not None:
+                self._longer = kv
 
     def renew(self) -> None:
         """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke
+from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 from twostroke.wire.channel import WireError
+from twostroke.wire.handle import Handle
 from twostroke.wire.outgoing import Outgoing
-from twostroke.wire.receiver import Received
+from twostroke.wire.receiver import Received, Receiver
 
 NO_LOGITS = np.empty((0, 0), np.float32)
 CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along with its value
@@ -79,7 +81,7 @@ def or_here(program: Program, method: Method, prompt: Prompt) -> Program:
 def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
     """A technique's strokes in an engine that has the student only, as its own model.
 
-    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`Remote.prefill`).
+    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`prefilled_by`).
     """
 
     def here(stroke: Stroke) -> Stroke:
@@ -100,6 +102,20 @@ def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> P
             result = yield [here(one) for one in asked] if isinstance(asked, list) else here(asked)
     finally:
         program.close()
+
+
+def prefilled_by(receiver: Receiver, handle: Handle) -> Callable[[Prefill], Future[KVCache]]:
+    """Prefills after a value that its sender holds too: the sender computes them, and the new entries come here.
+
+    It is for `across`. Raises InvalidRequest for a prefill whose result is more than a value.
+    """
+
+    def prefill(stroke: Prefill) -> Future[KVCache]:
+        if stroke.after is None or stroke.queries is not None or stroke.logprobs is not None or stroke.logits == "all":
+            raise InvalidRequest("this technique needs more of its teacher than a value: let one process do both")
+        return receiver.extend(handle, stroke.after, stroke.tokens, stroke.logits)
+
+    return prefill
 
 
 class Arriving:

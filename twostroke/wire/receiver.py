@@ -3,16 +3,18 @@
 import logging
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.errors import TwostrokeError
+from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import CONNECT_S, Channel, WireError
+from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.reception import Reception
 from twostroke.wire.secret import shared_secret
@@ -64,6 +66,27 @@ class Incoming(Future[Received]):
         return super().cancel()
 
 
+class Extended(Future[KVCache]):
+    """A value whose last entries are on their way."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        super().__init__()
+        self._incoming = incoming
+
+    def cancel(self) -> bool:
+        self._incoming.cancel()
+        return super().cancel()
+
+    def join(self, kv: KVCache, incoming: Future[Received]) -> None:
+        """The entries have come, or not."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            self.set_result(kv + incoming.result().kv)
+        except (TwostrokeError, CancelledError) as error:
+            self.set_exception(error.with_traceback(None))
+
+
 class Receiver:
     """Claims values and brings them into a pool, on threads of its own. Any thread may call its methods."""
 
@@ -109,8 +132,32 @@ class Receiver:
             GeometryMismatch, KVError: it does not fit here; one line says why. OutOfPages: no room; nothing was evicted
                 but unused prefixes. WireError: it is gone, damaged on its way, late, or the other side has died.
         """
+        return self._start(handle, limit_s, release, None)
+
+    def extend(
+        self, handle: Handle, kv: KVCache, tokens: Sequence[int], logits: str, limit_s: float = LIMIT_S
+    ) -> Future[KVCache]:
+        """Let the sender prefill tokens after a value that both sides hold, and fetch the new entries.
+
+        Args:
+            handle: names the value of the sender's; its lease must be held, so it was received with `release=False`.
+            kv: the value here, with the entries that the sender's has.
+            tokens: at least one.
+            logits: as in `Prefill`: "last" or "none".
+
+        Returns a future of the longer value, which shares its pages with `kv`. It raises the errors of `receive`.
+        """
+        if not tokens or kv.pending is not None:
+            raise InvalidRequest("a sender extends a value without a pending token, by at least one token")
+        asked = {"length": len(kv), "digest": digest_of(kv), "tokens": list(tokens), "logits": logits}
+        incoming = self._start(handle, limit_s, True, asked)
+        longer = Extended(incoming)
+        incoming.add_done_callback(lambda done: longer.join(kv, done))
+        return longer
+
+    def _start(self, handle: Handle, limit_s: float, release: bool, extend: dict[str, Any] | None) -> Incoming:
         incoming = Incoming()
-        self._workers.submit(lambda: self._run(incoming, handle, limit_s, release))
+        self._workers.submit(lambda: self._run(incoming, handle, limit_s, release, extend))
         return incoming
 
     def release(self, handle: Handle) -> bool:
@@ -148,7 +195,9 @@ class Receiver:
         finally:
             channel.close()
 
-    def _run(self, incoming: Incoming, handle: Handle, limit_s: float, release: bool) -> None:
+    def _run(
+        self, incoming: Incoming, handle: Handle, limit_s: float, release: bool, extend: dict[str, Any] | None
+    ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
         began = time.monotonic()
@@ -159,7 +208,7 @@ class Receiver:
             incoming._reception = reception
             if incoming._turned_away:
                 raise WireError("nobody wants it any more")
-            reception.open(handle, self._secret)
+            reception.open(handle, self._secret, extend)
             reception.accept_terms(self.identity if self._same_identity else None, self._convert)
             kv, queries, state = reception.take(release)
             incoming.set_result(

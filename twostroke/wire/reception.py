@@ -65,8 +65,8 @@ class Reception:
         landing = self._landing
         return len(landing.pages) if landing is not None and self._ended else 0
 
-    def open(self, handle: Handle, secret: bytes) -> None:
-        """Connect and claim. Raises WireError."""
+    def open(self, handle: Handle, secret: bytes, extend: dict[str, Any] | None) -> None:
+        """Connect and claim, or ask for entries after those that are here. Raises WireError."""
         channel = Channel.connect(handle.address, secret)
         with self._lock:
             self._channel, turned_away = channel, self._turned_away
@@ -74,7 +74,7 @@ class Reception:
             raise WireError("nobody wants it any more")
         pool = self._pool
         channel.send(
-            "claim",
+            "claim" if extend is None else "extend",
             lease=handle.lease,
             incarnation=handle.incarnation,
             geometry=pool.geometry.fingerprint,
@@ -82,6 +82,7 @@ class Reception:
             layout=pool.memory.layout,
             transport=self._transport.name,
             **self._transport.claim(),
+            **(extend or {}),
         )
 
     def accept_terms(self, identity: str | None, convert: bool) -> None:

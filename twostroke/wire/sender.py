@@ -4,12 +4,15 @@ import logging
 import secrets
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from twostroke.errors import KVError
+from twostroke.errors import KVError, TwostrokeError
+from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S
 from twostroke.wire.outgoing import Outgoing
@@ -22,7 +25,11 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 MOST = 64  # connections at once
+MOST_COMPUTED = 16  # prefills for receivers at once
 SWEEP_S = 0.25  # seconds between looks at leases
+
+
+Compute = Callable[[KVCache, list[int], str], KVCache]  # (value, tokens, which logits) -> the longer value
 
 
 class Sender:
@@ -43,6 +50,7 @@ class Sender:
         advertise: str | None = None,
         secret: str | None = None,
         transport: Transport | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """Listen.
 
@@ -54,6 +62,8 @@ class Sender:
             secret: what receivers must know too, at least 16 characters (see `wire.secret`); None: the environment's,
                 or one made from the user's key.
             transport: how pages move (`open_transport`); None: TCP.
+            compute: prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`).
+                It is called on threads of its own, a few at a time. None: nothing is computed for receivers.
 
         Raises:
             WireError: the address cannot be used. KVError: there is no secret.
@@ -70,7 +80,8 @@ class Sender:
         self._channels: set[Channel] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._workers = Workers("wire sender", MOST)
+        self._workers, self._computing = Workers("wire sender", MOST), Workers("wire prefill", MOST_COMPUTED)
+        self._compute = compute
         self._thread = threading.Thread(target=self._listen, name="wire listener", daemon=True)
         self._thread.start()
 
@@ -112,6 +123,7 @@ class Sender:
         self._listener.close()
         self._thread.join(limit_s)
         self._workers.close(limit_s)
+        self._computing.close(limit_s)
 
     # Threads ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +173,13 @@ class Sender:
         if outgoing is None:
             channel.send("gone", why="there is no such value, or its lease has ended")
             return
-        answers: dict[str, Any] = {"claim": self._send, "release": self._release, "renew": self._renew}
+        outgoing.renew()
+        answers: dict[str, Any] = {
+            "claim": self._send,
+            "extend": self._extend,
+            "release": self._release,
+            "renew": self._renew,
+        }
         answers[asked["kind"]](channel, asked, outgoing)
 
     def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
@@ -173,6 +191,33 @@ class Sender:
             channel.send("gone", why=str(error))
             raise
 
+    def _extend(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        """Compute entries after those that the receiver has, and send them."""
+        part = Outgoing(outgoing.handle)
+        self._computing.submit(lambda: self._prefill(asked, outgoing, part))
+        try:
+            self._send(channel, asked, part)
+        finally:
+            part.fail("it was sent")
+
+    def _prefill(self, asked: Message, outgoing: Outgoing, part: Outgoing) -> None:
+        try:
+            kv, length = outgoing.longest, asked["length"]
+            if kv is None or self._compute is None:
+                raise KVError("this sender does not extend values")
+            base = kv[:length]
+            if digest_of(base) != asked["digest"]:
+                raise KVError("the value to extend is another one here")
+            del kv
+            longer = self._compute(base, asked["tokens"], asked["logits"])
+            outgoing.grow(longer)
+            part.complete(longer[length:])
+        except TwostrokeError as error:
+            part.fail(str(error))
+        except Exception as error:
+            log.exception("a prefill for a receiver failed")
+            part.fail(f"its prefill failed: {error}")
+
     def _release(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         if outgoing.lease is None:
             outgoing.fail("nobody wants it any more")
@@ -182,5 +227,4 @@ class Sender:
         channel.send("ok")
 
     def _renew(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
-        outgoing.renew()
         channel.send("ok")

@@ -7,6 +7,7 @@ and a receiver that turns away keeps the pages until then.
 """
 
 import base64
+import importlib
 import importlib.util
 import logging
 import os
@@ -34,9 +35,14 @@ MOST_TAGS = 10_000  # notifications kept for transfers that nobody waits for
 
 def unavailable(pool: PagePool) -> str | None:
     """Why NIXL cannot be used for a pool; None if it can."""
-    if importlib.util.find_spec("nixl") is None:
-        return "NIXL is not installed (pip install --no-deps nixl nixl-cu12)"
+    if _package() is None:
+        return "NIXL is not installed (pip install --no-deps nixl-cu12)"
     return None if isinstance(pool.memory, HostMemory) else "the pool is not in the host's memory"
+
+
+def _package() -> str | None:
+    """The package of NIXL's Python API. The package `nixl` chooses one too, and imports torch for that."""
+    return next((name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(name) is not None), None)
 
 
 class Nixl:
@@ -57,8 +63,7 @@ class Nixl:
         """
         os.environ.setdefault("UCX_NET_DEVICES", devices)
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-        from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t  # pyright: ignore[reportMissingImports]
-
+        api = importlib.import_module(f"{_package()}._api")
         assert isinstance(pool.memory, HostMemory)
         self._agent_name = secrets.token_hex(8)
         self._base, self._size, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
@@ -66,13 +71,13 @@ class Nixl:
         self._tags: dict[bytes, None] = {}
         self._peers: dict[str, Peer] = {}
         try:
-            strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
-            self.agent: Any = nixl_agent(self._agent_name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
+            strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
+            config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
+            self.agent: Any = api.nixl_agent(self._agent_name, config)
             whole = self.agent.get_reg_descs([(self._base, self._size * self._count, 0, "")], "DRAM")
             self._registered = self.agent.register_memory(whole)
-            self.pages = self.agent.prep_xfer_dlist(
-                "NIXL_INIT_AGENT", places(self._base, self._size, self._count), "DRAM"
-            )
+            table = places(self._base, self._size, self._count)
+            self.pages = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", table, "DRAM")
         except Exception as error:  # of many kinds
             raise WireError(f"NIXL does not start: {error}") from None
 

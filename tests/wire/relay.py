@@ -13,14 +13,11 @@ class Relay:
     def __init__(self, to: Handle, most: int | None = None, flip: int | None = None, stalls: bool = False) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._to, self._most, self._flip, self._stalls = to, most, flip, stalls
+        self.handle = Handle("127.0.0.1", self._listener.getsockname()[1], to.incarnation, to.lease)
         self.forwarded = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._run)]
         self._threads[0].start()
-
-    @property
-    def handle(self) -> Handle:
-        return Handle("127.0.0.1", self._listener.getsockname()[1], self._to.incarnation, self._to.lease)
 
     def close(self) -> None:
         self._listener.close()

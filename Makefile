@@ -7,7 +7,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve bench-tiers soak check clean
+.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve bench-tiers bench-wire soak check clean
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -51,6 +51,9 @@ bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 m
 bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, restarts, many conversations: tables, plots, JSON; 25 minutes
 	$(BIN)/python -m benchmarks.tiers
 	$(BIN)/python -m benchmarks.tiers_served
+
+bench-wire: $(VENV)/installed-dev  ## GB/s of a value into another process, beside NIXL and a socket alone; 5 minutes
+	$(BIN)/python -m benchmarks.wire
 
 bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded

@@ -20,6 +20,7 @@ function attentionView() {
 
   function pick(map) {
     seen.map = map;
+    status.replaceChildren();
     for (const button of document.querySelectorAll(".small button")) button.setAttribute("aria-pressed", button.dataset.name === mapName(map));
     large.replaceChildren(element("h3", {}, mapName(map)), grid(map, status, look));
     if (seen.row !== null) look(seen.row, seen.column);

@@ -11,6 +11,7 @@ from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, Samplin
 from twostroke.cli.report import note, print_json
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
+from twostroke.system.save import replaceable
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def explain(
     text = read_prompt(text, prompt, prompt_file)
     if system is not None and chat is False:
         raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    if html is not None:
+        replaceable(html)
     params = sampling.params()
     method = method_options.build()
     model_options.check_companions(method)

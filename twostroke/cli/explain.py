@@ -8,7 +8,7 @@ import typer
 
 from twostroke.cli.generate import prompt_tokens, read_prompt
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
-from twostroke.cli.report import note, print_json
+from twostroke.cli.report import Loading, note, print_json
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.save import replaceable
@@ -71,7 +71,8 @@ def explain(
 
         tokens = prompt_tokens(llm, text, chat, system)
         aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
-        made = explain(llm, text, tokens, params, aspects)
+        with Loading(f"answering {len(tokens):,} tokens, and watching"):
+            made = explain(llm, text, tokens, params, aspects)
         if html is not None:
             from twostroke.explain.page import write_page
 

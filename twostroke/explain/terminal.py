@@ -182,13 +182,10 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
     each = join * (starts[1] if len(starts) > 1 else 1)
     cell = "" if each == 1 else f" A cell is {each:,} x {each:,} tokens."
     _say(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
-    share = sum(float(row[0]) for row in rows) / len(rows)
+    share, first = sum(float(row[0]) for row in rows) / len(rows), starts[1] if len(starts) > 1 else 1
     if share > 0.3:
-        _say(
-            console,
-            f"{share:.0%} goes to the first token: an attention sink, where heads look that find nothing else.",
-            "dim",
-        )
+        tokens = "the first token: an" if first == 1 else f"the first {first} tokens, with the"
+        _say(console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim")
     if len(starts) == len(made.tokens):
         last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
         _say(console, f"The last token attends most to {_attended(made, last)}.")

@@ -166,8 +166,12 @@ class Predictor:
         prices = _nonnegative_least_squares(work / scale / seconds[:, None], np.ones(len(samples)))
         return cls(cost, Work(*(prices / scale).tolist()))
 
+    def parts(self, step: Iterable[Rows]) -> Work:
+        """Seconds of each kind of work."""
+        return Work(*(amount * price for amount, price in zip(self.cost.work(step), self.prices, strict=True)))
+
     def seconds(self, step: Iterable[Rows]) -> float:
-        return sum(amount * price for amount, price in zip(self.cost.work(step), self.prices, strict=True))
+        return sum(self.parts(step))
 
 
 class Correction:

@@ -6,7 +6,7 @@ import { drawCaches } from "./pages.js";
 import { TokensView } from "./tokens.js";
 
 export class AnswerView {
-  /** `actions`: attend(answer, index), result(call, text), take(answer) or null where there is no choice. */
+  /** `actions`: attend(index, chosen), result(call, text), take(answer); null where there is none. */
   constructor(answer, actions) {
     this.answer = answer;
     this.actions = actions;
@@ -73,7 +73,7 @@ export class AnswerView {
     const open = this.tokens === null;
     this.toggle.setAttribute("aria-expanded", String(open));
     if (open) {
-      this.tokens = new TokensView(this.answer, (index) => this.actions.attend(this.answer, index));
+      this.tokens = new TokensView(this.answer, this.actions.attend);
       this.body.after(this.tokens.node);
     } else {
       this.tokens.node.remove();

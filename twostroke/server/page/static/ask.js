@@ -1,6 +1,6 @@
 // One question to the server, and the answer as it comes.
 
-import { call, events, reason } from "./api.js";
+import { call, events, json, reason } from "./api.js";
 
 /** An answer that nothing has come of yet. */
 export function emptyAnswer(method) {
@@ -48,7 +48,8 @@ function take(data, answer, began) {
     const known = (answer.calls[call.index] ??= { id: call.id, name: call.function.name, arguments: "" });
     known.arguments += call.function.arguments ?? "";
   }
-  if (choice.logprobs?.content) answer.tokens.push(...choice.logprobs.content.map(token));
+  const ids = choice.token_ids ?? [];
+  if (choice.logprobs?.content) answer.tokens.push(...choice.logprobs.content.map((one, i) => token(one, ids[i])));
   if (delta.role === undefined) answer.count += 1;
   answer.state = "answering";
   answer.first ??= performance.now() - began;
@@ -59,8 +60,15 @@ function take(data, answer, began) {
   }
 }
 
-function token({ token: text, logprob, top_logprobs: top }) {
-  return { text, p: Math.exp(logprob), top: top.map((one) => ({ text: one.token, p: Math.exp(one.logprob) })) };
+function token({ token: text, logprob, top_logprobs: top }, id) {
+  return { id, text, p: Math.exp(logprob), top: top.map((one) => ({ text: one.token, p: Math.exp(one.logprob) })) };
+}
+
+/** What the model attended to when it wrote a token of an answer, as a plain pass over the same tokens does. */
+export async function attention(prompt, answer, index, chosen) {
+  const { tokens } = await json("/tokenize", { body: prompt });
+  const before = answer.tokens.slice(0, index).map(({ id }) => id);
+  return json("/attention", { body: { tokens: [...tokens, ...before], ...chosen } });
 }
 
 /** The messages of a conversation as the API has them. */

@@ -1,11 +1,10 @@
 // A conversation on the screen: asking, stopping, asking again, changing a question.
 
-import { ask, emptyAnswer, messages } from "./ask.js";
+import { ask, attention, emptyAnswer, messages } from "./ask.js";
 import { AnswerView } from "./answer.js";
-import { attend } from "./attention.js";
 import { save } from "./conversations.js";
 import { announce, button, byId, copyButton, el } from "./dom.js";
-import { fields } from "./settings.js";
+import { fields, promptFields } from "./settings.js";
 
 export class Chat {
   /** `changed` is called when the conversation's place in the list may be another. */
@@ -155,7 +154,7 @@ export class Chat {
       const take = several && last && i !== turn.chosen ? () => this.choose(turn, i) : null;
       const calls = i === turn.chosen ? (call, text) => this.result(turn, call, text) : null;
       const view = this.views.get(answer);
-      const kept = view && Boolean(view.actions.take) === Boolean(take) ? view : new AnswerView(answer, { take, result: calls, attend: (one, index) => attend(this.asked(turn), one, index) });
+      const kept = view && Boolean(view.actions.take) === Boolean(take) ? view : this.view(turn, answer, take, calls);
       views.set(answer, kept);
       kept.show();
       return kept.node;
@@ -167,6 +166,14 @@ export class Chat {
       el("div", { class: several ? "answers beside" : "answers" }, nodes),
       el("div", { class: "actions" }, again),
     );
+  }
+
+  view(turn, answer, take, result) {
+    const attend = (index, chosen) => {
+      const prompt = { messages: this.asked(turn), ...promptFields(this.conversation.settings) };
+      return attention(prompt, answer, index, chosen);
+    };
+    return new AnswerView(answer, { take, result, attend });
   }
 
   question(turn) {

@@ -51,3 +51,10 @@ export function oncePerFrame(action) {
     asked = args;
   };
 }
+
+/** A token's text with its spaces and line ends made visible. */
+export function visible(text) {
+  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
+}
+
+export const percent = (p) => `${(100 * p).toFixed(p > 0.1 ? 1 : 2)}%`;

@@ -60,7 +60,7 @@ function plain(value) {
 
 /** The fields of a request. Throws an Error that names a setting which cannot be read. */
 export function fields(settings, which = "method") {
-  const made = { logprobs: true, top_logprobs: 5, method: chosen(settings, settings[which]) };
+  const made = { logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, settings[which]) };
   for (const name of NUMBERS) if (settings[name] !== "") made[name] = Number(settings[name]);
   if (settings.tools.trim()) made.tools = wrapped(parsed("Tools", settings.tools));
   if (settings.format === "json_object") made.response_format = { type: "json_object" };
@@ -68,6 +68,12 @@ export function fields(settings, which = "method") {
     made.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed("JSON schema", settings.schema) } };
   }
   return { ...made, ...(settings.extra.trim() ? parsed("Further fields", settings.extra) : {}) };
+}
+
+/** What makes the prompt besides the messages. */
+export function promptFields(settings) {
+  const { tools } = fields(settings);
+  return tools ? { tools } : {};
 }
 
 function chosen(settings, name) {

@@ -1,16 +1,10 @@
 // The tokens of an answer: how likely each was, what else could have been there, and what it attended to.
 
-import { byId, el } from "./dom.js";
-
-/** A token's text with its spaces and line ends made visible. */
-export function visible(text) {
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
-}
-
-const percent = (p) => `${(100 * p).toFixed(p > 0.1 ? 1 : 2)}%`;
+import { showAttention } from "./attention.js";
+import { byId, el, percent, visible } from "./dom.js";
 
 export class TokensView {
-  /** `attend(index)` is called for a token that is clicked. */
+  /** `attend(index, {layer, head})` asks the server what a token attended to. */
   constructor(answer, attend) {
     this.answer = answer;
     this.list = el("div", { class: "tokens", role: "toolbar", "aria-label": "Tokens of the answer", dir: "auto" });
@@ -38,7 +32,6 @@ export class TokensView {
       );
       node.style.setProperty("--doubt", String(Math.round(100 * Math.min(1, -Math.log(Math.max(p, 1e-4)) / 5))));
       this.list.append(node);
-      if (text.includes("\n")) this.list.append();
     }
   }
 
@@ -58,16 +51,12 @@ export class TokensView {
     next.focus();
   }
 
-  async press(node) {
+  press(node) {
     if (node.dataset.index === undefined) return;
     for (const one of this.list.querySelectorAll("[aria-pressed]")) one.removeAttribute("aria-pressed");
     node.setAttribute("aria-pressed", "true");
-    this.attention.replaceChildren(el("p", { class: "hint" }, "Computing its attention"));
-    try {
-      this.attention.replaceChildren(...(await this.attend(Number(node.dataset.index))));
-    } catch (error) {
-      this.attention.replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
-    }
+    const index = Number(node.dataset.index);
+    showAttention(this.attention, this.answer, index, (chosen) => this.attend(index, chosen));
   }
 }
 

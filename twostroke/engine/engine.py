@@ -27,6 +27,7 @@ from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turns import Turns
+from twostroke.engine.watch import Watch
 from twostroke.errors import ContextLengthExceeded, EngineStopped, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.tiers import Tiers
@@ -65,6 +66,7 @@ class Engine:
         tiers: where pages may be besides the pools.
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
+        watch: gets a record of each step; None while nobody watches. Any thread may set it.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         self._lock = FairLock()  # held for every change of the engine's state
         self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
+        self.watch: Watch | None = None
         self._closed = False
         self._forecast: Forecast | None = None
         self.tiers = tiers or Tiers()
@@ -128,6 +131,11 @@ class Engine:
         """Number of choices that wait for pages from other tiers; they do not count as running."""
         return len(self._queues.arriving)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """The strokes in flight of all choices that have started, in order of arrival."""
+        return [lane for choice in self._queues.active for lane in choice.lanes]
+
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
         models = dict.fromkeys(self.models.values())
@@ -137,6 +145,12 @@ class Engine:
     def preemptions(self) -> int:
         """Number of times that a choice was preempted."""
         return self._placement.preemptions
+
+    @property
+    def evicted_pages(self) -> int:
+        """Number of times that a page of a prefix index had to give up its frame."""
+        indexes = {model.index for model in self.models.values()}
+        return sum(index.evicted_pages for index in indexes if index is not None)
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
@@ -298,6 +312,8 @@ class Engine:
             self._observe(step, time.perf_counter() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
+        if (watch := self.watch) is not None and worked:
+            watch.step(self, chunks, began)
         return worked
 
     @property

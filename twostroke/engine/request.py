@@ -56,9 +56,14 @@ class Choice:
 
     @property
     def request(self) -> Request:
-        request = self._request()
+        request = self.request_if_kept
         assert request is not None, "the engine keeps a request until it is done"
         return request
+
+    @property
+    def request_if_kept(self) -> Request | None:
+        """The request; None if it is done and nobody wants it any more."""
+        return self._request()
 
     @property
     def arriving(self) -> bool:
@@ -164,6 +169,7 @@ class Request:
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
         events: tokens in the order in which they were made, for the caller to take.
+        name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
@@ -184,7 +190,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
-        self.priority = 0
+        self.priority, self.name = 0, ""
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None

@@ -52,13 +52,14 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
+        evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
         leaving: called under the pool's lock with pages that leave the index, before they are released.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
-        self.queried_tokens = self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
         self.leaving: Callable[[Sequence[int]], None] | None = None
         self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
@@ -120,7 +121,9 @@ class PrefixIndex(ABC):
                 self._came_back(self._hosted)
                 freed += self._spill(count - freed)
             freed += self._leave(count - freed, in_use=False)
-            return freed + self._leave(count - freed, in_use=True)
+            freed += self._leave(count - freed, in_use=True)
+            self.evicted_pages += freed
+            return freed
 
     @property
     def num_unused(self) -> int:
@@ -144,6 +147,10 @@ class PrefixIndex(ABC):
     def num_in_pool(self) -> int:
         """Number of indexed pages in the pool."""
         return len(self._order)
+
+    def pages_in_pool(self) -> np.ndarray:
+        """The ids of these pages. The pool's lock must be held."""
+        return np.fromiter(self._order, np.int64, len(self._order))
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:

@@ -50,4 +50,5 @@ def worker(
         made = Worker(llm, role, Place(namespace, discovery, events, served_name))
         return made, made.config()
 
-    run(Worker, engine_factory=make)
+    with llm:
+        run(Worker, engine_factory=make)

@@ -55,6 +55,15 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 class Member:
     """A child process of the cluster, with a file for what it writes."""
 
@@ -85,6 +94,7 @@ class LocalCluster:
     """A context manager: inside of it, an OpenAI-compatible server is at `url`.
 
     Attributes:
+        options: those of `twostroke worker` that every worker has.
         workers: in the order in which they were started.
         front_end: Dynamo's.
     """
@@ -94,11 +104,12 @@ class LocalCluster:
         self.folder, self.model = folder, model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.options: list[str] = []
         self.workers: list[Member] = []
         self._options = ["--migration-limit", str(migration_limit), "--router-mode", router]
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
-        self._environment["DYN_LOG"] = os.environ.get("DYN_LOG", "warn")
+        self._environment["DYN_LOG"] = "info"  # with a line for each request, see `serving`
         listen_at(self._environment, "127.0.0.1", folder / "discovery")
         self.front_end = self._start_front_end()
 
@@ -109,12 +120,24 @@ class LocalCluster:
     def _member(self, name: str, arguments: Sequence[str]) -> Member:
         return Member(name, [sys.executable, *arguments], self.folder / f"{name}.log", self._environment)
 
+    @property
+    def running(self) -> list[Member]:
+        return [worker for worker in self.workers if worker.process.poll() is None]
+
     def add(self, *options: str) -> Member:
-        """Start a worker with these options of `twostroke worker`. `ready` waits for it."""
+        """Start a worker with these options besides. `ready` waits for it."""
         name = f"worker-{len(self.workers)}"
-        arguments = ["-m", "twostroke", "worker", "--served-name", self.model, *options]
+        arguments = ["-m", "twostroke", "worker", "--served-name", self.model, *self.options, *options]
         self.workers.append(self._member(name, arguments))
         return self.workers[-1]
+
+    def serving(self, id: str) -> Member:
+        """The worker that has the request, by the id of its completion. Raises ClusterFailed."""
+        request = id.partition("-")[2]
+        for worker in reversed(self.running):
+            if request in worker.log.read_text(errors="replace"):
+                return worker
+        raise ClusterFailed(f"no worker has request {request}: see {self.folder}")
 
     def restart_front_end(self) -> None:
         """As after a crash of the front end."""
@@ -124,10 +147,10 @@ class LocalCluster:
     def ready(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until the front end knows every worker that runs. Raises ClusterFailed."""
         deadline = time.monotonic() + patience_s
-        killed = (None, -signal.SIGKILL)
+        known = (None, 0, -signal.SIGKILL)  # it runs, or was ended on purpose
         while True:
             for member in (self.front_end, *self.workers):
-                if member.process.poll() not in killed:
+                if member.process.poll() not in known:
                     raise ClusterFailed(f"{member.name} has ended: see {member.log}")
             if self._answers():
                 return
@@ -136,13 +159,13 @@ class LocalCluster:
             time.sleep(0.1)
 
     def _answers(self) -> bool:
-        running = sum(worker.process.poll() is None for worker in self.workers)
         try:
             instances, models = self._get("/health")["instances"], self._get("/v1/models")["data"]
         except OSError:
             return False
-        known = sum(instance["endpoint"] == "generate" for instance in instances)
-        return known >= running and any(model["id"] == self.model for model in models)
+        addresses = [instance["transport"]["tcp"] for instance in instances if instance["endpoint"] == "generate"]
+        known = sum(_listens(address.partition("/")[0]) for address in addresses)  # a dead one is known for a while
+        return known >= len(self.running) and any(model["id"] == self.model for model in models)
 
     def _get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:

@@ -53,7 +53,10 @@ class Place:
 
 
 class Worker(LLMEngine):
-    """An engine of Dynamo's (`dynamo.common.backend`). All methods belong to its event loop."""
+    """An engine of Dynamo's (`dynamo.common.backend`). All methods belong to its event loop.
+
+    Who opened the model closes it, once the worker has ended.
+    """
 
     def __init__(self, llm: LLM, role: str, place: Place) -> None:
         self.llm, self.role, self.place = llm, role, place
@@ -62,7 +65,6 @@ class Worker(LLMEngine):
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
         self._thread = EngineThread(llm.engine, publish, self._stepped)
-        self._ending = asyncio.Event()  # what still runs goes to another worker
         self._snapshots: Any = None
         self._events: Events | None = None
 
@@ -100,13 +102,11 @@ class Worker(LLMEngine):
         )
 
     async def cleanup(self) -> None:
-        self._ending.set()
         if self._events is not None:
             self._events.close()
             self._events = None
         if self._thread.alive:
-            await asyncio.to_thread(self._thread.stop)
-        await asyncio.to_thread(self.llm.close)
+            await asyncio.to_thread(self._thread.stop)  # its requests end with EngineStopped
 
     async def health_check_payload(self) -> dict[str, Any] | None:
         return build_health_check_payload(self.llm.tokenizer.bos_id or 0)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
-from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill, close
-from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
+from twostroke.engine.request import WAITING_FOR, Choice, Errand, Raised, SharedPrefill, close
+from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
@@ -20,8 +21,9 @@ from twostroke.sampling.draw import Sampled
 class Driver:
     """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
-    def __init__(self, models: Mapping[str, Model], default: str) -> None:
-        self.models, self.default = models, default
+    def __init__(self, models: Mapping[str, Model], default: str, wake: Callable[[], None]) -> None:
+        """`wake` is called by other threads when something has come that a program waits for."""
+        self.models, self.default, self._wake = models, default, wake
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
@@ -42,7 +44,7 @@ class Driver:
         assert program is not None
         while True:
             try:
-                asked = program.send(value)
+                asked = program.throw(value.error) if isinstance(value, Raised) else program.send(value)
             except StopIteration as stop:
                 if not choice.done:
                     choice.finish(stop.value)
@@ -67,8 +69,22 @@ class Driver:
             self._open_prefill(choice, slot, stroke)
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
+        elif isinstance(stroke, Await):
+            errand = Errand(slot, stroke.start(), time.perf_counter())
+            choice.errands.append(errand)
+            errand.future.add_done_callback(lambda _: self._wake())
         else:
-            raise InvalidRequest(f"a program yields Prefill, Decode and Emit, not {type(stroke).__name__}")
+            raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
+
+    def collect(self, choice: Choice) -> bool:
+        """Take what has come that a choice waits for. The next `resume` hands it to its program."""
+        done = [errand for errand in choice.errands if errand.future.done()]
+        for errand in done:
+            choice.errands.remove(errand)
+            choice.request.timings.loading += time.perf_counter() - errand.began
+            error = CancelledError() if errand.future.cancelled() else errand.future.exception()
+            choice.results[errand.slot] = errand.future.result() if error is None else Raised(error)
+        return bool(done)
 
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
         record, track = choice.next_record(), choice.track

@@ -84,9 +84,13 @@ class Engine:
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
-        self._driver = Driver(self.models, default)
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
-        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
+
+        def wake() -> None:
+            if (called := arrival()) is not None:
+                called()
+
+        self._driver, self._loads = Driver(self.models, default, wake), Loads(self.tiers, wake)
         unique = dict.fromkeys(self.models.values())
         self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
         self._flight = Flight(self._driver, self._placement)
@@ -238,14 +242,19 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        self._turns.wait(ready, self._step_unless, lambda: self.pause() if self._loads else self.pause() or 0)
+        self._turns.wait(ready, self._step_unless, lambda: self.pause() if self._expects else self.pause() or 0)
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
         with self._lock:
             return ready() or self._step()  # a server's thread may step too
 
+    @property
+    def _expects(self) -> bool:
+        """Whether other threads bring something that a request waits for."""
+        return bool(self._loads) or any(choice.errands for choice in self._queues.active)
+
     def _arrival(self) -> None:
-        """Called by I/O threads when a load is over."""
+        """Called by other threads when a load or an errand is over."""
         self._turns.tell()
         if (callback := self.on_arrival) is not None:
             callback()
@@ -274,6 +283,7 @@ class Engine:
     def _advance(self) -> bool:
         began, forecast = time.perf_counter(), self._forecast
         arrived = bool(self._loads) and self._take_arrivals()
+        arrived = self._collect() or arrived
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
         predicted = None if forecast is None else forecast.placed(chunks)
@@ -352,8 +362,13 @@ class Engine:
             load.close()
         return bool(over)
 
+    def _collect(self) -> bool:
+        """Take what other threads have brought. Returns whether there was anything."""
+        collected = [self._driver.collect(choice) for choice in self._queues.active if choice.errands]
+        return any(collected)
+
     def _sort(self, choice: Choice) -> None:
-        """Move a choice that has nothing but strokes that wait for pages away from the running."""
+        """Move a choice that has nothing but strokes that wait away from the running."""
         if choice in self._queues.running and choice.arriving:
             self._queues.arrive(choice)
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,22 @@ WAITING_FOR = object()  # the result of a stroke that is still in flight
 PATIENCE = 10.0  # seconds that each unit of priority adds to the arrival time
 
 
+@dataclass(frozen=True)
+class Errand:
+    """What a choice waits for besides lanes: the stroke `Await` in place `slot`, since `began`."""
+
+    slot: int
+    future: Future[Any]
+    began: float
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The result of a stroke that failed, to be raised in the program."""
+
+    error: BaseException
+
+
 class Choice:
     """One of a request's n answers: a program, the strokes it waits for, and its tokens.
 
@@ -45,6 +62,7 @@ class Choice:
         self.track = Track(request.params, request.tokenizer, index)
         self.program: Program | None = None
         self.lanes: list[Lane] = []
+        self.errands: list[Errand] = []
         self.results: list[Any] = []
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
@@ -65,8 +83,9 @@ class Choice:
 
     @property
     def arriving(self) -> bool:
-        """Whether all of its strokes wait for pages from other tiers."""
-        return bool(self.lanes) and all(lane.missing is not None for lane in self.lanes)
+        """Whether all of its strokes wait for pages from other tiers, or for other threads."""
+        waits = bool(self.lanes or self.errands)
+        return waits and all(lane.missing is not None for lane in self.lanes)
 
     @property
     def resumable(self) -> bool:
@@ -74,8 +93,11 @@ class Choice:
         return bool(self.results) and not any(result is WAITING_FOR for result in self.results)
 
     def answer(self) -> Any:
-        """The results to send to the program; clears them."""
+        """The results to send to the program, or the first `Raised` among them; clears them."""
         results, self.results = self.results, []
+        for result in results:
+            if isinstance(result, Raised):
+                return result
         return results if self.side_by_side else results[0]
 
     @property
@@ -129,7 +151,9 @@ class Choice:
         """Drop the program and every value and page it holds."""
         for lane in self.lanes:
             lane.close()
-        self.lanes, self.results = [], []
+        for errand in self.errands:
+            errand.future.cancel()
+        self.lanes, self.errands, self.results = [], [], []
         program, self.program = self.program, None
         if program is not None:
             close(program)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
@@ -20,8 +20,8 @@ from twostroke.sampling.draw import Sampled
 class Driver:
     """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
-    def __init__(self, models: Mapping[str, Model], default: str) -> None:
-        self.models, self.default = models, default
+    def __init__(self, models: Mapping[str, Model], default: str, clock: Clock = SYSTEM) -> None:
+        self.models, self.default, self._clock = models, default, clock
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
@@ -133,9 +133,10 @@ class Driver:
         """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
         if track is choice.track:
+            now = self._clock()
             if choice.index == 0:
-                choice.request.timings.tokens.append(time.perf_counter())
-            choice.went_on()
+                choice.request.timings.tokens.append(now)
+            choice.went_on(now)
             choice.let_go()
             choice.request.events.append(token)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
@@ -73,23 +73,26 @@ class Engine:
         default: str,
         config: SchedulerConfig | None = None,
         tiers: Tiers | None = None,
+        clock: Clock = SYSTEM,
+        forecast: Forecast | None = None,
     ) -> None:
+        """`clock` is where it reads time. `forecast` predicts steps; None: models are calibrated when it is needed."""
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
         self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
         self._closed = False
-        self._forecast: Forecast | None = None
+        self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
-        self._driver = Driver(self.models, default)
+        self._driver = Driver(self.models, default, clock)
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
-        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None)
+        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None, clock)
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
-        self._flight = Flight(self._driver, self._placement)
+        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
+        self._flight = Flight(self._driver, self._placement, clock)
         if self.tiers.stores:
             self._forecast = self._forecast or Forecast.calibrated(self.models.values())
             predict(self._forecast, self.config.max_step_tokens)
@@ -272,7 +275,7 @@ class Engine:
             raise
 
     def _advance(self) -> bool:
-        began, forecast = time.perf_counter(), self._forecast
+        began, forecast = self._clock(), self._forecast
         arrived = bool(self._loads) and self._take_arrivals()
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
@@ -295,7 +298,7 @@ class Engine:
                 flight.land(self._guarded, began)
                 self._resume()
                 ready = self._ready()
-            self._observe(step, time.perf_counter() - began)
+            self._observe(step, self._clock() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
         return worked
@@ -365,7 +368,7 @@ class Engine:
         while len(queues.running) < self.config.max_running and (choice := self._placement.next()) is not None:
             queues.run(choice)
             timings = choice.request.timings
-            timings.scheduled = timings.scheduled or time.perf_counter()
+            timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
             self._guarded({choice.request}, self._drive, self._driver.start, choice)
             self._sort(choice)
             self._retire(choice)
@@ -426,7 +429,8 @@ class Engine:
             request = choice.request
             self._queues.leave(choice)
             if request.done:
-                request.timings.finished = request.timings.finished or time.perf_counter()
+                timings = request.timings
+                timings.finished = self._clock() if timings.finished is None else timings.finished
                 self._requests.discard(request)
                 if not self._requests:
                     self._flight.clear()  # nobody may step for a long time

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -146,6 +146,12 @@ class Cost:
 def _part(name: str) -> str:
     """Kind of a matrix: "outer" (outside the layers), "experts", or "dense" (read by every step)."""
     return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
+
+
+class StepSeconds(Protocol):
+    """Predicts how long steps of one model take."""
+
+    def seconds(self, step: Iterable[Rows]) -> float: ...
 
 
 class Predictor:

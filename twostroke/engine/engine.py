@@ -127,6 +127,16 @@ class Engine:
         return len(self._queues.running)
 
     @property
+    def num_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """All choices that have not ended."""
+        return [*self._queues.active, *self._queues.waiting]
+
+    @property
     def num_arriving(self) -> int:
         """Number of choices that wait for pages from other tiers; they do not count as running."""
         return len(self._queues.arriving)

@@ -162,7 +162,7 @@ class Placement:
                 self._stand_back(choice, error)
             return waits
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
-        for one in {active[-1], choice}:
+        for one in dict.fromkeys((active[-1], choice)):  # in order: a set's order differs between runs
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
         return True
@@ -252,11 +252,11 @@ class Placement:
         choice.needs = _pages_held(choice)
         request.shared.clear()
         # Choices that wait for a prefill of this choice start again as well.
-        waiters = {waiter for lane in choice.lanes for waiter in lane.waiters()}
+        waiters = [waiter for lane in choice.lanes for waiter in lane.waiters()]
         for other in request.choices:
             for lane in other.lanes:
                 lane.forget(choice)
-        for one in {choice, *waiters}:
+        for one in dict.fromkeys((choice, *waiters)):
             self._keep(one)
             one.release()
             self._queues.wait(one)

@@ -1,19 +1,27 @@
-"""How long a simulated step takes: by a roofline of peaks, or at prices that were measured on this machine."""
+"""How long a simulated step takes: by a roofline of peaks, or at prices that were measured on a machine."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from twostroke.models.cost import Rows, StepSeconds, attended
+from twostroke.models.cost import Predictor, Rows, attended
 from twostroke.planning.roofline import Roofline
 from twostroke.planning.specification import VALUE_BYTES
 
 
+class Taken(NamedTuple):
+    """What a step takes on the device: seconds, FLOPs, and bytes of weights and KV read."""
+
+    seconds: float
+    flops: float
+    bytes: float
+
+
 class StepCosts(Protocol):
-    """Seconds of steps.
+    """What steps take.
 
     Attributes:
         host_s: seconds in which Python prepares a step, whatever its size.
@@ -26,57 +34,77 @@ class StepCosts(Protocol):
     @property
     def token_s(self) -> float: ...
 
-    def seconds(self, step: Sequence[Rows]) -> float:
-        """Seconds on the device."""
-        ...
+    def step(self, rows: Sequence[Rows]) -> Taken: ...
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Costs by a predictor of any kind, such as the one that a calibration on this machine gives."""
+    """Costs by a predictor, such as the one that a calibration on this machine gives."""
 
-    predictor: StepSeconds
+    predictor: Predictor
     host_s: float = 0.0
     token_s: float = 0.0
 
-    def seconds(self, step: Iterable[Rows]) -> float:
-        return self.predictor.seconds(step)
+    def step(self, rows: Sequence[Rows]) -> Taken:
+        work = self.predictor.cost.work(rows)
+        seconds = sum(amount * price for amount, price in zip(work, self.predictor.prices, strict=True))
+        flops = work.linear_flops + work.attention_flops + work.head_flops
+        return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
 
 
 class Peaks:
-    """Costs by a roofline: the seconds of `Roofline.step`, counted quicker.
+    """Costs by a roofline: those of `Roofline.step`, counted quicker.
 
     Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
     """
 
     def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
         self.roofline, self.host_s, self.token_s = roofline, host_s, token_s
-        self._others: dict[tuple[int, int], float] = {}
+        self._products: dict[tuple[int, int], Taken] = {}
         flops: defaultdict[int | None, float] = defaultdict(float)
         read: defaultdict[int | None, float] = defaultdict(float)
         for kind in roofline.model.layers:
             flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
             read[kind.window] += kind.count * kind.kv_values * VALUE_BYTES / min(roofline.tp, kind.kv_heads)
+        self._windows = [(window, flops[window], read[window]) for window in flops]
         machine = roofline.machine
-        rate, bandwidth = machine.flops["bf16"] * machine.compute, machine.bandwidth * machine.memory_share
-        self._windows = [(window, flops[window] / rate, read[window] / bandwidth) for window in flops]
+        self._rate, self._bandwidth = machine.flops["bf16"] * machine.compute, machine.bandwidth * machine.memory_share
 
-    def seconds(self, step: Sequence[Rows]) -> float:
-        compute = memory = 0.0
+    def step(self, rows: Sequence[Rows]) -> Taken:
+        flops = read = 0.0
         count = logits = 0
-        for one in step:
+        for one in rows:
             count += one.count
             logits += one.logits
-            for window, pair_s, entry_s in self._windows:
+            for window, pair_flops, entry_bytes in self._windows:
                 pairs, entries = attended(one, window)
-                compute += pair_s * pairs
-                memory += entry_s * entries
-        return self._products(count, logits) + max(compute, memory)
+                flops += pair_flops * pairs
+                read += entry_bytes * entries
+        products = self._of_products(count, logits)
+        seconds = max(flops / self._rate, read / self._bandwidth)
+        return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
 
-    def _products(self, count: int, logits: int) -> float:
-        """Seconds of a step's matrices and links."""
+    def _of_products(self, count: int, logits: int) -> Taken:
+        """What a step's matrices and links take."""
         key = count, logits
-        if (known := self._others.get(key)) is None:
+        if (known := self._products.get(key)) is None:
             made = self.roofline.step([Rows(count, 0, logits)])
-            self._others[key] = known = made.link_s + sum(one.seconds for one in made.parts if one.name != "scores")
+            parts = [one for one in made.parts if one.name != "scores"]
+            seconds = made.link_s + sum(one.seconds for one in parts)
+            known = Taken(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
+            self._products[key] = known
         return known
+
+
+@dataclass(frozen=True)
+class WithHost:
+    """Implements `StepSeconds` for the engine's forecast: what a step takes with what Python adds to it."""
+
+    costs: StepCosts
+
+    def seconds(self, step: Iterable[Rows]) -> float:
+        rows = list(step)
+        if not rows:
+            return 0.0
+        costs = self.costs
+        return costs.step(rows).seconds + costs.host_s + costs.token_s * sum(one.logits for one in rows)

@@ -14,9 +14,9 @@ from twostroke.models.cost import Rows
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.scores import TokenScore
 from twostroke.simulation.clock import VirtualClock
-from twostroke.simulation.costs import StepCosts
+from twostroke.simulation.costs import StepCosts, Taken
 
-Watch = Callable[[float, float, Sequence[Rows]], None]  # when a step begins and ends, and its rows
+Watch = Callable[[float, float, Sequence[Rows], Taken], None]  # when a step begins and ends, its rows, what it takes
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Tokens:
 class SimulatedModel:
     """Implements `CompiledModel`. It is one device, which works on one step after another.
 
-    A step occupies the device for `costs.seconds`. Unless the device is asynchronous, the caller waits for it. Python
-    adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the vocabulary,
-    which prompts do not have.
+    A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
+    it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
+    vocabulary, which prompts do not have.
     """
 
     def __init__(
@@ -98,11 +98,12 @@ class SimulatedModel:
         rows = rows_of(batch)
         clock.advance(costs.host_s)
         began = max(clock.now, self._free_at)
-        self._free_at = ended = began + costs.seconds(rows)
+        taken = costs.step(rows)
+        self._free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
         if self._watch is not None:
-            self._watch(began, ended, rows)
+            self._watch(began, ended, rows, taken)
         return Output(NoLogits(len(batch.wanted)), None)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, cache, chat, eval, generate, models, plan, prune, report, serve
+from twostroke.cli import bench, cache, chat, eval, generate, models, plan, prune, report, serve, simulate
 from twostroke.errors import TwostrokeError
 
 
@@ -44,6 +44,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(serve.serve)
 app.command()(plan.plan)
+app.command()(simulate.simulate)
 app.command()(prune.prune)
 app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")

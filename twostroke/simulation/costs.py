@@ -26,7 +26,11 @@ class StepCosts(Protocol):
     Attributes:
         host_s: seconds in which Python prepares a step, whatever its size.
         token_s: seconds in which Python handles one token.
+        peak: FLOPs and bytes that a device could do in a second; None if that is not known.
     """
+
+    @property
+    def peak(self) -> Taken | None: ...
 
     @property
     def host_s(self) -> float: ...
@@ -44,6 +48,7 @@ class Priced:
     predictor: Predictor
     host_s: float = 0.0
     token_s: float = 0.0
+    peak: Taken | None = None
 
     def step(self, rows: Sequence[Rows]) -> Taken:
         work = self.predictor.cost.work(rows)
@@ -68,6 +73,7 @@ class Peaks:
             read[kind.window] += kind.count * kind.kv_values * VALUE_BYTES / min(roofline.tp, kind.kv_heads)
         self._windows = [(window, flops[window], read[window]) for window in flops]
         machine = roofline.machine
+        self.peak = Taken(1.0, machine.flops[roofline.dtype], machine.bandwidth)
         self._rate, self._bandwidth = machine.flops["bf16"] * machine.compute, machine.bandwidth * machine.memory_share
 
     def step(self, rows: Sequence[Rows]) -> Taken:

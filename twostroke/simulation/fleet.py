@@ -83,5 +83,10 @@ class Fleet:
             raise InvalidRequest("a KV-aware router needs prefix indexes: leave out --prefix-index off")
 
     @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.together + self.prefill + self.decode
+
+    @property
     def apart(self) -> bool:
         return self.prefill > 0

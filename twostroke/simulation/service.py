@@ -14,11 +14,10 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.simulation.audit import leaked
 from twostroke.simulation.call import Call
-from twostroke.simulation.device import Watch
 from twostroke.simulation.events import Events
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.router import LeastLoaded, RoundRobin, Router, make_router
-from twostroke.simulation.worker import Worker, failed
+from twostroke.simulation.worker import Watch, Worker, failed
 from twostroke.traffic.requests import Arrival, Traffic
 
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
@@ -108,6 +107,11 @@ class Service:
     def left(self) -> int:
         """Calls that have not ended, those that have not come included."""
         return len(self.traffic.arrivals) - len(self.calls) + self._open
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all workers, those that died included."""
+        return self.steps + sum(worker.steps for worker in self.workers)
 
     def leaked(self) -> int:
         """Number of used pages of all workers that nobody holds. Between two events it is 0."""

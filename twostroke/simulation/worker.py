@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
+from twostroke.models.cost import Rows
 from twostroke.sampling.params import SamplingParams
 from twostroke.simulation.blank import NoText
 from twostroke.simulation.call import Call
 from twostroke.simulation.clock import VirtualClock
-from twostroke.simulation.device import Watch
+from twostroke.simulation.costs import Taken
 from twostroke.simulation.events import Events
 from twostroke.simulation.names import Announcer
 from twostroke.simulation.opening import ROLE, Setup
@@ -25,6 +26,7 @@ NO_TEXT = NoText()
 
 Over = Callable[["Worker", Call, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
+Watch = Callable[["Worker", float, float, Sequence[Rows], Taken], None]  # a step: when it begins and ends, and its work
 Tell = Callable[["Worker", Changes], None]
 
 
@@ -51,7 +53,7 @@ class Worker:
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        self.engine = setup.open(self.clock, watch)
+        self.engine = setup.open(self.clock, None if watch is None else partial(watch, self))
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool
         self.calls: dict[Call, Request] = {}

@@ -48,12 +48,6 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def busy_seconds() -> float:
-    """Processor time of everything on the machine so far, including time that the hypervisor gave to others (steal)."""
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft + steal) / TICKS
-
-
 def await_end(pids: Iterable[int], patience_s: float = 20.0) -> None:
     """Wait for processes that are ending, so that they disturb no measurement; kill those that do not end in time."""
     deadline = time.monotonic() + patience_s

@@ -13,7 +13,7 @@ from tests.tiny import write_model
 from twostroke.engine.engine import Engine
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.llm import LLM
-from twostroke.models.cost import Cost, Predictor, Work
+from twostroke.models.cost import Cost, Predictor
 from twostroke.planning.specification import of_config
 from twostroke.simulation.costs import Priced
 from twostroke.simulation.fleet import Faults, Fleet, Link
@@ -23,7 +23,7 @@ from twostroke.simulation.worker import Worker
 from twostroke.traffic.arrivals import ClosedLoop, Replay
 from twostroke.traffic.requests import Arrival, Piece, Traffic
 
-PRICES = Work(1e-9, 2e-9, 3e-9, 4e-9, 5e-9)  # any that make steps of different lengths
+PRICES = (1e-9, 5e-9, 2e-9, 3e-9, 2e-9, 1e-9, 4e-9, 1e-9, 5e-9)  # any that make steps of different lengths
 LONGEST = 150  # tokens of a request
 
 

@@ -43,17 +43,22 @@ class StepCosts(Protocol):
 
 @dataclass(frozen=True)
 class Priced:
-    """Costs by a predictor, such as the one that a calibration on this machine gives."""
+    """Costs by a predictor, such as the one that a calibration on this machine gives.
+
+    `entered_s`: seconds in which Python handles each token of a chunk.
+    """
 
     predictor: Predictor
     host_s: float = 0.0
     token_s: float = 0.0
+    entered_s: float = 0.0
     peak: Taken | None = None
 
     def step(self, rows: Sequence[Rows]) -> Taken:
         work = self.predictor.cost.work(rows)
-        seconds = sum(amount * price for amount, price in zip(work, self.predictor.prices, strict=True))
+        entered = sum(one.count - one.logits for one in rows)
         flops = work.linear_flops + work.attention_flops + work.head_flops
+        seconds = self.predictor.seconds(rows) + entered * self.entered_s
         return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
 
 

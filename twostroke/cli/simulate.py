@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, parse_size, spread
-from twostroke.cli.report import print_json, stderr_console
+from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ class EngineOptions:
         if self.on == HERE:
             from twostroke.simulation.here import measured_setup
 
-            return measured_setup(name, self.weights, self.kv_bytes, self.page_size, self.prefix_index, scheduler)
+            if self.tp > 1 or self.efficiency is not None or self.host_us is not None:
+                raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")
+            return measured_setup(
+                name, self.weights, self.kv_bytes, self.page_size, self.prefix_index, scheduler, progress=note
+            )
         return machine_setup(
             name,
             self.on,
@@ -145,6 +149,7 @@ def describe(fleet: "Fleet") -> dict[str, Any]:
             "prefix_index": setup.index,
             "host_s": setup.costs.host_s,
             "token_s": setup.costs.token_s,
+            "request_s": setup.request_s,
             **asdict(setup.scheduler),
             "in_flight": setup.asynchronous,
         },

@@ -32,6 +32,7 @@ class Setup:
 
     Attributes:
         pages: pages of its KV pool, each of `page_size` entries.
+        request_s: seconds from the arrival of a request until the engine has it.
         asynchronous: whether a step is in flight while Python works, as on a GPU.
     """
 
@@ -42,6 +43,7 @@ class Setup:
     index: str = "radix"
     asynchronous: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:

@@ -180,7 +180,7 @@ class Service:
         self._open += 1
         if self.traffic.concurrency is None:
             self._plan_next()
-        self._place(call)
+        self.events.at(self.events.now + self.fleet.setup.request_s, partial(self._place, call))
 
     def _place(self, call: Call) -> None:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
@@ -75,14 +75,17 @@ class Engine:
         default: str,
         config: SchedulerConfig | None = None,
         tiers: Tiers | None = None,
+        clock: Clock = SYSTEM,
+        forecast: Forecast | None = None,
     ) -> None:
+        """`clock` is where it reads time. `forecast` predicts steps; None: models are calibrated when it is needed."""
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
         self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
         self.watch: Watch | None = None
         self._closed = False
-        self._forecast: Forecast | None = None
+        self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
@@ -93,10 +96,10 @@ class Engine:
             if (called := arrival()) is not None:
                 called()
 
-        self._driver, self._loads = Driver(self.models, default, wake), Loads(self.tiers, wake)
+        self._driver, self._loads = Driver(self.models, default, wake, clock), Loads(self.tiers, wake, clock)
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
-        self._flight = Flight(self._driver, self._placement)
+        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
+        self._flight = Flight(self._driver, self._placement, clock)
         if self.tiers.stores:
             self._forecast = self._forecast or Forecast.calibrated(self.models.values())
             predict(self._forecast, self.config.max_step_tokens)
@@ -129,6 +132,16 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self._queues.running)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """All choices that have not ended."""
+        return [*self._queues.active, *self._queues.waiting]
 
     @property
     def num_arriving(self) -> int:
@@ -295,7 +308,7 @@ class Engine:
             raise
 
     def _advance(self) -> bool:
-        began, forecast = time.perf_counter(), self._forecast
+        began, forecast = self._clock(), self._forecast
         arrived = bool(self._loads) and self._take_arrivals()
         arrived = self._collect() or arrived
         self._admit()
@@ -319,7 +332,7 @@ class Engine:
                 flight.land(self._guarded, began)
                 self._resume()
                 ready = self._ready()
-            self._observe(step, time.perf_counter() - began)
+            self._observe(step, self._clock() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
         if (watch := self.watch) is not None and worked:
@@ -396,7 +409,7 @@ class Engine:
         while len(queues.running) < self.config.max_running and (choice := self._placement.next()) is not None:
             queues.run(choice)
             timings = choice.request.timings
-            timings.scheduled = timings.scheduled or time.perf_counter()
+            timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
             self._guarded({choice.request}, self._drive, self._driver.start, choice)
             self._sort(choice)
             self._retire(choice)
@@ -457,7 +470,8 @@ class Engine:
             request = choice.request
             self._queues.leave(choice)
             if request.done:
-                request.timings.finished = request.timings.finished or time.perf_counter()
+                timings = request.timings
+                timings.finished = self._clock() if timings.finished is None else timings.finished
                 self._requests.discard(request)
                 if not self._requests:
                     self._flight.clear()  # nobody may step for a long time

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import logging
 import secrets
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -172,9 +171,9 @@ class Choice:
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
 
-    def went_on(self) -> None:
+    def went_on(self, now: float) -> None:
         """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
-        if time.perf_counter() < self.short_until:
+        if now < self.short_until:
             self.short_until = 0.0
 
     def let_go(self) -> None:

@@ -130,8 +130,8 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
-        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no later token "
-        "needs it.",
+        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not "
+        "stored: no later token needs it.",
     )
     steps = plural(prefill.steps, "step")
     _say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")

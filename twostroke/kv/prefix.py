@@ -144,6 +144,11 @@ class PrefixIndex(ABC):
                     self._remove_all(page)
 
     @property
+    def pages(self) -> list[int]:
+        """The indexed pages."""
+        return [*self._order, *self._hosted]
+
+    @property
     def num_pages(self) -> int:
         """Number of indexed pages, in the pool or in the host."""
         return len(self._order) + len(self._hosted)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -145,6 +145,12 @@ class Cost:
 def _part(name: str) -> str:
     """Kind of a matrix: "outer" (outside the layers), "experts", or "dense" (read by every step)."""
     return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
+
+
+class StepSeconds(Protocol):
+    """Predicts how long steps of one model take."""
+
+    def seconds(self, step: Iterable[Rows]) -> float: ...
 
 
 # Rows beyond these numbers have a price of their own. The time of a product is about max(bytes, FLOPs): reading weights

@@ -14,7 +14,9 @@ import pytest
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need Playwright (pip install playwright)")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="the page's tests need Playwright (pip install playwright)"
+)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
@@ -75,7 +77,7 @@ class Screen:
         self.page.wait_for_selector("#send:not([hidden])")
 
     def until(self, script: str, argument: Any = None) -> None:
-        """Wait until a script's value is true; Playwright's own way of waiting is one that the page's policy forbids."""
+        """Wait until a script's value is true; Playwright's own way of waiting needs what the page's policy forbids."""
         end = time.monotonic() + 15
         while not self.page.evaluate(script, argument):
             assert time.monotonic() < end, f"it did not come true: {script}"

@@ -44,7 +44,9 @@ def answer(text: str) -> str:
 @pytest.mark.parametrize("text", ["x" * 200_000, ARABIC, OVERRIDE, "| a | b |\n|---|:-:|\n" + f"| {'y' * 5000} | z |"])
 def test_any_text_keeps_its_place(screen: Screen, text: str) -> None:
     stream = answer(text)
-    screen.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    screen.page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
+    )
     screen.ask("go on")
     shown = screen.find(".markdown")
     assert shown.text_content().replace("*", "") == text.replace("*", "") or "<table" in shown.inner_html()
@@ -78,7 +80,10 @@ MARKDOWN = {
     "- a\n\n- b": ["<li"],
     "> a\n> b\n\nc": ["<blockquote", "<br>"],
     "a | b\n--|--\n1 | 2": ["<th ", "<td "],
-    "see https://a.example/x_y_z. [t](http://b.example)": ['href="https://a.example/x_y_z"', 'href="http://b.example/"'],
+    "see https://a.example/x_y_z. [t](http://b.example)": [
+        'href="https://a.example/x_y_z"',
+        'href="http://b.example/"',
+    ],
     "\\*not\\* ![p](https://c.example/i.png)": ["*not*", ">image: p</a>"],
     "# one\n## two\n---\n***": ["<h3", "<h4", "<hr><hr>"],
     "~~~\na\n```\n~~~": ["a\n```"],
@@ -97,7 +102,28 @@ def test_markdown(screen: Screen) -> None:
             assert any(one in whole for one in piece.split("|")) or piece in whole, (text, piece, whole)
 
 
-PIECES = ["[", "*", "`", "> ", "- ", "**a ", "_a", "![](", "<b>", "|-", "http://", "[a](b", "`a``b", "*a* ", "a\n", "> a\n", "   - a\n", "a|b\n"]
+PIECES = [
+    "[",
+    "*",
+    "`",
+    "> ",
+    "- ",
+    "**a ",
+    "_a",
+    "![](",
+    "<b>",
+    "|-",
+    "http://",
+    "[a](b",
+    "`a``b",
+    "*a* ",
+    "a\n",
+    "> a\n",
+    "   - a\n",
+    "a|b\n",
+]
+
+
 def test_markdown_takes_no_time_over_any_text(screen: Screen) -> None:
     """Playwright gives up after 15 s; what is quadratic takes minutes."""
     kept = screen.page.evaluate(
@@ -123,7 +149,9 @@ def test_the_engine_at_work(screen: Screen, server: Serving) -> None:
     screen.picture("page")
     screen.answered()
     eventually(lambda: pool.num_used == server.llm.engine.cached_pages(pool))
-    text = f"{pool.num_used} of {pool.num_pages} pages in use: 0 of one request, 0 shared, {pool.num_used} in the prefix"
+    text = (
+        f"{pool.num_used} of {pool.num_pages} pages in use: 0 of one request, 0 shared, {pool.num_used} in the prefix"
+    )
     screen.page.wait_for_selector(f"#pools .hint:text('{text}')")
     for name in ("ttft", "itl"):
         assert screen.find(f"#{name}-value").text_content().endswith(" ms")

@@ -14,15 +14,13 @@ import pytest
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="the page's tests need Playwright (pip install playwright)"
-)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Of a module: while Playwright runs, its thread has an event loop."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need Playwright (pip install)")
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("the page's tests need Chromium (apt-get install chromium)")

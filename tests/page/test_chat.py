@@ -88,9 +88,10 @@ def test_answer_again_and_edit(screen: Screen) -> None:
 
 
 def test_a_tool_is_called_and_its_result_goes_back(screen: Screen) -> None:
-    weather = {"name": "weather", "parameters": {"type": "object", "properties": {"celsius": {"enum": [21]}}}}
-    weather["parameters"] |= {"required": ["celsius"], "additionalProperties": False}
-    screen.settings({"tools": json.dumps([weather])})
+    warmth = {"type": "object", "properties": {"celsius": {"enum": [21]}}, "required": ["celsius"]}
+    screen.settings(
+        {"tools": json.dumps([{"name": "weather", "parameters": warmth | {"additionalProperties": False}}])}
+    )
     screen.extra({"tool_choice": "required"})
     screen.ask("How warm is it?")
     call = screen.find(".call")

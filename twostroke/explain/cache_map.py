@@ -7,7 +7,6 @@ last layer: two entries with the same bits are the same for every stroke.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,9 +145,9 @@ class _Recorder:
 
     def _record(self, stroke: Stroke, given: dict[bytes, int], result: Any) -> None:
         if isinstance(stroke, Prefill):
-            kv = result.kv if isinstance(result, Prefilled) else result
+            kv, tokens, guesses = result.kv if isinstance(result, Prefilled) else result, stroke.tokens, ()
         elif isinstance(stroke, Decode) and isinstance(result, Decoded):
-            kv = result.kv
+            kv, tokens, guesses = result.kv, result.tokens, stroke.guesses
         else:
             return
         role, after = stroke.model or MAIN, _entries(kv)
@@ -160,8 +159,6 @@ class _Recorder:
         if isinstance(stroke, Decode) or not self._decoded:
             self._last = after
         self._decoded = self._decoded or isinstance(stroke, Decode)
-        tokens = list(stroke.tokens) if isinstance(stroke, Prefill) else result.tokens
-        guesses = [] if isinstance(stroke, Prefill) else list(stroke.guesses)
         right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(guesses, tokens, strict=False)))
         tokenizer, first = self._llm.tokenizer, kv.next_position
         self.strokes.append(
@@ -191,5 +188,5 @@ class _Recorder:
 
 def _entries(kv: KVCache) -> dict[bytes, int]:
     """Each entry's bits and position."""
-    keys: Sequence[Any] = kv.keys(kv.pool.geometry.num_layers - 1)
+    keys = list(kv.keys(kv.pool.geometry.num_layers - 1))
     return {key.tobytes() + at.to_bytes(8): at for key, at in zip(keys, kv.positions, strict=True)}

@@ -122,7 +122,7 @@ class Heat:
 
     def all(self) -> Attention:
         """The maps, once all rows were seen."""
-        counts = np.diff([*self._starts, self._length])[:, None]
+        counts = np.diff(self._starts, append=self._length)[:, None]
         means, heads = self._means / counts, self._heads / counts
         config, layer = self._config, self._layer
         arithmetic = None

@@ -7,6 +7,7 @@ layer's states. What it says of earlier ones shows a direction, and is no answer
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,3 +46,14 @@ def lens(llm: LLM, states: np.ndarray, token: int, count: int) -> tuple[LensLaye
         LensLayer(i, candidates(llm.tokenizer, score), math.exp(score.logprob), score.rank)
         for i, score in enumerate(scores)
     )
+
+
+def settled_after(layers: Sequence[LensLayer]) -> int | None:
+    """Index of the first layer from which on the sampled token is the likeliest; None if it is not in the end."""
+    unsettled = next((one.layer for one in reversed(layers) if one.rank != 1), -1)
+    return unsettled + 1 if unsettled + 1 < len(layers) else None
+
+
+def layer_name(after: int) -> str:
+    """What `LensLayer.layer` counts, in words."""
+    return f"layer {after - 1}" if after else "the embedding"

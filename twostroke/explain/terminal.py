@@ -14,7 +14,7 @@ from twostroke.explain.cache_map import CacheMap, CacheStroke, Entries
 from twostroke.explain.decode import Step
 from twostroke.explain.explanation import Explanation
 from twostroke.explain.heat import Attention
-from twostroke.explain.lens import LensLayer
+from twostroke.explain.lens import LensLayer, layer_name, settled_after
 from twostroke.explain.tokens import Candidate
 from twostroke.explain.work import StepWork
 
@@ -60,6 +60,11 @@ def amount(count: float, unit: str) -> str:
         if count >= size:
             return f"{count / size:.3g} {prefix}{unit}"
     return f"{count:.3g} {unit}"
+
+
+def plural(count: int, name: str) -> str:
+    """1 page, 2 pages."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def ms(seconds: float | None) -> str:
@@ -125,10 +130,10 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
-        f"{amount(stored.bytes, 'B')} in {stored.pages:,} pages of {stored.page_size}. Q is not stored: no later token "
-        "needs it.",
+        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not "
+        "stored: no later token needs it.",
     )
-    steps = "1 step" if prefill.steps == 1 else f"{prefill.steps} steps"
+    steps = plural(prefill.steps, "step")
     _say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
         _parts(console, work)
@@ -210,16 +215,11 @@ def _lens(console: Console, layers: Sequence[LensLayer], everything: bool) -> No
         chosen = list(layers)
     else:
         places = {round(i * (len(layers) - 1) / (FEW_LAYERS - 1)) for i in range(FEW_LAYERS)}
-        settled = next(
-            i for i, _ in enumerate(layers) if all(one.rank == 1 for one in layers[i:]) or i == len(layers) - 1
-        )
-        chosen = [layers[i] for i in sorted(places | {settled})]
+        settled = settled_after(layers)
+        chosen = [layers[i] for i in sorted(places | ({settled} if settled is not None else set()))]
     for one in chosen:
-        first = one.candidates[0]
-        name = "the embedding" if one.layer == 0 else f"layer {one.layer - 1}"
-        table.add_row(
-            name, Text(quoted(first.text)), f"{first.probability:.4f}", f"{one.rank:,}", f"{one.probability:.2g}"
-        )
+        first, own = one.candidates[0], f"{one.probability:.2g}"
+        table.add_row(layer_name(one.layer), Text(quoted(first.text)), f"{first.probability:.4f}", f"{one.rank:,}", own)
     console.print(table)
     _say(console, "The head applied to each layer's hidden state (logit lens): a direction, not yet an answer.", "dim")
 
@@ -255,13 +255,11 @@ def _decode(console: Console, made: Explanation, everything: bool) -> None:
 
 
 def _all_candidates(console: Console, steps: Sequence[Step]) -> None:
-    table = _table(">entry", "candidates", ">settled after layer")
+    table = _table(">entry", "candidates", ">settled after")
     for step in steps:
         texts = "  ".join(f"{quoted(one.text)} {one.probability:.3f}" for one in step.candidates)
-        settled = next(
-            (one.layer - 1 for i, one in enumerate(step.lens) if all(later.rank == 1 for later in step.lens[i:])), None
-        )
-        table.add_row(str(step.token_in.index), Text(texts), "-" if settled is None else str(settled))
+        settled = settled_after(step.lens)
+        table.add_row(str(step.token_in.index), Text(texts), "-" if settled is None else layer_name(settled))
     console.print(table)
 
 

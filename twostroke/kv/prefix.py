@@ -54,6 +54,8 @@ class PrefixIndex(ABC):
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
         evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
+        entering: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
+            may be new to the index.
         leaving: called under the pool's lock with pages that leave the index, before they are released.
     """
 
@@ -61,7 +63,8 @@ class PrefixIndex(ABC):
         self.pool, self.model = pool, model
         self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
-        self.leaving: Callable[[Sequence[int]], None] | None = None
+        self.entering: list[Callable[[np.ndarray, Sequence[int]], None]] = []
+        self.leaving: list[Callable[[Sequence[int]], None]] = []
         self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
         self._hosted: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
@@ -106,6 +109,8 @@ class PrefixIndex(ABC):
         with self.pool.lock:
             pages = self._add(keys, table[:count, PAGE].tolist())
             self._use(pages)
+            for enter in self.entering:
+                enter(kv.token_array, pages)
             return pages
 
     def evict(self, count: int) -> int:
@@ -137,6 +142,11 @@ class PrefixIndex(ABC):
             for page in [*self._hosted, *self._order]:
                 if page in self._hosted or page in self._order:
                     self._remove_all(page)
+
+    @property
+    def pages(self) -> list[int]:
+        """The indexed pages."""
+        return [*self._order, *self._hosted]
 
     @property
     def num_pages(self) -> int:
@@ -241,8 +251,8 @@ class PrefixIndex(ABC):
     def _remove_all(self, page: int) -> int:
         """Remove a page and all after it. Returns the number of frames freed."""
         pages = self._remove(page)
-        if self.leaving is not None:
-            self.leaving(pages)
+        for leave in self.leaving:
+            leave(pages)
         for one in pages:
             if one in self._hosted:
                 del self._hosted[one]

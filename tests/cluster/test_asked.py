@@ -1,7 +1,7 @@
 """A front end's message becomes the request that the client meant, or is refused."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,14 @@ PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture
-def ask(tiny_llm: Callable[..., LLM]) -> Iterator[Callable[..., Asked]]:
+def ask(tiny_llm: Callable[..., LLM]) -> Callable[..., Asked]:
     llm = tiny_llm()
     grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
 
     def call(tokens: list[int] = PROMPT, id: str = "r", generation: dict[str, float] | None = None, **stated: Any):
         return read(message(tokens, **stated), id, generation or {}, grammars)
 
-    yield call
+    return call
 
 
 def test_every_option_arrives_as_the_client_wrote_it(ask: Callable[..., Asked]) -> None:

@@ -146,9 +146,9 @@ def test_the_front_end_may_restart(cluster: LocalCluster) -> None:
 
 def test_choices_and_refusals(cluster: LocalCluster) -> None:
     two_workers(cluster)
-    both = ask(cluster, n=2, temperature=1.0, seed=1, max_tokens=30)
-    assert set(both.text) == {0, 1}
-    assert both.finish == {0: "length", 1: "length"}
+    both = ask(cluster, n=2, temperature=1.0, seed=1, max_tokens=30, logprobs=True)
+    assert {choice: len(tokens) for choice, tokens in both.logprobs.items()} == {0: 30, 1: 30}
+    assert list(both.finish.values()) == ["length"], "Dynamo ends a stream at the first reason"
     refused = ask(cluster, nvext={"annotations": ['twostroke:{"method": "repaet"}']})
     assert refused.error is not None
     assert "repaet" in refused.error

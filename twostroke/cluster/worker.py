@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
-from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.constants import DisaggregationMode
@@ -21,7 +21,7 @@ from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
 from twostroke.cluster.events import Events, Publisher
 from twostroke.cluster.link import link
-from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling
+from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
 from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
@@ -139,7 +139,14 @@ class Worker(LLMEngine):
         """
         try:
             asked = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
-            made = self._answer(asked, request) if self._prefilling is None else self._prefill(self._prefilling, asked)
+            if is_probe(request):  # Dynamo looks whether this worker lives
+                made = self._answer(Both(self.llm), asked, None)
+            elif self._prefilling is not None:
+                made = self._prefill(self._prefilling, asked)
+            else:
+                made = self._answer(
+                    self._answering, asked, (request.get("prefill_result") or {}).get("disaggregated_params")
+                )
             async with aclosing(made) as chunks:
                 async for one in chunks:
                     yield one
@@ -148,9 +155,10 @@ class Worker(LLMEngine):
         except (EngineStopped, WireError) as error:
             raise EngineShutdown(str(error)) from error  # another worker takes over
 
-    async def _answer(self, asked: Asked, message: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        handed = (message.get("prefill_result") or {}).get("disaggregated_params")
-        request = await asyncio.to_thread(self._answering.request, asked, handed)
+    async def _answer(
+        self, role: Role, asked: Asked, handed: Mapping[str, Any] | None
+    ) -> AsyncGenerator[dict[str, Any]]:
+        request = await asyncio.to_thread(role.request, asked, handed)
         pointer, generated, ended = link(asked.prompt), len(asked.given), set[int]()
         try:
             async with aclosing(self._updates(request)) as news:
@@ -161,12 +169,13 @@ class Worker(LLMEngine):
                         if token.finish_reason is not None:
                             ended.add(token.choice)
                             made["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
+                        if len(ended) < len(request.choices):  # Dynamo's adapter ends the stream at the first reason
+                            made.pop("finish_reason", None)
                         yield made
         finally:
-            await asyncio.to_thread(self._answering.ended, handed)
-        for choice in request.choices:
-            if choice.index not in ended:  # as where the last token was delivered by a worker that died
-                yield ending(choice.track.finish_reason or "stop", choice.index)
+            await asyncio.to_thread(role.ended, handed)
+        if not ended:  # as where the last token was delivered by a worker that died
+            yield ending(request.choices[0].track.finish_reason or "stop")
 
     async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
         request, outgoing = await asyncio.to_thread(role.request, asked)

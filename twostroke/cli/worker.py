@@ -1,6 +1,7 @@
 """`twostroke worker`: a worker of NVIDIA Dynamo."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -32,6 +33,9 @@ def worker(
         bool, _worker("--as-student", help="The model is the student of the prefill workers' model (OverFill).")
     ] = False,
     transport: Annotated[str, _worker(help="How values go between workers: nixl, tcp, or auto.")] = "auto",
+    cards: Annotated[
+        Path | None, _worker(help="A directory for the model's card.", show_default="in this user's data")
+    ] = None,
     max_running: Annotated[int, _worker(min=1, help="Most choices generated at once.")] = 256,
     method_module: MethodModule = None,
     model_options: ModelOptions,
@@ -55,7 +59,7 @@ def worker(
     note(f"{llm!r} in namespace {namespace} (process {os.getpid()})")
 
     async def make(_: list[str] | None) -> Any:
-        place = Place(namespace, discovery, events, host, served_name)
+        place = Place(namespace, discovery, events, host, served_name, cards)
         made = Worker(llm, role, place, student=as_student, transport=pages)
         return made, made.config()
 

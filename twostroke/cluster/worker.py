@@ -15,6 +15,8 @@ from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, Pu
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
+from prometheus_client import Gauge
+
 from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
@@ -79,6 +81,7 @@ class Worker(LLMEngine):
         self._card = write_card(llm, place.cards)
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
+        self._gauges()
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
         self._events: Events | None = None
@@ -212,6 +215,17 @@ class Worker(LLMEngine):
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
+
+    def _gauges(self) -> None:
+        registry = self._metrics.registry
+        if self._prefilling is not None:
+            sender = self._prefilling.sender
+            offered = Gauge("twostroke_offered_values", "Values held for decode workers", registry=registry)
+            offered.set_function(lambda: sender.num_offers)
+        if isinstance(self._answering, Decoding):
+            receiver = self._answering.receiver
+            held = Gauge("twostroke_quarantined_pages", "Pages that a late write may still reach", registry=registry)
+            held.set_function(lambda: receiver.num_quarantined)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [0]

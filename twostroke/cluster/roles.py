@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from twostroke.cluster.asked import Asked
@@ -31,7 +32,7 @@ class Role(Protocol):
         ...
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
-        """The request is over. May wait for a moment."""
+        """The request is over. Does not wait."""
         ...
 
     def close(self) -> None: ...
@@ -101,6 +102,7 @@ class Decoding:
         """`student`: the model is the student of the prefill workers' model, their teacher's."""
         self._llm, self._student = llm, student
         self.receiver = Receiver(llm.pool, llm.model.id, transport=transport)
+        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
         if self._student and "student" not in asked.method.companions:
@@ -117,11 +119,12 @@ class Decoding:
         handle = Handle.from_json(handed.get(HANDLE))
         arriving = Arriving(lambda: self._receive(handle), asked.params.n)
 
-        def program() -> Program:
+        def program() -> Program:  # without a result, which would keep pages for as long as the request is known
             received = receiving(method, prompt, arriving)
             if self._student:
-                return across(received, prefilled_by(self.receiver, handle))
-            return or_here(received, method, prompt)
+                yield from across(received, prefilled_by(self.receiver, handle))
+            else:
+                yield from or_here(received, method, prompt)
 
         request = Request(program, asked.params, llm.tokenizer, len(prompt))
         request.priority = asked.priority
@@ -131,9 +134,10 @@ class Decoding:
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
         if self._student and handed is not None:
-            self.receiver.release(Handle.from_json(handed.get(HANDLE)))
+            self._releasing.submit(self.receiver.release, Handle.from_json(handed.get(HANDLE)))
 
     def close(self) -> None:
+        self._releasing.shutdown()
         self.receiver.close()
 
     def _receive(self, handle: Handle) -> Incoming:

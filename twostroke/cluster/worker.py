@@ -138,7 +138,8 @@ class Worker(LLMEngine):
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[Any]:
         """The chunks of an answer, or of a prefill worker the one that names its value.
 
-        A request that Dynamo drops is cancelled when its iterator is closed.
+        A request that Dynamo drops is cancelled when its iterator is closed. If the front end has died, that is done
+        outside of the event loop, so nothing here may wait while it ends.
         """
         try:
             asked = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
@@ -176,7 +177,7 @@ class Worker(LLMEngine):
                             made.pop("finish_reason", None)
                         yield made
         finally:
-            await asyncio.to_thread(role.ended, handed)
+            role.ended(handed)
         if not ended:  # as where the last token was delivered by a worker that died
             yield ending(request.choices[0].track.finish_reason or "stop")
 

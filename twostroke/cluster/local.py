@@ -113,8 +113,25 @@ class LocalCluster:
         front_end: Dynamo's.
     """
 
-    def __init__(self, folder: Path, model: str, *, migration_limit: int = 3, router: str = "round-robin") -> None:
-        """`folder` takes logs, model cards and discovery; `model` is what clients call the model."""
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        *,
+        migration_limit: int = 3,
+        router: str = "round-robin",
+        events: str | None = None,
+    ) -> None:
+        """Start the front end.
+
+        Args:
+            folder: takes logs, model cards and discovery.
+            model: what clients call the model.
+            migration_limit: how often a request may go to another worker.
+            router: "round-robin", "kv", ...
+            events: what carries KV events, as the router "kv" needs them: "zmq", which listens at all addresses of the
+                machine, or "nats", a server.
+        """
         self.folder, self.model = folder, model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -123,6 +140,8 @@ class LocalCluster:
         self._options = ["--migration-limit", str(migration_limit), "--router-mode", router]
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        if events is not None:
+            self._environment["DYN_EVENT_PLANE"] = events
         self._environment["DYN_LOG"] = "info"  # with a line for each request, see `serving`
         listen_at(self._environment, "127.0.0.1", folder / "discovery")
         self.front_end = self._start_front_end()

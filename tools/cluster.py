@@ -1,4 +1,4 @@
-"""`make cluster`: Dynamo's front end, a prefill worker and a decode worker on loopback, a question, and what crossed."""
+"""`make cluster`: Dynamo's front end, a prefill and a decode worker on loopback, a question, and what crossed."""
 
 import argparse
 import json

@@ -83,8 +83,8 @@ def test_repetition_sends_its_last_copy_alone(
 def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
     def asked(question: str) -> int:
         """How many blocks of the prompt the router knows at the worker."""
-        body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 2}
-        assert stream(cluster.url, **body).error is None
+        messages = [{"role": "user", "content": question}]
+        assert stream(cluster.url, model=MODEL, messages=messages, max_tokens=2).error is None
         log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
         return int(re.findall(r"overlap_blocks=(\d+)", log)[-1])
 

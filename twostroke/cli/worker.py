@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -55,7 +55,7 @@ def worker(
         raise typer.BadParameter(f"one of {', '.join(get_args(Choice))}", param_hint="--transport")
     load_method_modules(method_module)
     llm = model_options.open(max_running=max_running)
-    pages = None if role == "both" else open_transport(transport, llm.pool)
+    pages = None if role == "both" else open_transport(cast("Choice", transport), llm.pool)
     note(f"{llm!r} in namespace {namespace} (process {os.getpid()})")
 
     async def make(_: list[str] | None) -> Any:

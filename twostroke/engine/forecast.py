@@ -7,7 +7,7 @@ from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
 from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
-from twostroke.models.cost import Correction, Predictor, Rows
+from twostroke.models.cost import Correction, Predictor, Rows, Work
 
 
 class Forecast:
@@ -34,6 +34,10 @@ class Forecast:
     def decode_step(self, model: Model) -> float:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([Rows(1, 0, 1)])
+
+    def parts(self, model: Model, step: Sequence[Rows]) -> Work:
+        """Predicted seconds of each kind of work of a step, not corrected."""
+        return self._predictors[model].parts(step)
 
     def prefill(self, model: Model, chunk: int) -> Callable[[int, int], float]:
         """A function that predicts the seconds to compute tokens alone, `chunk` in a step: (entries before, tokens)."""

@@ -208,18 +208,19 @@ class Pages:
 
     def drop(self, pages: np.ndarray, tier: str) -> None:
         """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""
-        self._dropped.append((pages, tier))
-        if self.lock.acquire(blocking=False):
-            try:
-                self._settled()
-            finally:
-                self.lock.release()
+        with Postponed():  # nothing may come between taking the lock and `try`
+            self._dropped.append((pages, tier))
+            if self.lock.acquire(blocking=False):
+                try:
+                    self._settled()
+                finally:
+                    self.lock.release()
 
     def _settled(self) -> None:
         """Remove all references that were dropped so far."""
         if not self._dropped:
             return
-        with self.lock:
+        with Postponed(), self.lock:
             if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
                 return
             self._settling = True

@@ -211,8 +211,18 @@ class Predictor:
         prices = nonnegative_least_squares(amounts / scale / seconds[:, None], np.ones(len(samples)))
         return cls(cost, (prices / scale).tolist())
 
+    def parts(self, step: Iterable[Rows]) -> Work:
+        """Seconds of each kind of work: weights and KV to read, and FLOPs beyond what reading hides."""
+        amounts = Amounts.of(self.cost, step)
+        prices = iter(self.prices)
+        layers = amounts.layer_bytes * next(prices) + amounts.head_bytes * next(prices)
+        kv = amounts.kv_bytes * next(prices)
+        rows = sum(amount * next(prices) for amount in amounts.rows)
+        pairs = sum(amount * next(prices) for amount in amounts.pairs)
+        return Work(layers, kv, rows, pairs, amounts.head_flops * next(prices))
+
     def seconds(self, step: Iterable[Rows]) -> float:
-        return sum(amount * price for amount, price in zip(Amounts.of(self.cost, step).flat, self.prices, strict=True))
+        return sum(self.parts(step))
 
 
 class Correction:

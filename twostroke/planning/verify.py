@@ -7,7 +7,7 @@ has KV pages of its own.
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -269,7 +269,7 @@ class _Contexts:
 
 
 @contextmanager
-def _budget(llm: LLM, tokens: int) -> Iterator[None]:
+def _budget(llm: LLM, tokens: int) -> Generator[None]:
     """A step's token budget for a while."""
     before = llm.engine.config
     llm.engine.config = replace(before, max_step_tokens=tokens)

@@ -58,9 +58,7 @@ def plan(
     ] = False,
     models: Annotated[
         list[str] | None,
-        _here(
-            metavar="MODEL", help="What is verified: names, with commas between.", show_default="the catalog's three"
-        ),
+        _here(metavar="MODEL", help="What is verified: names, with commas between.", show_default="three small ones"),
     ] = None,
     quick: Annotated[bool, _here("--quick", help="Fewer and shorter cells: 90 s a model, not 6 minutes.")] = False,
     seconds: Annotated[float | None, _here(help="For each model.", show_default="330, or 80 if --quick")] = None,

@@ -39,6 +39,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
+    from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.planning.cells import CELLS, QUICK
     from twostroke.planning.verify import verify
 

@@ -53,6 +53,9 @@ def plan(
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
     ] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page with plots into this file.")] = None,
+    measure: Annotated[
+        bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")
+    ] = False,
     verify: Annotated[
         bool, _here("--verify", help="Instead: run this engine here, and show how far off its predictions are.")
     ] = False,
@@ -69,10 +72,15 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
-    if verify:
-        from twostroke.cli.plan_verify import run
+    if measure:
+        from twostroke.cli.plan_measure import run as run_measure
 
-        run([*([model] if model else []), *(models or [])], quick, seconds, threads, output, as_json)
+        run_measure(threads, output, as_json)
+        return
+    if verify:
+        from twostroke.cli.plan_verify import run as run_verify
+
+        run_verify([*([model] if model else []), *(models or [])], quick, seconds, threads, output, as_json)
         return
     if model is None or on is None:
         missing = "a model" if model is None else "--on MACHINE"
@@ -81,14 +89,14 @@ def plan(
     from twostroke.planning.account import account
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.machines import find_machine
+    from twostroke.planning.measured import machine_for
     from twostroke.planning.models import find_model
     from twostroke.planning.plan import Workload, make_plan
     from twostroke.planning.techniques import Companion, techniques
     from twostroke.planning.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
-    machine = find_machine(on, efficiency)
+    machine = machine_for(on, efficiency, note)
     form = stored_format(checkpoint) if weights is None and checkpoint is not None else None
     form = form or weight_format(weights or found.weights)
     companion = None

@@ -31,7 +31,7 @@ DEFINITIONS = {
 
 
 def run(
-    models: list[str] | None,
+    models: list[str],
     quick: bool,
     seconds: float | None,
     threads: int | None,

@@ -147,7 +147,8 @@ def verify(
         results = [Result(cell, figure, value) for cell in fitting for figure, value in predict(timed, cell).items()]
         made = Verification(name, results, timed)
         made.left_out = {one.name: "longer than the model's context" for one in cells if one not in fitting}
-        _rounds(llm, made, fitting, began + seconds, progress)
+        left = max(began + seconds - time.perf_counter(), (1 - CALIBRATION_SHARE) * seconds)
+        _rounds(llm, made, fitting, time.perf_counter() + left, progress)
         made.drift = _drift(llm, timed)
     made.seconds = time.perf_counter() - began
     made.others = max(0.0, busy_seconds() - busy - (time.process_time() - mine)) / made.seconds

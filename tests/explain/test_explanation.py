@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.methods.watching import queried
+from tests.methods.watching import needs_native, queried
 from tests.tiny import write_model
-from twostroke.backends.native import library
 from twostroke.backends.reference.decoder import Layer
 from twostroke.backends.reference.operations import Operations
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
@@ -32,7 +31,6 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.system import strict_json
 
 TinyLLM = Callable[..., LLM]
-needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native: {library.unavailable()}")
 TEXT = "the quick brown fox jumps over the lazy dog"
 FAMILIES = ["llama", "mistral", "qwen3moe", "gemma3"]
 
@@ -233,7 +231,7 @@ def test_both_ways(tiny_llm: TinyLLM) -> None:
 
 
 @pytest.fixture
-def native_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyLLM]:
+def native_llm(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
     directory = write_model("gemma3", tmp_path_factory.mktemp("native"), head_dim=64)
 
     def open_native(**options: Any) -> LLM:

@@ -1,6 +1,6 @@
 """Hidden states that strokes return: equal to transformers', the same bits always; the head makes logits of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +9,26 @@ import pytest
 import torch
 import transformers
 
-from tests.methods.watching import PROMPT
+from tests.engine.test_queries import run
+from tests.methods.watching import PROMPT, needs_native
 from tests.tiny import write_model
-from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
-needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native: {library.unavailable()}")
-
-
-def run(llm: LLM, program: Callable[[], Program], **fields: Any) -> Any:
-    request = Request(program, SamplingParams(**({"max_tokens": 20, "ignore_eos": True} | fields)), llm.tokenizer)
-    llm.engine.run([request])
-    return request.result
 
 
 def asked(llm: LLM, ids: list[int], count: int | None) -> Prefilled:
     def program() -> Program:
         return (yield Prefill(ids, states=count))
 
-    return run(llm, program)
+    return run(llm, program).result
 
 
 @pytest.fixture(scope="module")
-def native_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyLLM]:
+def native_llm(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
     """With norms after attention and MLP, experts in some layers, or neither."""
     directories: dict[str, Path] = {}
 
@@ -73,7 +66,7 @@ def test_nothing_asked_nothing_given(tiny_llm: TinyLLM) -> None:
     def program() -> Program:
         return (yield Decode((yield Prefill(PROMPT)), max_tokens=2))
 
-    assert run(llm, program).states is None
+    assert run(llm, program).result.states is None
     assert asked(llm, PROMPT, 0).states is None
 
 
@@ -91,7 +84,9 @@ def test_native_states_have_the_same_bits_under_every_schedule(family: str, nati
         assert made.states is not None
         found.append(made.states)
         last = llm.model.compiled.rows_of(made.states[-1, -1:])
-        assert np.array_equal(last.read()[0], kv.tail.logits)
+        logits = kv.tail.logits
+        assert logits is not None
+        assert np.array_equal(last.read()[0], logits)
         assert np.array_equal(made.kv.entries().view(np.uint16), kv.entries().view(np.uint16))
     for other in found[1:]:
         assert np.array_equal(found[0].view(np.uint32), other.view(np.uint32))
@@ -111,13 +106,13 @@ def test_of_a_decode_without_wrong_guesses(chunk: int, tiny_llm: TinyLLM) -> Non
     def plain() -> Program:
         return (yield Decode((yield Prefill(PROMPT)), states=5, max_tokens=6))
 
-    right: Decoded = run(llm, plain)
+    right: Decoded = run(llm, plain).result
     guesses = [*right.tokens[:4], (right.tokens[4] + 1) % llm.config.vocab_size, 3]
 
     def guessing() -> Program:
         return (yield Decode((yield Prefill(PROMPT)), guesses=guesses, states=5, max_tokens=6))
 
-    wrong: Decoded = run(llm, guessing)
+    wrong: Decoded = run(llm, guessing).result
     assert right.states is not None
     assert wrong.states is not None
     assert wrong.tokens == right.tokens[:5]

@@ -7,7 +7,7 @@ from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
 from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
-from twostroke.models.cost import Correction, Predictor, Rows, Work
+from twostroke.models.cost import Correction, Rows, StepSeconds
 
 
 class Forecast:
@@ -17,7 +17,7 @@ class Forecast:
     larger part of single-row steps, and only mixed steps must meet the ITL objective.
     """
 
-    def __init__(self, predictors: Mapping[Model, Predictor]) -> None:
+    def __init__(self, predictors: Mapping[Model, StepSeconds]) -> None:
         self._predictors = dict(predictors)
         self._corrections: defaultdict[str, Correction] = defaultdict(Correction)
 
@@ -34,10 +34,6 @@ class Forecast:
     def decode_step(self, model: Model) -> float:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([Rows(1, 0, 1)])
-
-    def parts(self, model: Model, step: Sequence[Rows]) -> Work:
-        """Predicted seconds of each kind of work of a step, not corrected."""
-        return self._predictors[model].parts(step)
 
     def prefill(self, model: Model, chunk: int) -> Callable[[int, int], float]:
         """A function that predicts the seconds to compute tokens alone, `chunk` in a step: (entries before, tokens)."""

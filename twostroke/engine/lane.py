@@ -185,6 +185,12 @@ class PrefillLane(Lane[Prefill]):
     def _begin(self) -> None:
         if not self.todo:
             self._finish(self._tail)
+        elif len(self.writer):
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.stroke.progress is not None:
+            self.stroke.progress(self.writer.freeze())
 
     @property
     def least_pages(self) -> int:
@@ -217,6 +223,8 @@ class PrefillLane(Lane[Prefill]):
             self._logits.append(rows.read())
         if not self.todo:
             self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
+        else:
+            self._tell()
 
     def _forget(self) -> None:
         self._logits.clear()

@@ -1,4 +1,4 @@
-"""The strokes that a program may yield: Prefill, Decode and Emit.
+"""The strokes that a program may yield: Prefill, Decode, Emit and Await.
 
 A program is a generator. It yields a stroke and receives the stroke's result, or yields a list of strokes and receives
 the list of their results, computed side by side. Its return value is the request's result.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ class Prefill:
         scored_from: index in `tokens` of the first token to score.
         states: also return the hidden states of the last `states` tokens, of every layer. No prefix hit covers them.
         fresh: compute every token, also those whose entries the prefix index or a store has.
+        progress: called with the value so far when the prefill begins behind known entries, and after each chunk but
+            the last, in the thread that steps: it must be quick.
     """
 
     tokens: Sequence[int]
@@ -50,6 +53,7 @@ class Prefill:
     scored_from: int = 0
     states: int | None = None
     fresh: bool = False
+    progress: Callable[[KVCache], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,21 @@ class Emit:
 
 
 @dataclass(frozen=True)
+class Await:
+    """Wait for what other threads bring, such as a value from another process. The result is the future's.
+
+    No step waits for it, and a choice that does nothing else does not count as running. The future's error is raised in
+    the program.
+
+    Attributes:
+        start: returns the future; it must not wait. The future is cancelled if the choice ends or is preempted first,
+            and `start` is called again when a preempted choice starts again.
+    """
+
+    start: Callable[[], Future[Any]]
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """A prefill's KV cache, logits, queries and scores.
 
@@ -150,5 +169,5 @@ class Decoded:
         return sum(known) / max(1, len(known))
 
 
-Stroke = Prefill | Decode | Emit
+Stroke = Prefill | Decode | Emit | Await
 Program = Generator[Stroke | list[Stroke], Any, Any]

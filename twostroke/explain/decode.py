@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.forecast import Forecast
 from twostroke.engine.strokes import Decoded
 from twostroke.explain.attention import TokenAttention
 from twostroke.explain.lens import LensLayer, lens
@@ -14,7 +13,7 @@ from twostroke.explain.tokens import Candidate, ShownToken, shown_tokens
 from twostroke.explain.work import StepWork, step_work
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
-from twostroke.models.cost import Rows
+from twostroke.models.cost import Predictor, Rows
 
 ATTENDED = 5  # entries shown
 
@@ -76,7 +75,7 @@ def sampled_row(llm: LLM, run: Decoded, states: np.ndarray, attention: TokenAtte
     return SampledRow(made[-1].candidates, token, made, tuple(attention.most(ATTENDED)))
 
 
-def step_of(llm: LLM, forecast: Forecast, before: KVCache, after: KVCache, row: SampledRow) -> Step:
+def step_of(llm: LLM, predictor: Predictor, before: KVCache, after: KVCache, row: SampledRow) -> Step:
     """The step that entered one token, not timed yet."""
     entered = int(after.token_array[-1])
     return Step(
@@ -87,6 +86,6 @@ def step_of(llm: LLM, forecast: Forecast, before: KVCache, after: KVCache, row: 
         row.candidates,
         row.token,
         row.lens,
-        step_work(llm.model, forecast, [[Rows(1, len(before), 1)]]),
+        step_work(llm.model, predictor, [[Rows(1, len(before), 1)]]),
         None,
     )

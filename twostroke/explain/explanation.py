@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.engine.forecast import Forecast
+from twostroke.engine.calibration import calibrate
 from twostroke.errors import InvalidRequest
 from twostroke.explain.attention import check_index
 from twostroke.explain.both_ways import BothWays, both_ways, cached_way
@@ -124,8 +124,8 @@ def explain(
         llm.require_companions(aspects.method)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
-    forecast = Forecast.calibrated([llm.model])
-    seen = watch(llm, forecast, tokens, params, layer, aspects.head, CANDIDATES)
+    predictor = calibrate(llm.model)
+    seen = watch(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
     made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
     timed = cached_way(llm, tokens, params).way
     seconds = [*timed.seconds[1:], *[None] * len(made)]
@@ -136,7 +136,7 @@ def explain(
         layer_shapes(config, layer, len(tokens), len(tokens)),
         attended_pairs(config, layer, len(tokens)),
         seen.stored,
-        step_work(llm.model, forecast, chunks),
+        step_work(llm.model, predictor, chunks),
         len(chunks),
         timed.seconds[0],
         seen.first.attends,

@@ -62,6 +62,11 @@ def amount(count: float, unit: str) -> str:
     return f"{count:.3g} {unit}"
 
 
+def plural(count: int, name: str) -> str:
+    """1 page, 2 pages."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
 def ms(seconds: float | None) -> str:
     """Milliseconds; a dash where nothing was timed."""
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
@@ -125,10 +130,10 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
-        f"{amount(stored.bytes, 'B')} in {stored.pages:,} pages of {stored.page_size}. Q is not stored: no later token "
-        "needs it.",
+        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not "
+        "stored: no later token needs it.",
     )
-    steps = "1 step" if prefill.steps == 1 else f"{prefill.steps} steps"
+    steps = plural(prefill.steps, "step")
     _say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
         _parts(console, work)

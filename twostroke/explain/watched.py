@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.forecast import Forecast
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.explain.attention import TokenAttention
@@ -16,6 +15,7 @@ from twostroke.explain.embedding import Embedding, EmbeddingRows
 from twostroke.explain.heat import Attention, Heat
 from twostroke.explain.prefill import Stored, stored
 from twostroke.llm import LLM
+from twostroke.models.cost import Predictor
 from twostroke.sampling.params import SamplingParams
 
 TILE_ROWS = 64  # tokens whose queries and states are in memory at once
@@ -35,7 +35,7 @@ class Watched:
 
 def watch(
     llm: LLM,
-    forecast: Forecast,
+    predictor: Predictor,
     tokens: Sequence[int],
     params: SamplingParams,
     layer: int,
@@ -74,7 +74,7 @@ def watch(
                 break
             assert run.states is not None, "the stroke has asked for them"
             row = sampled_row(llm, run, run.states[:, -1], TokenAttention.of(run.kv, run.queries), count)
-            steps.append(step_of(llm, forecast, before, run.kv, row))
+            steps.append(step_of(llm, predictor, before, run.kv, row))
         return Watched(embedding.all(), heat.all(), prompt, first, tuple(steps), run.finish_reason)
 
     request = Request(program, params, llm.tokenizer, len(tokens))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
-from twostroke.models.cost import Rows, Work
+from twostroke.models.cost import Predictor, Rows, Work
 
 READING, COMPUTING = "reading memory", "computing"
 
@@ -39,12 +38,12 @@ class StepWork:
     bound: str
 
 
-def step_work(model: Model, forecast: Forecast, steps: Iterable[Sequence[Rows]]) -> StepWork:
+def step_work(model: Model, predictor: Predictor, steps: Iterable[Sequence[Rows]]) -> StepWork:
     """The work of some steps, one after another."""
     amounts, seconds = Work(0, 0, 0, 0, 0), Work(0, 0, 0, 0, 0)
     for step in steps:
         amounts = Work(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
-        seconds = Work(*map(sum, zip(seconds, forecast.parts(model, step), strict=True)))
+        seconds = Work(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
     read, computed = sum(seconds[:2]), sum(seconds[2:])
     flops, total = sum(amounts[2:]), sum(amounts[:2])
     return StepWork(

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -147,6 +147,12 @@ def _part(name: str) -> str:
     return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
 
 
+class StepSeconds(Protocol):
+    """Predicts how long steps of one model take."""
+
+    def seconds(self, step: Iterable[Rows]) -> float: ...
+
+
 # Rows beyond these numbers have a price of their own. The time of a product is about max(bytes, FLOPs): reading weights
 # hides the work of the first rows, and instructions that multiply many rows at once are used from some number on.
 KNEES = (1, 4, 16)
@@ -212,14 +218,11 @@ class Predictor:
         return cls(cost, (prices / scale).tolist())
 
     def parts(self, step: Iterable[Rows]) -> Work:
-        """Seconds of each kind of work: weights and KV to read, and FLOPs beyond what reading hides."""
-        amounts = Amounts.of(self.cost, step)
-        prices = iter(self.prices)
-        layers = amounts.layer_bytes * next(prices) + amounts.head_bytes * next(prices)
-        kv = amounts.kv_bytes * next(prices)
-        rows = sum(amount * next(prices) for amount in amounts.rows)
-        pairs = sum(amount * next(prices) for amount in amounts.pairs)
-        return Work(layers, kv, rows, pairs, amounts.head_flops * next(prices))
+        """Seconds of each kind of work. What reading hides has none."""
+        amounts = Amounts.of(self.cost, step).flat
+        layers, head, kv, *flops = (amount * price for amount, price in zip(amounts, self.prices, strict=True))
+        rows, pairs = flops[: len(KNEES)], flops[len(KNEES) : -1]
+        return Work(layers + head, kv, sum(rows), sum(pairs), flops[-1])
 
     def seconds(self, step: Iterable[Rows]) -> float:
         return sum(self.parts(step))

@@ -7,7 +7,9 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-watching bench-speculation bench-serve bench-tiers soak check clean cluster test-cluster bench-cluster
+.PHONY: run chat soak cluster check wheel clean
+.PHONY: test test-software test-models test-clients test-cluster test-wheel
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-speculation bench-cluster
 
 # NVIDIA Dynamo has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -64,6 +66,9 @@ bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of 
 
 bench-watching: $(VENV)/installed-dev  ## throughput of a server that 0, 1 and 10 browsers watch; 10 minutes
 	$(BIN)/python -m benchmarks.watching
+
+bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
+	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b

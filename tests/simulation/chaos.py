@@ -45,7 +45,7 @@ class Outcome:
 
 def draw(seed: int) -> tuple[Fleet, Traffic]:
     """A fleet and its traffic."""
-    rng = random.Random(seed)
+    rng = random.Random(f"fleet {seed}")
     page_size = rng.choice([4, 16])
     setup = Setup(
         model=of_config("tiny", CONFIG),
@@ -64,6 +64,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
         notice_s=rng.choice([0.0, 0.02, 0.5]),
         lost=rng.choice([0.0, 0.0, 0.3]),
         patience_s=0.2,
+        until_s=rng.choice([0.5, 2.0]),
         seed=seed,
     )
     router = rng.choice(ROUTERS[: 2 if setup.index == "off" else 3])

@@ -141,7 +141,9 @@ class Service:
         if self.fleet.router == "kv-aware" and router is self.router:
             worker.announce(router.tell)
         if (life_s := self.fleet.faults.life_s) is not None:
-            self.events.at(self.events.now + self._lives.expovariate(1 / life_s), partial(self._die, worker))
+            dies_at = self.events.now + self._lives.expovariate(1 / life_s)
+            if dies_at <= self.fleet.faults.until_s:
+                self.events.at(dies_at, partial(self._die, worker))
         waiting, self._waiting = self._waiting, []
         for go_on in waiting:
             go_on()
@@ -278,7 +280,7 @@ class Service:
         size = len(transfer.kv) * self.fleet.setup.entry_bytes
         free_at = max(now, transfer.source.sends_until, transfer.target.receives_until) + size / link.rate
         transfer.source.sends_until = transfer.target.receives_until = free_at
-        if faults.lost and self._luck.random() < faults.lost:
+        if faults.lost and now <= faults.until_s and self._luck.random() < faults.lost:
             self.happened["lost transfer"] += 1
             self.events.at(now + faults.patience_s, partial(self._lose, transfer))
         else:

@@ -95,6 +95,9 @@ def check(seed: int) -> Outcome:
         assert service.events.count < MOST_EVENTS, "it does not come to an end"
         if not service.events.count % AUDIT_EVERY:
             assert not service.leaked(), "pages that nobody holds"
+            for index in [one.model.index for one in service.workers if one.model.index is not None]:
+                unused = index.num_unused
+                assert (index.can_free(unused), index.can_free(unused + 1)) == (True, False)
     calls = service.calls
     assert len(calls) == len(service.traffic.arrivals)
     assert not service.left

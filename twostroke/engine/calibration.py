@@ -77,7 +77,7 @@ class StepBench:
         """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
-        rows, _ = self.model.compiled.forward(batch, self.memory)
+        rows = self.model.compiled.forward(batch, self.memory).logits
         draws = [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(len(rows))]
         self.model.compiled.sample([rows[i : i + 1] for i in range(len(rows))], draws).read()
         self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device

@@ -27,6 +27,7 @@ from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turns import Turns
+from twostroke.engine.watch import Watch
 from twostroke.errors import ContextLengthExceeded, EngineStopped, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.tiers import Tiers
@@ -65,6 +66,7 @@ class Engine:
         tiers: where pages may be besides the pools.
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
+        watch: gets a record of each step; None while nobody watches. Any thread may set it.
     """
 
     def __init__(
@@ -81,15 +83,20 @@ class Engine:
         self._lock = FairLock()  # held for every change of the engine's state
         self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
+        self.watch: Watch | None = None
         self._closed = False
         self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
         self._queues = Queues()
-        self._driver = Driver(self.models, default, clock)
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
-        self._loads = Loads(self.tiers, lambda: called() if (called := arrival()) else None, clock)
+
+        def wake() -> None:
+            if (called := arrival()) is not None:
+                called()
+
+        self._driver, self._loads = Driver(self.models, default, wake, clock), Loads(self.tiers, wake, clock)
         unique = dict.fromkeys(self.models.values())
         self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
         self._flight = Flight(self._driver, self._placement, clock)
@@ -141,6 +148,11 @@ class Engine:
         """Number of choices that wait for pages from other tiers; they do not count as running."""
         return len(self._queues.arriving)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """The strokes in flight of all choices that have started, in order of arrival."""
+        return [lane for choice in self._queues.active for lane in choice.lanes]
+
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
         models = dict.fromkeys(self.models.values())
@@ -150,6 +162,12 @@ class Engine:
     def preemptions(self) -> int:
         """Number of times that a choice was preempted."""
         return self._placement.preemptions
+
+    @property
+    def evicted_pages(self) -> int:
+        """Number of times that a page of a prefix index had to give up its frame."""
+        indexes = {model.index for model in self.models.values()}
+        return sum(index.evicted_pages for index in indexes if index is not None)
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
@@ -251,14 +269,19 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        self._turns.wait(ready, self._step_unless, lambda: self.pause() if self._loads else self.pause() or 0)
+        self._turns.wait(ready, self._step_unless, lambda: self.pause() if self._expects else self.pause() or 0)
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
         with self._lock:
             return ready() or self._step()  # a server's thread may step too
 
+    @property
+    def _expects(self) -> bool:
+        """Whether other threads bring something that a request waits for."""
+        return bool(self._loads) or any(choice.errands for choice in self._queues.active)
+
     def _arrival(self) -> None:
-        """Called by I/O threads when a load is over."""
+        """Called by other threads when a load or an errand is over."""
         self._turns.tell()
         if (callback := self.on_arrival) is not None:
             callback()
@@ -287,6 +310,7 @@ class Engine:
     def _advance(self) -> bool:
         began, forecast = self._clock(), self._forecast
         arrived = bool(self._loads) and self._take_arrivals()
+        arrived = self._collect() or arrived
         self._admit()
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
         predicted = None if forecast is None else forecast.placed(chunks)
@@ -311,6 +335,8 @@ class Engine:
             self._observe(step, self._clock() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
+        if (watch := self.watch) is not None and worked:
+            watch.step(self, chunks, began)
         return worked
 
     @property
@@ -365,8 +391,13 @@ class Engine:
             load.close()
         return bool(over)
 
+    def _collect(self) -> bool:
+        """Take what other threads have brought. Returns whether there was anything."""
+        collected = [self._driver.collect(choice) for choice in self._queues.active if choice.errands]
+        return any(collected)
+
     def _sort(self, choice: Choice) -> None:
-        """Move a choice that has nothing but strokes that wait for pages away from the running."""
+        """Move a choice that has nothing but strokes that wait away from the running."""
         if choice in self._queues.running and choice.arriving:
             self._queues.arrive(choice)
 

@@ -123,7 +123,8 @@ class Placement:
                     continue
             while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted
                 count = min(count, len(lane.todo))
-                rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
+                left = len(lane.todo)
+                rows = lane.logit_rows(count), lane.queries.wanted(count, left), lane.states.wanted(count, left)
                 try:
                     self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)

@@ -267,6 +267,14 @@ class Pages:
         """The frame of a page; NOWHERE if it is not in the pool."""
         return int(self._frames[page])
 
+    def all_frames(self) -> np.ndarray:
+        """[ids] int32: the frame of each page id that was ever used, a copy. The lock must be held."""
+        return self._frames[: self._num_ids].copy()
+
+    def arriving_frames(self) -> list[int]:
+        """The frames that are reserved for pages on their way into the pool. The lock must be held."""
+        return list(self._reserved)
+
     def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames instead of page ids.
 

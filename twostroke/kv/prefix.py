@@ -54,6 +54,7 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
+        evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
         entering: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
             may be new to the index.
@@ -62,7 +63,7 @@ class PrefixIndex(ABC):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
-        self.queried_tokens = self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
         self.entering: list[Callable[[np.ndarray, Sequence[int]], None]] = []
         self.leaving: list[Callable[[Sequence[int]], None]] = []
@@ -127,7 +128,9 @@ class PrefixIndex(ABC):
                 self._came_back(self._hosted)
                 freed += self._spill(count - freed)
             freed += self._leave(count - freed, in_use=False)
-            return freed + self._leave(count - freed, in_use=True)
+            freed += self._leave(count - freed, in_use=True)
+            self.evicted_pages += freed
+            return freed
 
     @property
     def num_unused(self) -> int:
@@ -164,6 +167,10 @@ class PrefixIndex(ABC):
     def num_in_pool(self) -> int:
         """Number of indexed pages in the pool."""
         return len(self._order)
+
+    def pages_in_pool(self) -> np.ndarray:
+        """The ids of these pages. The pool's lock must be held."""
+        return np.fromiter(self._order, np.int64, len(self._order))
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:

@@ -217,8 +217,15 @@ class Predictor:
         prices = nonnegative_least_squares(amounts / scale / seconds[:, None], np.ones(len(samples)))
         return cls(cost, (prices / scale).tolist())
 
+    def parts(self, step: Iterable[Rows]) -> Work:
+        """Seconds of each kind of work. What reading hides has none."""
+        amounts = Amounts.of(self.cost, step).flat
+        layers, head, kv, *flops = (amount * price for amount, price in zip(amounts, self.prices, strict=True))
+        rows, pairs = flops[: len(KNEES)], flops[len(KNEES) : -1]
+        return Work(layers + head, kv, sum(rows), sum(pairs), flops[-1])
+
     def seconds(self, step: Iterable[Rows]) -> float:
-        return sum(amount * price for amount, price in zip(Amounts.of(self.cost, step).flat, self.prices, strict=True))
+        return sum(self.parts(step))
 
 
 class Correction:

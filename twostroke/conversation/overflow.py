@@ -78,7 +78,8 @@ def fitted(
 
 def _fits(llm: LLM, base: KVCache, more: int) -> bool:
     """Whether so many tokens behind `base` fit into the pool and the model's positions."""
-    pages = base.num_pages + -(-more // llm.pool.page_size)  # a window has two pages that are not full
+    # Pages, since a window has two that are not full; and one more, since a page that is cut may have to be copied.
+    pages = base.num_pages + -(-more // llm.pool.page_size) + 1
     return pages <= llm.pool.num_pages and base.next_position + more <= llm.model.max_position
 
 

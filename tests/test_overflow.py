@@ -155,7 +155,7 @@ def test_the_oldest_turns_go(replies: list[int], room: int) -> None:
     stay = without_oldest(roles, lambda some: len(some) <= room)
     starts = [1, *(i for i, role in enumerate(roles) if role == "user" and i > 1)]
     fitting = [start for start in starts if len(roles) - start <= room]
-    assert stay == (range(min(fitting), len(roles)) if fitting else None)
+    assert stay == range(min(fitting, default=starts[-1]), len(roles))
 
 
 WORDS = st.lists(st.sampled_from(["the", "fox", "jumps", "lazily", "dog"]), max_size=12).map(" ".join)

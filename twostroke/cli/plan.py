@@ -79,9 +79,11 @@ def plan(
         assert checkpoint is not None
         facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
     if html is not None:
+        from twostroke.planning.advice import advise
         from twostroke.planning.page import write_page
 
-        write_page(html, made, facts)
+        advised = advise(made, limits)
+        write_page(html, made, advised.plan if advised.steps else None, facts)
         note(f"wrote {html}")
     if as_json:
         print_json(facts)

@@ -178,9 +178,11 @@ def _levers(facts: dict[str, Any]) -> Table:
 
 
 def _table(rows: list[dict[str, Any]], left: tuple[str, ...] = ()) -> Table:
+    from twostroke.planning.account import title
+
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in left else "right", overflow="fold")
+        table.add_column(title(name), justify="left" if name in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
     return table

@@ -15,6 +15,7 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
     """All facts; `verdict` is one of three answers, "nothing to do", "misses the objective" and "does not fit"."""
     load, machine, memory = plan.workload, plan.machine, plan.memory
     advised = advise(plan, limits)
+    chunk = plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None
     return {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
@@ -64,7 +65,8 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
             if load.concurrency > 1 and chunk < load.prompt
             for step in [plan.mixed(chunk)]
         ],
-        "largest_chunk": plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None,
+        "largest_chunk": chunk,
+        "ttft_in_chunks_ms": None if chunk is None else plan.ttft_beside_ms,
         "tensor_parallelism": _tensor_parallelism(plan),
         "apart": _apart(plan if plan.fits else advised.plan),
         "verdict": plan.verdict,

@@ -11,7 +11,12 @@ from twostroke.planning.account import title
 from twostroke.planning.page.plots import plots
 from twostroke.planning.plan import Plan
 
-PROBLEMS = {"memory": "It does not fit", "TTFT": "TTFT is over its objective", "ITL": "ITL is over its objective"}
+PROBLEMS = {
+    "memory": "It does not fit",
+    "TTFT": "TTFT is over its objective",
+    "ITL": "ITL is over its objective",
+    "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
+}
 KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad"}
 
 

@@ -96,7 +96,7 @@ def _growth() -> Iterator[Row]:
         yield Row(
             f"{users} user{'s' if users > 1 else ''} at 4K on one H100",
             f"{users * 1.34:.2f} GB, {theirs}",
-            f"{users * user / 1e9:.2f} GB; with weights, nothing reserved: {fitting['bf16']} users in bf16, {fitting['fp8']} in fp8, "
+            f"{users * user / 1e9:.2f} GB; beside weights: {fitting['bf16']} in bf16, {fitting['fp8']} in fp8, "
             f"{fitting['int4-g128']} in 4 bits",
             "KV agrees; the weights are left out" if users < 50 else "agree, for another reason",
         )

@@ -2,12 +2,13 @@
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
+LIMIT ?= 200
 SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve bench-tiers soak check clean
+.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-compression bench-serve bench-tiers soak check clean
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -60,6 +61,14 @@ bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of 
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
+
+# What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.
+COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft,compress:ratio=0.5
+COMPRESSION := --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(COMPRESSED)
+
+bench-compression: $(VENV)/installed  ## prompt compression: accuracy, TTFT and KV beside plain, repeat and PTDO; LIMIT items of two tasks; hours
+	$(BIN)/twostroke eval cloze $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-cloze
+	$(BIN)/twostroke eval arc-easy --shots 16 $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-arc
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

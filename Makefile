@@ -2,6 +2,7 @@
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
+LIMIT ?= 200
 SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat soak cluster check wheel clean
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-speculation bench-cluster
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -81,6 +82,14 @@ test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end,
 
 bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, transfers, migrations; 20 minutes
 	$(IN_CLUSTER) -m benchmarks.cluster
+
+# What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.
+COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft,compress:ratio=0.5
+COMPRESSION := --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(COMPRESSED)
+
+bench-compression: $(VENV)/installed  ## prompt compression: accuracy, TTFT and KV beside plain, repeat and PTDO; LIMIT items of two tasks; hours
+	$(BIN)/twostroke eval cloze $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-cloze
+	$(BIN)/twostroke eval arc-easy --shots 16 $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-arc
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

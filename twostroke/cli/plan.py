@@ -110,15 +110,17 @@ def plan(
     workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
     made = make_plan(found, machine, form, tp, workload, known[method])
     engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
-    limits = Limits(1, ENGINE_FORMATS, known) if engine else Limits(max_tp, tuple(FORMATS), known)
+    limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
     facts = account(made, limits)
     if engine:
         assert checkpoint is not None
         facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
     if html is not None:
+        from twostroke.planning.advice import advise
         from twostroke.planning.page import write_page
 
-        write_page(html, made, facts)
+        advised = advise(made, limits)
+        write_page(html, made, advised.plan if advised.steps else None, facts)
         note(f"wrote {html}")
     if as_json:
         print_json(facts)

@@ -25,12 +25,13 @@ def create_backend(
     config: ModelConfig,
     matrices: Mapping[str, RawTensor],
     page_size: int,
+    tp: int = 1,
 ) -> Backend:
     """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
     "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log. On
     "cuda" it is the Triton backend, and the reference where that cannot run the model.
-    "native" is the variant with the fastest prefill that the processor can run.
+    "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of ranks.
 
     Raises:
         InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
@@ -42,6 +43,8 @@ def create_backend(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     reason, on_cpu = None, device.partition(":")[0] == "cpu"
+    if tp > 1 and (backend == "triton" or not on_cpu):
+        raise InvalidRequest(f"tp={tp} computes on CPUs: leave out device and backend, or tp")
     if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
         made = _triton(device, dtype, config, matrices)
         if not isinstance(made, str):
@@ -56,7 +59,7 @@ def create_backend(
             asked = f"on {device}" if dtype == "auto" else f"in {dtype} on {device}"
             reason = f"it computes in float32 on a CPU, not {asked}"
         if reason is None and (backend in NATIVE or dtype == "auto"):
-            return native.NativeBackend(threads, variant)
+            return native.NativeBackend(threads, variant, tp)
         if backend in NATIVE:
             raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
     try:

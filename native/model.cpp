@@ -361,10 +361,9 @@ int twostroke_follow(void* handle) {
   return int(ranks.lost());
 }
 
-// Marks a rank as lost, for all ranks. Returns 1 + the rank that was lost first, or 1000 + one that was late.
-int twostroke_lose(void* ranks, int rank) {
-  ((Ranks*)ranks)->lose(1 + rank);
-  return int(((Ranks*)ranks)->lost());
-}
+// Marks a rank as lost, for all ranks.
+void twostroke_lose(void* ranks, int rank) { ((Ranks*)ranks)->lose(1 + rank); }
+// 0, or 1 + the rank that was lost first, or 1000 + one that was late.
+int twostroke_lost(void* ranks) { return int(((Ranks*)ranks)->lost()); }
 }
 #pragma GCC visibility pop

@@ -72,7 +72,7 @@ def create_backend(
     if dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
     try:
-        return ReferenceBackend(device, dtype, threads)
+        return ReferenceBackend(device, dtype, threads, tp)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
 

@@ -112,6 +112,8 @@ def serve(
     note(f"KV: {tiers_text(llm)}")
     with llm:
         server.run(sockets)
+    if server.lost_at is not None:
+        raise typer.Exit(1)
 
 
 def _itl_text(llm: "LLM", asked: float | str) -> str:

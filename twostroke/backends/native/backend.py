@@ -18,6 +18,7 @@ from twostroke.backends.native.parts import Alone
 from twostroke.backends.native.ranks import NativeRanks
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
+from twostroke.errors import RankLost
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
 from twostroke.formats.transcode import NEAREST
@@ -49,6 +50,10 @@ class NativeBackend:
         self.ranks = NativeRanks(self.variant, threads, tp) if tp > 1 else None
         self.team = library.Team(self.variant, threads) if self.ranks is None else self.ranks.team
         self.statistics = NativeStatistics(self.team)
+
+    @property
+    def failure(self) -> RankLost | None:
+        return None if self.ranks is None else self.ranks.failure
 
     @property
     def arithmetic(self) -> str:

@@ -24,7 +24,7 @@ from twostroke.backends.interface import Weights
 from twostroke.backends.native.library import Team, load
 from twostroke.backends.native.parts import Alone
 from twostroke.backends.native.weights import Part, Table
-from twostroke.errors import OutOfPages
+from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.ranks import processes
 from twostroke.ranks.processes import Followers, Peer
@@ -121,7 +121,16 @@ class NativeRanks:
         with self.turn:
             lost = function(*args)
         if lost:
-            raise self.followers.loss(lost - LATE if lost >= LATE else lost - 1)
+            raise self._error(lost)
+
+    @property
+    def failure(self) -> RankLost | None:
+        """The error of all calls from now on, if a rank is lost."""
+        lost: int = self.library.twostroke_lost(self.handle)
+        return self._error(lost) if lost else None
+
+    def _error(self, lost: int) -> RankLost:
+        return self.followers.loss(lost - LATE if lost >= LATE else lost - 1)
 
     @contextmanager
     def compiling(self, config: ModelConfig, weights: Weights) -> Generator[Leader]:

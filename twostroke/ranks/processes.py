@@ -57,6 +57,7 @@ class Peer:
         return pickle.loads(self._pipe.recv_bytes())
 
     def close(self) -> None:
+        """End the conversation. A second call does nothing."""
         self._pipe.close()
         self.socket.close()
 
@@ -171,8 +172,6 @@ def _end(
             watcher.join()
     for peer in peers:
         peer.close()
-    watchers.clear()
-    peers.clear()
 
 
 def end_with(parent: int) -> None:

@@ -111,6 +111,7 @@ class NativeRanks:
         facts = [Facts(variant, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
         lose, handle = self.library.twostroke_lose, self.handle
         self.turn = threading.RLock()  # held for one call of all ranks, or one message and its answers
+        self._lost: RankLost | None = None
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self.followers = Followers(MODULE, facts, [fd], lambda rank: lose(handle, rank))
         weakref.finalize(self, _free, self.followers, self.library.twostroke_ranks_free, handle, self._segment)
@@ -130,7 +131,10 @@ class NativeRanks:
         return self._error(lost) if lost else None
 
     def _error(self, lost: int) -> RankLost:
-        return self.followers.loss(lost - LATE if lost >= LATE else lost - 1)
+        if self._lost is None:
+            self._lost = self.followers.loss(lost - LATE if lost >= LATE else lost - 1)
+            self.followers.end()
+        return self._lost
 
     @contextmanager
     def compiling(self, config: ModelConfig, weights: Weights) -> Generator[Leader]:

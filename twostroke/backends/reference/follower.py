@@ -50,6 +50,7 @@ class Follower:
 
     def run(self) -> None:
         """Follow until the end."""
+        self.group.send(None, 0)  # it is there
         while (message := self.group.receive(limit=ANY_TIME)) != ("end",):
             match message:
                 case ("compile", config):

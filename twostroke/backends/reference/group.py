@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from twostroke.errors import RankLost
 
+MEETING_S = 120.0  # in which all ranks must have started
 ANY_TIME = timedelta(days=1000)  # until rank 0 has something to say
 
 
@@ -27,6 +28,7 @@ class Group:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
+        on_loss: called once when a rank is lost.
         turn: held by rank 0 for one message with all that belongs to it.
         failure: why nothing can be computed any more.
     """
@@ -36,8 +38,9 @@ class Group:
         self.rank, self.size, self._patience = rank, size, timedelta(seconds=patience_s)
         self.turn = threading.RLock()
         self.failure: RankLost | None = None
+        self.on_loss: Callable[[], object] | None = None
         try:
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, self._patience)
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
         except RuntimeError as error:
             raise self.lose(f"not all {size} ranks have come ({str(error).splitlines()[0]})") from None
 
@@ -51,6 +54,8 @@ class Group:
         """The first reason why the ranks cannot go on, from now on."""
         if self.failure is None:
             self.failure = RankLost(f"{why}: open the model again")
+            if self.on_loss is not None:
+                self.on_loss()
         return self.failure
 
     def _wait(self, work: Any, limit: timedelta) -> None:

@@ -203,7 +203,8 @@ class ReferenceRanks:
 
     def __init__(self, size: int, dtype: str, threads: int) -> None:
         """Meet the ranks that `torchrun` has started, or start them on this host. Raises InvalidRequest, RankLost."""
-        self.dtype, self._followers = dtype, None
+        self.dtype = dtype
+        self.followers: Followers | None = None  # those that it has started
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
         if under_torchrun():
@@ -212,9 +213,10 @@ class ReferenceRanks:
                 raise InvalidRequest(f"torchrun has started {self.group.size} ranks: give tp={self.group.size}")
             for rank in range(1, size):
                 self.group.send((dtype, threads), rank)
+            self.group.answers()
         else:
             self._start(size, threads)
-        weakref.finalize(self, _end, self.group, self._followers)
+        weakref.finalize(self, _end, self.group, self.followers)
 
     def _start(self, size: int, threads: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
@@ -222,21 +224,21 @@ class ReferenceRanks:
         with tempfile.TemporaryDirectory() as directory:
             store = os.path.join(directory, "store")
             facts = [Facts(store, i, size, self.dtype, threads, patience_s, cores[i]) for i in range(1, size)]
-            lost: list[int] = []
             group: list[Group] = []
 
             def lose(rank: int) -> None:
-                lost.append(rank)
                 if group:
                     group[0].lose(f"rank {rank} of {size} has ended")
 
-            self._followers = Followers(MODULE, facts, (), lose)
+            self.followers = Followers(MODULE, facts, (), lose)
             try:
                 group.append(Group(dist.FileStore(store, size), 0, size, patience_s))
             except BaseException:
-                self._followers.end()
+                self.followers.end()
                 raise
             self.group = group[0]
+            self.group.on_loss = self.followers.end
+            self.group.answers()  # the store must not go before all have met all
 
     def ask(self, *message: object) -> list[Any]:
         """Send a message to all other ranks, and take their answers. Raises RankLost."""

@@ -42,12 +42,15 @@ def record(llm: LLM, long: bool = True) -> dict[str, Any]:
         seen["long"] = bits(llm.prefill(LONG))
     llm.engine.config = SchedulerConfig(max_step_tokens=16)
     prompts = [PROMPT[5:50], PROMPT[40:], PROMPT[:3], PROMPT]  # the last is found in the prefix index
-    for name, fields in {
-        "greedy": {},
-        "sampled": {"temperature": 0.8, "seed": 5},
-        "scored": {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1, "logprobs": 2, "seed": 6},
-    }.items():
-        answers = llm.generate(prompts, max_tokens=5, ignore_eos=True, **fields)
+    samplings = {
+        "greedy": SamplingParams(max_tokens=5, ignore_eos=True),
+        "sampled": SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.8, seed=5),
+        "scored": SamplingParams(
+            max_tokens=5, ignore_eos=True, temperature=0.7, top_p=0.9, repetition_penalty=1.1, logprobs=2, seed=6
+        ),
+    }
+    for name, params in samplings.items():
+        answers = llm.generate(prompts, params)
         seen[name] = [[(token.id, token.logprob, token.top_logprobs) for token in one.tokens] for one in answers]
     (snapped,) = llm.generate([PROMPT], method=method("snap", window=4, budget=16), max_tokens=4, ignore_eos=True)
     seen["queries"] = [token.id for token in snapped.tokens]

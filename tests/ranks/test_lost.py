@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def test_a_rank_that_hangs(backend: str, path: Path, monkeypatch: pytest.MonkeyP
     (pid,) = pids_of(llm)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(RankLost, match="has not answered for too long: open the model again|and with it its part"):
+    with pytest.raises(RankLost, match="has not answered for too long"):
         llm.generate(["the quick brown"], max_tokens=4)
     assert time.monotonic() - began < 30
     llm.close()
@@ -105,19 +104,20 @@ def test_rank_0_that_is_killed(backend: str, path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         (pid,) = (int(word) for word in process.stdout.readline().split())
-        assert not Path(f"/proc/{pid}/cmdline").read_text() == ""
+        assert Path(f"/proc/{pid}/cmdline").read_text()
         process.kill()
         process.wait()
         assert ended(pid)
 
 
 def test_what_is_refused(path: Path) -> None:
-    for options, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"tp": 0}, "tp must be from 1 to 64 ranks, not 0"),
         ({"tp": True}, "tp must be from 1 to 64 ranks, not True"),
         ({"tp": 2, "backend": "triton"}, "tp=2 computes on CPUs: leave out device and backend, or tp"),
         ({"tp": 2, "device": "cuda"}, "tp=2 computes on CPUs: leave out device and backend, or tp"),
-    ):
+    ]
+    for options, message in refused:
         with pytest.raises(InvalidRequest, match=message):
             LLM(str(path), **options)
 
@@ -126,9 +126,9 @@ def follower_of(server: int) -> int:
     """The process id of its only rank."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == server:
-                if b"follower" in stat.with_name("cmdline").read_bytes():
-                    return int(stat.parent.name)
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == server and b"follower" in stat.with_name("cmdline").read_bytes():
+                return int(stat.parent.name)
         except OSError:
             continue
     raise AssertionError("it has no rank")

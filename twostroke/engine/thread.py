@@ -47,8 +47,9 @@ def _look() -> None:
 class EngineThread:
     """Runs the step loop. Every method may be called from any thread; this one alone touches the engine.
 
-    It sleeps while there is nothing to do. A step that raises, or a rank that is lost while it sleeps, is fatal: the engine's state cannot be trusted any
-    more, so every request ends with `EngineStopped`, now and later, and `failure` says why.
+    It sleeps while there is nothing to do. A step that raises, or a rank that is lost while it sleeps, is fatal: the
+    engine's state cannot be trusted any more, so every request ends with `EngineStopped`, now and later, and `failure`
+    says why.
     """
 
     def __init__(

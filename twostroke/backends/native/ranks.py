@@ -42,7 +42,8 @@ class Leader(Alone):
 
     def __init__(self, ranks: NativeRanks, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.followers, self.handle = ranks.followers, ranks.handle
+        self.followers = ranks.followers
+        self.handle: int | None = ranks.handle
         self.share = Share(0, self.followers.size)
 
     def matrix(self, name: str) -> Part:
@@ -157,11 +158,10 @@ class NativeRanks:
             for rank, peer in enumerate(self.followers.peers, 1):
                 self.followers.guarded(rank, socket.send_fds, peer.socket, [b"f"], [segment.fd])
             self.followers.answers()
-        data = segment.data
+        data = segment.data  # the base of all views, so it goes with the last of them
         self.library.twostroke_pool(self.handle, number, address(data), size)
-        lent = data.view()
-        weakref.finalize(lent, self._pools.__setitem__, number, False)
-        return lent
+        weakref.finalize(data, self._pools.__setitem__, number, False)
+        return data
 
     def _message(self, *message: object) -> None:
         """Send a message while no pass runs: the others leave their loop for it."""

@@ -6,11 +6,10 @@ import os
 import socket
 from typing import Any
 
-import torch.distributed as dist
 
 from twostroke.backends.memory import HostMemory
 from twostroke.backends.reference.decoder import Decoder
-from twostroke.backends.reference.group import ANY_TIME, Group
+from twostroke.backends.reference.group import ANY_TIME, Group, dist
 from twostroke.backends.reference.operations import as_tensor
 from twostroke.backends.reference.ranks import Facts, RankedOperations, Shapes
 from twostroke.errors import OutOfPages, RankLost
@@ -66,6 +65,8 @@ class Follower:
                         self.models[model].logits(hidden)
                 case (action, number, *places):
                     self.group.send(self._pages(action, self.pools[number], places), 0)
+                case _:
+                    raise AssertionError(message)
 
     def _weights(self, _: str) -> RawTensor:
         return self.group.receive()

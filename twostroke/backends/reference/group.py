@@ -15,9 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import distributed
 
 from twostroke.errors import RankLost
+
+dist: Any = distributed  # its stores and process groups are documented, but not in its `__all__`
 
 MEETING_S = 120.0  # in which all ranks must have started
 ANY_TIME = timedelta(days=1000)  # until rank 0 has something to say
@@ -33,14 +35,14 @@ class Group:
         failure: why nothing can be computed any more.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, patience_s: float) -> None:
         """Meet the other ranks at a store. Raises RankLost if they do not come."""
         self.rank, self.size, self._patience = rank, size, timedelta(seconds=patience_s)
         self.turn = threading.RLock()
         self.failure: RankLost | None = None
         self.on_loss: Callable[[], object] | None = None
         try:
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
+            self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
         except RuntimeError as error:
             raise self.lose(f"not all {size} ranks have come ({str(error).splitlines()[0]})") from None
 

@@ -11,17 +11,16 @@ import tempfile
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory, Layout
-from twostroke.backends.reference.group import Group, under_torchrun
+from twostroke.backends.reference.group import Group, dist, under_torchrun
 from twostroke.backends.reference.operations import DenseWeight, Operations, Split, TensorBatch
 from twostroke.errors import InvalidRequest, RankLost
 from twostroke.formats.blocks import numpy_dtype
@@ -38,7 +37,7 @@ MODULE = "twostroke.backends.reference.follower"
 class RankPart(RawTensor):
     """A rank's rows of a matrix, or its numbers of a bias. `split`: who has which."""
 
-    split: Split = Split((0,))
+    split: Split
 
 
 def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int) -> RawTensor:
@@ -53,7 +52,7 @@ def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int
         part = RawTensor.from_bytes(name, "F32", values.shape, values.view(np.uint8), raw.source)
     else:
         part = raw.rows(split.start, split.start + split.own)
-    return RankPart(*(getattr(part, field.name) for field in fields(RawTensor)), split)
+    return RankPart(part.name, part.format, part.shape, part.data, part.source, split)
 
 
 class RankedOperations(Operations):

@@ -192,6 +192,11 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
+def under_torchrun() -> bool:
+    """Whether `torchrun` has started this process as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def require_size(tp: object) -> None:
     """Raise InvalidRequest for a number of ranks that cannot be."""
     if isinstance(tp, bool) or not isinstance(tp, int) or not 1 <= tp <= MOST_RANKS:

@@ -6,7 +6,6 @@ import os
 import socket
 from typing import Any
 
-
 from twostroke.backends.memory import HostMemory
 from twostroke.backends.reference.decoder import Decoder
 from twostroke.backends.reference.group import ANY_TIME, Group, dist

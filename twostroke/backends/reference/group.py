@@ -6,7 +6,6 @@ must come within a limit of time. The process group is not PyTorch's default one
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -123,8 +122,3 @@ class Group:
             raise self.lose(f"a rank of {self.size} has ended") from None
         self._wait(work, self._patience)
         return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
-
-
-def under_torchrun() -> bool:
-    """Whether `torchrun` has started this process as one of several ranks."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory, Layout
-from twostroke.backends.reference.group import Group, dist, under_torchrun
+from twostroke.backends.reference.group import Group, dist
 from twostroke.backends.reference.operations import DenseWeight, Operations, Split, TensorBatch
 from twostroke.errors import InvalidRequest, RankLost
 from twostroke.formats.blocks import numpy_dtype
@@ -206,7 +206,7 @@ class ReferenceRanks:
         self.followers: Followers | None = None  # those that it has started
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
-        if under_torchrun():
+        if processes.under_torchrun():
             self.group = Group.of_torchrun(processes.PATIENCE_S)
             if self.group.size != size:
                 raise InvalidRequest(f"torchrun has started {self.group.size} ranks: give tp={self.group.size}")

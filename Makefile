@@ -7,7 +7,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve bench-tiers soak check clean
+.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-tp bench-serve bench-tiers soak check clean
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -57,6 +57,9 @@ bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on
 
 bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of kernels; a minute
 	$(BIN)/python -m benchmarks.overhead
+
+bench-tp: $(VENV)/installed-dev  ## two ranks of one thread against one process, what gathers cost: tables, JSON; 40 minutes
+	$(BIN)/python -m benchmarks.tensor_parallel
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b

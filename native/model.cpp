@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "head.h"
+#include "exchange.h"
 #include "likeliest.h"
 #include "orders.h"
 #include "search.h"
@@ -350,6 +351,10 @@ int twostroke_follow(void* handle) {
   while (ranks.take(given)) {
     if (given.kind == Order::LISTEN) return 0;
     const Order order = Shelf(ranks).unpacked(given);
+    if (order.kind == Order::EXCHANGE) {
+      exchange(ranks, order.count, order.width, order.model, order.sums);
+      continue;
+    }
     Model& m = *(Model*)ranks.models[order.model];
     if (order.kind == Order::FORWARD)
       run_pass(m, order.batch, (uint16_t*)(ranks.pools[order.pool].data + order.kv), order.strides, true);
@@ -359,6 +364,18 @@ int twostroke_follow(void* handle) {
       run_search(m, order.x, order.count, order.noises, order.by_sketch);
   }
   return int(ranks.lost());
+}
+
+// By rank 0, for measurements: see exchange.h.
+int64_t twostroke_exchange(void* handle, int rows, int width, int rounds, int sums) {
+  Ranks& ranks = *(Ranks*)handle;
+  const Ranks::Pinned pinned(ranks);
+  ranks.give(Order{.kind = Order::EXCHANGE, .model = rounds, .count = rows, .width = width, .sums = bool(sums)});
+  return exchange(ranks, rows, width, rounds, sums);
+}
+// The same: see Ranks::take_account.
+void twostroke_account(void* ranks, int64_t* meetings, int64_t* waited_ns) {
+  std::tie(*meetings, *waited_ns) = ((Ranks*)ranks)->take_account();
 }
 
 // Marks a rank as lost, for all ranks.

@@ -18,6 +18,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "memory.h"
 #include "run.h"
 
@@ -76,12 +78,16 @@ class Ranks {
         tell(own);
         break;
       }
+    meetings_.fetch_add(1, std::memory_order_relaxed);
     for (int i = 1; i < size; i++) {
       const int other = (rank + i) % size;
       std::atomic<uint32_t>& theirs = control_.met[other].value;
       wait(theirs, [&](uint32_t value) { return int32_t(value - (number + 1)) >= 0; }, other);
     }
   }
+
+  // The meetings of all threads of this rank since the last call, and the nanoseconds that they waited there.
+  std::pair<int64_t, int64_t> take_account() { return {meetings_.exchange(0), waited_.exchange(0)}; }
 
   // By rank 0: the command that all others are to follow, which must be over before the next.
   template <class Command>
@@ -135,10 +141,14 @@ class Ranks {
   template <class Done>
   void wait(std::atomic<uint32_t>& word, const Done& done, int other) {
     auto over = [&] { return done(word.load(std::memory_order_acquire)) || lost(); };
+    if (over()) return;
     const auto began = Clock::now();
+    auto counted = [&] {
+      if (other >= 0) waited_.fetch_add(Time(Clock::now() - began).count(), std::memory_order_relaxed);
+    };
     for (Time waited{};; waited = Clock::now() - began) {
       for (int i = 0; i < 16; i++) {
-        if (over()) return;
+        if (over()) return counted();
         _mm_pause();
       }
       if (waited > SOON) break;
@@ -152,6 +162,7 @@ class Ranks {
       control_.sleepers.value.fetch_sub(1, std::memory_order_relaxed);
       if (other >= 0 && Time(Clock::now() - began).count() > patience_) lose(LATE + uint32_t(other));
     }
+    counted();
   }
 
   Control& control_;
@@ -160,6 +171,7 @@ class Ranks {
   const int64_t patience_;
   const cpu_set_t cores_;
   uint32_t taken_ = 0;  // commands
+  std::atomic<int64_t> meetings_{0}, waited_{0};
 
  public:
   // What orders name by number, the same in every rank: models, and the memory of KV pools where this process has it.

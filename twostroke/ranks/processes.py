@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -176,17 +177,16 @@ def _end(
 
 def end_with(parent: int) -> None:
     """End this process as soon as its parent has ended."""
-    try:
-        handle = os.pidfd_open(parent)
-    except OSError:
-        os._exit(1)
-    if os.getppid() != parent:
-        os._exit(1)
 
     def watch() -> None:
-        waiting = select.poll()
-        waiting.register(handle, select.POLLIN)
-        waiting.poll()
+        if hasattr(os, "pidfd_open"):  # Linux
+            with suppress(OSError):
+                waiting = select.poll()
+                waiting.register(os.pidfd_open(parent), select.POLLIN)
+                if os.getppid() == parent:
+                    waiting.poll()
+        while os.getppid() == parent:
+            time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

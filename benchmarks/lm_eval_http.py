@@ -89,7 +89,8 @@ def main() -> None:
     print(f"{asked.model}, {len(http)} items of {asked.set}: over HTTP, and lm_eval's hf in float32")
     for metric in ("acc", "acc_norm"):
         shares = [sum(sample[metric] for sample in samples) / len(samples) for samples in (http, hf)]
-        print(f"  {metric:9} {shares[0]:.3f}  {shares[1]:.3f}")
+        apart = sum(a[metric] != b[metric] for a, b in zip(http, hf, strict=True))
+        print(f"  {metric:9} {shares[0]:.3f}  {shares[1]:.3f}; {apart} items are right for one of them alone")
     print(f"  log-probability of an answer: differs by {sum(differences) / len(differences):.3f} nats in the mean")
 
 

@@ -91,9 +91,7 @@ def turn_of(llm: LLM, prompt: int, output: int, number: int) -> dict[str, Any]:
     ranks, others = backend.ranks, Others()
     if ranks is not None:
         ranks.account()
-    answers = llm.generate(
-        PromptSource().make(llm, shape, number), SamplingParams(max_tokens=output, ignore_eos=True)
-    )
+    answers = llm.generate(PromptSource().make(llm, shape, number), SamplingParams(max_tokens=output, ignore_eos=True))
     meetings, waited = (0, 0.0) if ranks is None else ranks.account()
     found = summarize(answers)
     rate = found.prefill_tokens_per_second if output == 1 else found.decode_tokens_per_second
@@ -225,7 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Two ranks against one process.")
     parser.add_argument("--model", action="append", help=f"may be repeated (default {', '.join(MODELS)})")
     parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
-    parser.add_argument("--prefill", type=int, action="append", help="tokens; may be repeated (default 512, 2000, 4096)")
+    parser.add_argument(
+        "--prefill", type=int, action="append", help="tokens; may be repeated (default 512, 2000, 4096)"
+    )
     parser.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     models = options.model or list(MODELS)

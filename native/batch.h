@@ -26,6 +26,9 @@ struct Batch {
   const uint8_t* embeddings;      // [rows] in the file's format, if the model has no embedding matrix; else null
   int64_t num_wanted;             // number of rows that the last block returns
   const int64_t* wanted;          // [num_wanted], ascending
+  int64_t num_states;             // number of rows whose hidden states are returned
+  const int64_t* state_rows;      // [num_states]
+  float* states;                  // [blocks + 1, num_states, hidden]: the input of each block, the output of the last
 };
 
 // Rows of one sequence that attend together. One member computes all splits of a head, or any member each split.

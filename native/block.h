@@ -110,7 +110,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int BLOCK_PHASES = 11;  // at most
+constexpr int BLOCK_PHASES = 12;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -138,6 +138,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
   project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
+  if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
   const Room::Places rest = pass.rest(i);
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);

@@ -314,6 +314,8 @@ int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64
   run_pass(m, order.batch, kv, strides, true).hand_out(result);
   const size_t queries = m.blocks.size() * batch->num_queries * m.config.heads * m.config.dim;
   if (queries) std::copy_n(order.batch.queries, queries, batch->queries);
+  const size_t states = (m.blocks.size() + 1) * batch->num_states * m.config.hidden;
+  if (batch->num_states) std::copy_n(order.batch.states, states, batch->states);
   return int(lost(m));
 }
 

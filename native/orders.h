@@ -49,7 +49,7 @@ class Shelf {
     Batch& b = order.batch;
     action(b.tokens), action(b.pages), action(b.slots), action(b.positions), action(b.row_starts), action(b.span_starts);
     action(b.spans), action(b.cos), action(b.sin), action(b.query_rows), action(b.queries), action(b.dropout);
-    action(b.embeddings), action(b.wanted), action(order.x), action(order.noises);
+    action(b.embeddings), action(b.wanted), action(b.state_rows), action(b.states), action(order.x), action(order.noises);
   }
   template <class T>
   static int64_t& as_number(T*& pointer) { return *(int64_t*)&pointer; }
@@ -57,7 +57,7 @@ class Shelf {
   uint8_t *const base_, *at_, *const end_;
 };
 
-// Puts a batch's arrays on the shelf, with the angles of its rows and room for its queries.
+// Puts a batch's arrays on the shelf, with the angles of its rows, and room for its queries and states.
 inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
   const size_t rows = batch.num_rows, sequences = batch.num_sequences, half = m.config.dim / 2, ropes = m.config.num_ropes;
   float *cos = shelf.take<float>(ropes * rows * half), *sin = shelf.take<float>(ropes * rows * half);
@@ -74,6 +74,8 @@ inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
   shelf.put(batch.query_rows, batch.num_queries);
   if (batch.num_queries)
     batch.queries = shelf.take<float>(m.blocks.size() * batch.num_queries * m.config.heads * m.config.dim);
+  shelf.put(batch.state_rows, batch.num_states);
+  if (batch.num_states) batch.states = shelf.take<float>((m.blocks.size() + 1) * batch.num_states * m.config.hidden);
   shelf.put(batch.dropout, m.blocks.size() * rows * m.config.hidden);
   if (!m.embed) shelf.put(batch.embeddings, rows * m.config.embedding_bytes());
   return batch;

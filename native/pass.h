@@ -88,6 +88,7 @@ class Pass {
     if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows), keep(wanted_, batch.wanted, batch.num_wanted);
+    keep(state_rows_, batch.state_rows, batch.num_states);
     keep(spans_, batch.spans, lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
@@ -101,7 +102,7 @@ class Pass {
     places_.assign(batch.num_queries ? rows : 0, -1);
     for (int i = 0; i < batch.num_queries; i++) places_[batch.query_rows[i]] = i;
     all_.resize(rows), std::iota(all_.begin(), all_.end(), 0);
-    last_ = model.blocks.size() - 1, cut_ = wanted_.size() < rows && !batch.dropout;
+    last_ = model.blocks.size() - 1, cut_ = wanted_.size() < rows && !batch.dropout && !batch.num_states;
     plans_.clear();
     size_t partials = 0;
     for (const Block& b : model.blocks) {
@@ -118,7 +119,10 @@ class Pass {
 
   // Whether its pieces may be computed twice, and after the pass is over: see threads.h. Not in memory of several ranks,
   // where the next pass is.
-  bool pure() const { return !ranks_ && room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !batch.num_queries; }
+  bool pure() const {
+    const bool returns = batch.num_queries || batch.num_states;
+    return !ranks_ && room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !returns;
+  }
 
   // Whether a block continues with only some rows after its keys and values; these rows, and their memory.
   bool cut(size_t block) const { return cut_ && block == last_; }
@@ -126,11 +130,17 @@ class Pass {
   Room::Places rest(size_t block) const { return cut(block) ? rest_.of(0) : room.of(block); }
   float* result(size_t block) const { return cut(block) ? rest_.of(1).x : room.of(block + 1).x; }
 
-  // Copies the wanted rows to the caller, at the end.
+  // Rows whose hidden states are returned, and where their inputs of a block go.
+  std::span<const int64_t> state_rows() const { return state_rows_; }
+  float* states(size_t block) const { return batch.states + block * state_rows_.size() * config_->hidden; }
+
+  // Copies the wanted rows to the caller, at the end, and the last states.
   void hand_out(float* to) const {
     const float* from = result(last_);
     for (size_t i = 0; i < wanted_.size(); i++, to += config_->hidden)
       std::copy_n(from + (cut_ ? i : wanted_[i]) * config_->hidden, config_->hidden, to);
+    for (size_t i = 0; i < state_rows_.size(); i++)
+      std::copy_n(from + state_rows_[i] * config_->hidden, config_->hidden, states(last_ + 1) + i * config_->hidden);
   }
 
   // The index of each row among those whose queries are returned, -1 for none; null if there are none.
@@ -179,7 +189,7 @@ class Pass {
   uint16_t* kv_;
   int64_t strides_[3];
   std::vector<uint8_t> embeddings_;
-  std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, all_;
+  std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;

@@ -58,9 +58,13 @@ def record(llm: LLM, long: bool = True) -> dict[str, Any]:
     def dropped() -> Program:
         return (yield Prefill(PROMPT[:20], dropout=Dropout(0.3, seed=4)))
 
-    request = Request(dropped, SamplingParams(), llm.tokenizer)
-    llm.engine.run([request])
-    seen["dropout"] = bits(request.result)
+    def looked_into() -> Program:
+        return (yield Prefill(PROMPT[9:40], states=20, queries=3))
+
+    requests = [Request(program, SamplingParams(), llm.tokenizer) for program in (dropped, looked_into)]
+    llm.engine.run(requests)
+    seen["dropout"], inside = bits(requests[0].result), requests[1].result
+    seen["states"], seen["inside"] = inside.states.tobytes(), inside.queries.tobytes()
     return seen
 
 

@@ -134,7 +134,7 @@ LONG_CALLS: list[tuple[str, dict[str, Any], int]] = [
     ("/v1/completions", {"prompt": "a", "model": "x" * 20_000}, 404),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT * 300_000}]}, 400),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * 5000}, 400),
-    ("/v1/chat/completions", {"messages": [{}] * 20_000}, 400),
+    ("/v1/chat/completions", {"messages": [{}] * 15_000}, 400),
     ("/nowhere", {"prompt": TEXT * 3000}, 404),
     # These pass, and are answered as if they were short.
     ("/v1/completions", {"prompt": "the", "max_tokens": 4, "temperature": 0, "user": "x" * 20_000}, 200),
@@ -248,7 +248,7 @@ def test_a_technique_that_the_worker_lacks(server: Serving) -> None:
 
 def test_a_client_that_leaves_the_preflight(server: Serving) -> None:
     """Its body is forgotten, and the server goes on."""
-    body = {"messages": [{}] * 90_000}
+    body = {"messages": [{"role": "user", "content": TEXT * 300_000}]}
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout), server.http() as http:
             http.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.02))

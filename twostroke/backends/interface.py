@@ -70,6 +70,7 @@ class RaggedBatch(Generic[Array]):
             frames of the memory that `forward` is given.
         wanted: [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written.
         query_rows: [R] int64, distinct rows whose queries are returned; None for none.
+        state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
         dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
         drawn: tokens of the previous step, which the host may not know yet.
         scratch: holds what a backend derives once per step (RoPE tables, masks).
@@ -83,6 +84,7 @@ class RaggedBatch(Generic[Array]):
     tables: list[np.ndarray]
     wanted: Array
     query_rows: Array | None = None
+    state_rows: Array | None = None
     dropout: Array | None = None
     drawn: Drawn | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
@@ -138,10 +140,13 @@ class Output(NamedTuple):
     Attributes:
         logits: logits of the W wanted rows.
         queries: queries of `query_rows`, [layers, R, Hq, D] float32, after RoPE and times the attention scale; or None.
+        states: hidden states of `state_rows`, [layers + 1, T, hidden] float32: the embedding, then what each layer has
+            made of it (the residual stream, before the last norm); or None.
     """
 
     logits: LazyLogits
     queries: np.ndarray | None
+    states: np.ndarray | None = None
 
 
 class CompiledModel(Protocol):
@@ -167,6 +172,10 @@ class CompiledModel(Protocol):
 
         There may be no rows: reading the tokens then only waits for all passes of this model before.
         """
+        ...
+
+    def rows_of(self, states: np.ndarray) -> LazyLogits:
+        """The logits that the head makes of hidden states [R, hidden] float32, of any layer, as of a pass's last."""
         ...
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
-from twostroke.engine.request import WAITING_FOR, Choice, SharedPrefill, close
-from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Stroke
+from twostroke.engine.request import WAITING_FOR, Choice, Errand, Raised, SharedPrefill, close
+from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
@@ -20,8 +21,11 @@ from twostroke.sampling.draw import Sampled
 class Driver:
     """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
-    def __init__(self, models: Mapping[str, Model], default: str) -> None:
-        self.models, self.default = models, default
+    def __init__(
+        self, models: Mapping[str, Model], default: str, wake: Callable[[], None], clock: Clock = SYSTEM
+    ) -> None:
+        """`wake` is called by other threads when something has come that a program waits for."""
+        self.models, self.default, self._wake, self._clock = models, default, wake, clock
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
@@ -42,7 +46,7 @@ class Driver:
         assert program is not None
         while True:
             try:
-                asked = program.send(value)
+                asked = program.throw(value.error) if isinstance(value, Raised) else program.send(value)
             except StopIteration as stop:
                 if not choice.done:
                     choice.finish(stop.value)
@@ -67,14 +71,30 @@ class Driver:
             self._open_prefill(choice, slot, stroke)
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
+        elif isinstance(stroke, Await):
+            errand = Errand(slot, stroke.start(), self._clock())
+            choice.errands.append(errand)
+            errand.future.add_done_callback(lambda _: self._wake())
         else:
-            raise InvalidRequest(f"a program yields Prefill, Decode and Emit, not {type(stroke).__name__}")
+            raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
+
+    def collect(self, choice: Choice) -> bool:
+        """Take what has come that a choice waits for. The next `resume` hands it to its program."""
+        done = [errand for errand in choice.errands if errand.future.done()]
+        for errand in done:
+            choice.errands.remove(errand)
+            choice.request.timings.loading += self._clock() - errand.began
+            error = CancelledError() if errand.future.cancelled() else errand.future.exception()
+            choice.results[errand.slot] = errand.future.result() if error is None else Raised(error)
+        return bool(done)
 
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
         record, track = choice.next_record(), choice.track
         if record.complete and not record.sampled:  # the pool had no room for it
             choice.results[slot] = Decoded(stroke.kv, (), record.finish_reason)
             return
+        if stroke.emit:
+            choice.enter_given(stroke, record)
         if not stroke.emit:
             track = self._private_track(choice, record)
         elif track.finish_reason is not None and not record.sampled:
@@ -101,7 +121,7 @@ class Driver:
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
-            key += (stroke.logprobs, stroke.scored_from)
+            key += (stroke.logprobs, stroke.scored_from, stroke.states)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:
@@ -132,10 +152,11 @@ class Driver:
     def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
         """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
-        if track is choice.track:
+        if track is choice.track and not choice.proves(token):
+            now = self._clock()
             if choice.index == 0:
-                choice.request.timings.tokens.append(time.perf_counter())
-            choice.went_on()
+                choice.request.timings.tokens.append(now)
+            choice.went_on(now)
             choice.let_go()
             choice.request.events.append(token)
 

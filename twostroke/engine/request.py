@@ -6,20 +6,22 @@ import hashlib
 import itertools
 import logging
 import secrets
-import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
-from twostroke.engine.strokes import Program
+from twostroke.engine.strokes import Decode, Program
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
+from twostroke.errors import InvalidRequest
 from twostroke.kv.pool import PagePool
+from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
@@ -27,6 +29,22 @@ log = logging.getLogger(__name__)
 _arrivals = itertools.count()
 WAITING_FOR = object()  # the result of a stroke that is still in flight
 PATIENCE = 10.0  # seconds that each unit of priority adds to the arrival time
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a choice waits for besides lanes: the stroke `Await` in place `slot`, since `began`."""
+
+    slot: int
+    future: Future[Any]
+    began: float
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The result of a stroke that failed, to be raised in the program."""
+
+    error: BaseException
 
 
 class Choice:
@@ -43,10 +61,12 @@ class Choice:
         self.track = Track(request.params, request.tokenizer, index)
         self.program: Program | None = None
         self.lanes: list[Lane] = []
+        self.errands: list[Errand] = []
         self.results: list[Any] = []
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
+        self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
         self.held: Token | None = None  # the last token, while it is not certain that another can follow it
         self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
         self.short_until = 0.0  # until when it waits for pages that others hold; 0: it has found all so far
@@ -56,14 +76,20 @@ class Choice:
 
     @property
     def request(self) -> Request:
-        request = self._request()
+        request = self.request_if_kept
         assert request is not None, "the engine keeps a request until it is done"
         return request
 
     @property
+    def request_if_kept(self) -> Request | None:
+        """The request; None if it is done and nobody wants it any more."""
+        return self._request()
+
+    @property
     def arriving(self) -> bool:
-        """Whether all of its strokes wait for pages from other tiers."""
-        return bool(self.lanes) and all(lane.missing is not None for lane in self.lanes)
+        """Whether all of its strokes wait for pages from other tiers, or for other threads."""
+        waits = bool(self.lanes or self.errands)
+        return waits and all(lane.missing is not None for lane in self.lanes)
 
     @property
     def resumable(self) -> bool:
@@ -71,8 +97,11 @@ class Choice:
         return bool(self.results) and not any(result is WAITING_FOR for result in self.results)
 
     def answer(self) -> Any:
-        """The results to send to the program; clears them."""
+        """The results to send to the program, or the first `Raised` among them; clears them."""
         results, self.results = self.results, []
+        for result in results:
+            if isinstance(result, Raised):
+                return result
         return results if self.side_by_side else results[0]
 
     @property
@@ -97,11 +126,38 @@ class Choice:
             self.records.append(DecodeRecord())
         return self.records[self.num_decodes - 1]
 
+    def enter_given(self, stroke: Decode, record: DecodeRecord) -> None:
+        """Let a decode enter the given tokens, as after a preemption.
+
+        A stroke that guesses, or that tells the program more than ids, samples them again (`proves`).
+        """
+        if record.sampled or stroke.guesses or stroke.until is not None or stroke.stats or stroke.keep_logits:
+            return
+        for id in self.given[len(self.track.ids) :][: stroke.max_tokens]:
+            record.sampled.append(Sampled(id))
+            self.track.push(record.sampled[-1])
+        ended = self.track.finish_reason is not None or len(record.sampled) == stroke.max_tokens
+        if record.sampled and ended:
+            record.complete, record.finish_reason = True, self.track.finish_reason
+
+    def proves(self, token: Token) -> bool:
+        """Whether a token is one of the given, sampled again. Raises InvalidRequest if it is another."""
+        if token.index >= len(self.given):
+            return False
+        if token.id != self.given[token.index]:
+            raise InvalidRequest(
+                f"the answer cannot be continued here: token {token.index} is {token.id}, and was "
+                f"{self.given[token.index]}: give every worker the same model, and processors of one kind"
+            )
+        return True
+
     def release(self) -> None:
         """Drop the program and every value and page it holds."""
         for lane in self.lanes:
             lane.close()
-        self.lanes, self.results = [], []
+        for errand in self.errands:
+            errand.future.cancel()
+        self.lanes, self.errands, self.results = [], [], []
         program, self.program = self.program, None
         if program is not None:
             close(program)
@@ -115,9 +171,9 @@ class Choice:
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
 
-    def went_on(self) -> None:
+    def went_on(self, now: float) -> None:
         """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
-        if time.perf_counter() < self.short_until:
+        if now < self.short_until:
             self.short_until = 0.0
 
     def let_go(self) -> None:
@@ -164,6 +220,7 @@ class Request:
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
         events: tokens in the order in which they were made, for the caller to take.
+        name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
@@ -184,7 +241,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
-        self.priority = 0
+        self.priority, self.name = 0, ""
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None
@@ -195,6 +252,17 @@ class Request:
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}
+
+    def take_over(self, tokens: Sequence[int]) -> None:
+        """Begin behind tokens of the answer that another engine has made and delivered.
+
+        The program begins at its start. Its decodes enter the tokens where that is enough, else sample them again. The
+        next token has the noise, the penalties and the constraint of its place in the whole answer. Raises
+        InvalidRequest for a request with several choices, or one that was submitted.
+        """
+        if len(self.choices) > 1 or self.choices[0].track.ids:
+            raise InvalidRequest("only a request of one choice that is not submitted yet can take over an answer")
+        self.choices[0].given = tuple(tokens)
 
     @property
     def done(self) -> bool:

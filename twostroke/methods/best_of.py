@@ -18,6 +18,8 @@ class BestOf(Method, name="best-of"):
         candidates: how many to decode.
     """
 
+    goes_on = True
+
     candidates: int = integer(4, least=1, most=64)
 
     def program(self, prompt: Prompt) -> Program:

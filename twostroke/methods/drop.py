@@ -36,6 +36,8 @@ class Drop(Repeat, name="drop"):
         observed: by "attention", how many of the prompt's last tokens are counted besides those decoded.
     """
 
+    goes_on = True
+
     times: int | str | tuple[str, ...] = 1
     sinks: int = 4
     keep: str = "all"

@@ -11,6 +11,7 @@ from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.fields import Checked
+from twostroke.kv.cache import KVCache
 from twostroke.methods.registry import register
 
 
@@ -52,9 +53,13 @@ class Method(Checked, ABC):
 
     `class Repeat(Method, name="repeat")` registers it: the engine, the CLI, the server and the shared tests know it by
     that name. Every field needs a default. Raises InvalidRequest if another technique has the name.
+
+    Attributes:
+        goes_on: whether its strokes go on after the first decode that follows its prefills.
     """
 
     name: ClassVar[str]
+    goes_on: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, name: str) -> None:
         cls.name = name
@@ -68,6 +73,10 @@ class Method(Checked, ABC):
     def companions(self) -> tuple[str, ...]:
         """The roles of the models that it takes besides the engine's own ("student", "draft")."""
         return ()
+
+    def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
+        """What the first decode will need of a prefill from position 0 that has come so far; None: not known yet."""
+        return None
 
     @abstractmethod
     def program(self, prompt: Prompt) -> Program:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.fields import flag
+from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 
 
@@ -24,6 +25,9 @@ class OverFill(Method, name="overfill"):
     @property
     def companions(self) -> tuple[str, ...]:
         return ("student",)
+
+    def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache:
+        return kv
 
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)

@@ -58,6 +58,8 @@ class Refresh(Method, name="refresh"):
         window: how many of the last entries are replaced at most; None for all since the last refresh.
     """
 
+    goes_on = True
+
     when: str = text("periodic", choices=("periodic", "entropy", "budget", "probe", "mc-dropout"))
     every: int = integer(64, least=1)
     window: int | None = integer(None, least=1)

@@ -59,6 +59,11 @@ class Repeat(Method, name="repeat"):
         tokens, kept = self.copies(prompt)
         yield Decode(self.cut((yield Prefill(tokens)), kept))
 
+    def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
+        kept = self.copies(prompt)[1]
+        some = kept[kept < len(kv)]
+        return chosen(kv, some) if len(some) else None
+
     def copies(self, prompt: Prompt) -> tuple[list[int], np.ndarray]:
         """The tokens to prefill, and the indices of those to keep."""
         turn = prompt.turn if self.scope == "turn" else range(len(prompt))

@@ -12,6 +12,7 @@ import numpy as np
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.fields import integer
 from twostroke.kv.attention import attention_mass
+from twostroke.kv.cache import KVCache
 from twostroke.methods.drop import MOST
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
@@ -39,6 +40,9 @@ class Snap(Repeat, name="snap"):
         least = self.sinks + self.window
         self.require("budget", self.budget >= least, f"an integer of at least {least} (sinks + window)")
         self.require("kernel", self.kernel % 2 == 1, "odd")
+
+    def kept_so_far(self, prompt: Prompt, kv: KVCache) -> None:
+        return None
 
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)

@@ -42,6 +42,8 @@ class Speculative(Method, name="speculative"):
         ngram: the most tokens that a lookup compares.
     """
 
+    goes_on = True
+
     draft: str = text("lookup", choices=("lookup", "student", "draft"))
     guesses: int = integer(4, least=1, most=MOST)
     adaptive: bool = flag(True)

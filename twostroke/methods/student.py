@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 
 
@@ -13,6 +14,9 @@ class Student(Method, name="student"):
     @property
     def companions(self) -> tuple[str, ...]:
         return ("student",)
+
+    def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache:
+        return kv
 
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt, model="student")

@@ -25,6 +25,7 @@ class Machine:
         flops: peak FLOP/s by dtype.
         link, host: bytes/s one way to another device, and to host memory; None if unknown.
         compute, memory_share, link_share: fractions of the peaks that are expected.
+        link_latency: seconds that an all-reduce of a few bytes takes.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Machine:
     compute: float
     memory_share: float
     link_share: float
+    link_latency: float = 0.0
 
     def __post_init__(self) -> None:
         rates = {"bandwidth": self.bandwidth, "memory": self.memory, **{f"{k} rate": v for k, v in self.flops.items()}}
@@ -123,4 +125,5 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
         compute=needed("compute", 1),
         memory_share=needed("memory", 1),
         link_share=number("link", 1) or 1.0,
+        link_latency=number("link_us", 1e-6) or 0.0,
     )

@@ -35,6 +35,7 @@ class AsyncEngine:
         created: when serving began, in seconds since 1970.
         preflight: tries out long bodies in another process.
         draining: no new work is taken.
+        output_tokens: how many were made so far.
     """
 
     def __init__(self, llm: LLM, settings: Settings, metrics: Metrics) -> None:
@@ -43,7 +44,7 @@ class AsyncEngine:
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.preflight = Preflight(lambda: Facts.of(llm, settings, self.name, self.created))
-        self.draining = False
+        self.draining, self.output_tokens = False, 0
         self._tracer = Tracer()
         self._exchanges: set[Exchange] = set()
         self._taken = 0  # choices in flight
@@ -153,6 +154,7 @@ class AsyncEngine:
     def _dispatch(self, updates: list[Update]) -> None:
         for update in updates:
             if update.tokens:
+                self.output_tokens += len(update.tokens)
                 self.metrics.output_tokens(len(update.tokens))
             if update.done:
                 self._finished(update)

@@ -21,7 +21,7 @@ from twostroke.server.json_schema.patterns import Untranslatable, translate
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 REMEMBERED = 64  # compiled grammars
-MOST_CHARACTERS = 2_000_000  # of a grammar
+MOST_CHARACTERS = 1_000_000  # of a grammar
 MOST_OPTIONS = 10_000  # of a choice
 MOST_PATTERN = 20_000  # characters of a regular expression
 # The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text

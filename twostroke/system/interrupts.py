@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 PATIENCE_S = 1.0
 SIGINT = int(signal.SIGINT)
@@ -16,25 +16,33 @@ class Postponed:
 
     Another Ctrl-C, `PATIENCE_S` or more after the first, does not wait, so that code without end can be stopped.
     Outside the main thread, which alone gets signals, and where SIGINT has no handler in Python, this does nothing.
+
+    Attributes:
+        final: whether another Ctrl-C waits too. A block sets it where only short code is left that must not be cut.
+            In a block within another one it has no effect.
     """
 
     def __init__(self) -> None:
+        self.final = False
         self._before: Any = None  # the handler to put back
         self._noted: float | None = None  # when the signal came
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
-            return
+            return self
         before = _signal.getsignal(SIGINT)
         if callable(before) and not isinstance(before, Postponed):
             self._before = before
             _signal.signal(SIGINT, self)
+        return self
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The handler within the block."""
         if self._noted is None:
             self._noted = time.monotonic()
-        elif time.monotonic() - self._noted >= PATIENCE_S:
+        elif frame is not None and frame.f_code in (Postponed.__enter__.__code__, Postponed.__exit__.__code__):
+            return  # else the handler before would not be put back
+        elif not self.final and time.monotonic() - self._noted >= PATIENCE_S:
             self._noted = None
             self._before(number, frame)
 

@@ -5,11 +5,13 @@ import threading
 import weakref
 from queue import Empty, SimpleQueue
 
+from twostroke.system.interrupts import Postponed
 from twostroke.tiers.names import Namespace, PageName, private_name
 from twostroke.tiers.store import Store
 
 log = logging.getLogger(__name__)
-Task = PageName | threading.Event | None  # a page to delete; what to set when all before it is done; the end
+Done = SimpleQueue[None]  # not an Event: Ctrl-C in the thread that waits for one may leave its lock held
+Task = PageName | Done | None  # a page to delete; what to tell when all before it is done; the end
 
 
 class PrivatePages:
@@ -24,7 +26,7 @@ class PrivatePages:
 
     def keep(self, page: memoryview) -> PageName:
         """Write a page, and return its name. Raises OutOfPages."""
-        with self._lock:
+        with Postponed(), self._lock:  # a thread whose start is cut may never begin
             if self._thread is None or not self._thread.is_alive():  # a forked process has no thread yet
                 tasks = self.store, self.namespace, self._tasks
                 self._thread = threading.Thread(target=_delete, args=tasks, name="tier-deletions", daemon=True)
@@ -45,9 +47,13 @@ class PrivatePages:
         """Wait until all pages forgotten so far are deleted. Returns False if that takes longer."""
         if self._thread is None:
             return True
-        done = threading.Event()
+        done = Done()
         self._tasks.put(done)
-        return done.wait(limit_s)
+        try:
+            done.get(timeout=limit_s)
+        except Empty:
+            return False
+        return True
 
 
 def _delete(store: Store, namespace: Namespace, tasks: SimpleQueue[Task]) -> None:
@@ -66,7 +72,7 @@ def _delete(store: Store, namespace: Namespace, tasks: SimpleQueue[Task]) -> Non
         except Exception:  # one failure must not keep all later pages
             log.exception("%d pages could not be deleted in %s", len(names), store.where)
         for task in batch:
-            if isinstance(task, threading.Event):
-                task.set()
+            if isinstance(task, SimpleQueue):
+                task.put(None)
         if None in batch:
             return

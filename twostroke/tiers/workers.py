@@ -6,6 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from twostroke.system.interrupts import Postponed
+from twostroke.system.monitor import Monitor
+
 log = logging.getLogger(__name__)
 
 
@@ -18,14 +21,14 @@ class Workers:
     def __init__(self, name: str, count: int) -> None:
         self._name, self._count = name, count
         self._jobs: deque[Callable[[], object]] = deque()
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._threads: list[threading.Thread] = []
         self._busy = 0
         self._closed = False
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job soon. After `close` it is dropped."""
-        with self._changed:
+        with Postponed(), self._changed.lock:
             if self._closed:
                 return
             self._jobs.append(job)
@@ -33,7 +36,7 @@ class Workers:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._changed.notify()
+            self._changed.tell()
 
     @property
     def num_waiting(self) -> int:
@@ -42,16 +45,14 @@ class Workers:
 
     def settle(self, limit_s: float) -> bool:
         """Wait until every job has ended, at most `limit_s` seconds. Returns whether they have."""
-        until = time.monotonic() + limit_s
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and not self._busy, until - time.monotonic())
+        return self._changed.until(lambda: not self._jobs and not self._busy, limit_s)
 
     def close(self, limit_s: float) -> bool:
         """Drop the jobs that have not begun, and wait for the others. Returns whether all threads have ended."""
-        with self._changed:
+        with Postponed(), self._changed.lock:
             self._closed = True
             self._jobs.clear()
-            self._changed.notify_all()
+            self._changed.tell()
         until = time.monotonic() + limit_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -60,10 +61,12 @@ class Workers:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
+            self._changed.until(lambda: bool(self._jobs) or self._closed)
+            with self._changed.lock:
                 if not self._jobs:
-                    return
+                    if self._closed:
+                        return
+                    continue  # another thread has it
                 job = self._jobs.popleft()
                 self._busy += 1
             try:
@@ -72,6 +75,6 @@ class Workers:
                 log.exception("a job of the thread %s failed", self._name)
             finally:
                 job = None  # it may hold pages
-                with self._changed:
+                with self._changed.lock:
                     self._busy -= 1
-                    self._changed.notify_all()
+                    self._changed.tell()

@@ -164,6 +164,11 @@ class NativeModel:
             queries = np.empty(shape, np.float32)
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
+        states = None
+        if batch.state_rows is not None:
+            states = np.empty((config.num_layers + 1, len(batch.state_rows), config.hidden_size), np.float32)
+            fields.num_states = len(batch.state_rows)
+            fields.state_rows, fields.states = address(batch.state_rows), address(states)
         strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
         with self._turn:
             if not (self.kv and self.kv[0] is kv):
@@ -171,7 +176,7 @@ class NativeModel:
                 self.kv[:] = [kv]
             places = self.handle, ctypes.byref(fields), address(kv), strides, address(hidden)
             self._call(self.library.twostroke_forward, *places)
-        return Output(Rows.of(self, hidden), queries)
+        return Output(Rows.of(self, hidden), queries, states)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, head_dim / 2] each."""
@@ -185,6 +190,9 @@ class NativeModel:
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
         return sample_rows(self, rows, draws)
+
+    def rows_of(self, states: np.ndarray) -> Rows:
+        return Rows.of(self, floats(states))
 
     # Its head --------------------------------------------------------------------------------------------------
 

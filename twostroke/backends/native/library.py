@@ -92,6 +92,8 @@ class Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings")),
         ("num_wanted", ctypes.c_int64),
         ("wanted", _POINTER),
+        ("num_states", ctypes.c_int64),
+        *((name, _POINTER) for name in ("state_rows", "states")),
     ]
 
 

@@ -88,12 +88,17 @@ class ReferenceModel:
         kv = memory.storage if isinstance(memory.storage, torch.Tensor) else as_tensor(memory.storage)
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
-            hidden, queries = self.decoder.forward(there, kv)
+            hidden, queries, states = self.decoder.forward(there, kv)
             asked = None if there.query_rows is None else as_array(torch.stack(queries))
-        return Output(Rows.of(self, hidden), asked)
+            seen = None if there.state_rows is None else as_array(torch.stack(states))
+        return Output(Rows.of(self, hidden), asked, seen)
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
         return sample_rows(self, rows, draws)
+
+    def rows_of(self, states: np.ndarray) -> Rows:
+        there = torch.from_numpy(states.astype(np.float32)).to(self.operations.device)
+        return Rows.of(self, there.to(getattr(torch, self.operations.dtype)))
 
     def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
         with self.operations.running():

@@ -84,7 +84,9 @@ class Decoder:
         self.norm = operations.pack([weights("norm")])
         self.head = self.embed if config.tied else operations.pack([weights("head")])
 
-    def forward(self, batch: TensorBatch, kv: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def forward(
+        self, batch: TensorBatch, kv: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the rows through every layer, writing their K and V.
 
         Args:
@@ -92,13 +94,17 @@ class Decoder:
 
         Returns:
             Hidden states of the wanted rows before the last norm, [W, hidden]; and, if requested, each layer's
-            queries, [R, Hq, D].
+            queries, [R, Hq, D], and the hidden states before, between and after the layers, [T, hidden] float32.
         """
         queries: list[torch.Tensor] = []
         x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)
+        seen = [x]
         for layer, own in zip(self.layers, kv, strict=True):
             x = layer(x, own, batch, queries)
-        return x[batch.wanted], queries
+            if batch.state_rows is not None:
+                seen.append(x)
+        states = [] if batch.state_rows is None else [one[batch.state_rows].float() for one in seen]
+        return x[batch.wanted], queries, states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""

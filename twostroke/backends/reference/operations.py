@@ -139,7 +139,7 @@ class Operations:
     def enter(self, batch: RaggedBatch[np.ndarray]) -> TensorBatch:
         """The batch with tensors on the operations' device instead of arrays."""
         there: dict[str, Any] = {}
-        for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "dropout"):
+        for name in ("token_ids", "positions", "pages", "slots", "wanted", "query_rows", "state_rows", "dropout"):
             if (array := getattr(batch, name)) is not None:
                 there[name] = torch.from_numpy(array).to(self.device)
         return cast(TensorBatch, replace(batch, **there))

@@ -28,7 +28,7 @@ from twostroke.server.json_schema.shapes import (
 )
 
 MOST_NODES = 3000
-MOST_BYTES = 1_000_000
+MOST_BYTES = 250_000
 ANY_OBJECT = {"type": "object"}
 
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.system.interrupts import Postponed
+
 LIMIT_S = 5.0  # seconds to wait for the lock: a process that was stopped may hold it
 RETRY_S = 1e-3
 DAY_S = 86400
@@ -61,7 +63,12 @@ class Ledger:
 
     @contextmanager
     def held(self) -> Generator[Account]:
-        """The account, for reading and changing; what was changed is written at the end. Raises Busy."""
+        """The account, for reading and changing; what was changed is written at the end. Ctrl-C waits. Raises Busy."""
+        with Postponed(), self._held() as account:
+            yield account
+
+    @contextmanager
+    def _held(self) -> Generator[Account]:
         deadline = time.monotonic() + LIMIT_S
         if not self._lock.acquire(timeout=LIMIT_S):
             raise Busy("the directory's ledger is in use")
@@ -107,11 +114,12 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file. It cannot be used after that."""
-        if self._lock.acquire(timeout=LIMIT_S):  # else a thread hangs in it
-            file, self._file = self._file, -1
-            self._lock.release()
-            if file != -1:
-                os.close(file)
+        with Postponed():
+            if self._lock.acquire(timeout=LIMIT_S):  # else a thread hangs in it
+                file, self._file = self._file, -1
+                self._lock.release()
+                if file != -1:
+                    os.close(file)
 
     def _take(self, deadline: float) -> None:
         while True:

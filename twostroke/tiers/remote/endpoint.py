@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
 from twostroke.errors import KVError
+from twostroke.system.interrupts import Postponed
+from twostroke.system.monitor import Monitor
 from twostroke.tiers.remote.circuit import Circuit
 from twostroke.tiers.remote.line import STALL_S, Late, Line, Unanswered, timed
 
@@ -41,7 +42,7 @@ class Endpoint:
         self.where, self._class, self._options = _parse(url)
         self.circuit, self.writing = Circuit(), Circuit()
         self._idle: list[Line] = []
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._most, self._out, self._pid, self._closed = most, 0, os.getpid(), False
         self._warned = False
 
@@ -49,8 +50,13 @@ class Endpoint:
     def line(self, limit_s: float) -> Generator[Line]:
         """A connection for one call of at most `limit_s` seconds. What is unread at the end closes it.
 
-        Raises Open, Unanswered or Late.
+        Ctrl-C waits for its end, since its place has to be given back. Raises Open, Unanswered or Late.
         """
+        with Postponed(), self._line(limit_s) as line:
+            yield line
+
+    @contextmanager
+    def _line(self, limit_s: float) -> Generator[Line]:
         ticket = self.circuit.ask()
         if ticket is None:
             raise Open
@@ -79,10 +85,11 @@ class Endpoint:
 
     def close(self) -> None:
         """Close all connections, those in use when their calls end."""
-        with self._changed:
+        with Postponed(), self._changed.lock:
             self._closed = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._out, CLOSE_S)
+            self._changed.tell()
+        self._changed.until(lambda: not self._out, CLOSE_S)
+        with Postponed(), self._changed.lock:
             idle, self._idle = self._idle, []
         for line in idle:
             line.close()
@@ -97,18 +104,20 @@ class Endpoint:
 
     def _take(self, deadline: float) -> bool:
         """Wait for one of the places."""
-        with self._changed:
+
+        def take() -> bool:
             if self._pid != os.getpid():  # a forked process must not use the connections of its parent
                 self._idle, self._out, self._pid = [], 0, os.getpid()
-            free = self._changed.wait_for(
-                lambda: self._closed or self._out < self._most, max(0.0, deadline - time.monotonic())
-            )
             if self._closed:
                 raise Open
-            if not free:
-                raise Late
+            if self._out >= self._most:
+                return False
             self._out += 1
             return True
+
+        if not self._changed.until(take, max(0.0, deadline - time.monotonic())):
+            raise Late
+        return True
 
     def _fresh(self, deadline: float) -> Line:
         """A connection that was used before, or a new one."""
@@ -116,7 +125,7 @@ class Endpoint:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Late
-            with self._changed:
+            with self._changed.lock:
                 line = self._idle.pop() if self._idle else None
             if line is None:
                 options = self._options | {"socket_connect_timeout": min(CONNECT_S, left)}
@@ -128,12 +137,12 @@ class Endpoint:
             return line
 
     def _give_back(self, line: Line | None, good: bool) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._out -= 1
             keep = line is not None and good and line.trusted and not line.waiting and not self._closed
             if line is not None and keep:
                 self._idle.append(line)
-            self._changed.notify_all()
+            self._changed.tell()
         if line is not None and not keep:
             line.close()
 

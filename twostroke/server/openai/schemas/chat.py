@@ -245,6 +245,7 @@ class ChatBody(ChatPrompt, GenerateBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True
+    return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
 
     @property
     def parallel(self) -> bool:

@@ -1,0 +1,1 @@
+"""What the engine does with a prompt, step by step: every number is its own."""

@@ -1,0 +1,185 @@
+"""One connection between a sender and a receiver: authenticated messages, and bytes that go straight to pages.
+
+    message          length (uint32, little endian), JSON, and a keyed BLAKE2b of the JSON and the message's number
+    bytes            as many as the message before them says, without a copy in Python; checked by the digests in it
+
+Nothing is encrypted.
+"""
+
+import hashlib
+import hmac
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from blake3 import blake3
+
+from twostroke.errors import KVError
+from twostroke.wire import secret as secrets
+
+CONNECT_S = 5.0  # seconds for a connection and its handshake
+MOST_JSON = 256 << 20  # bytes; a header of some million entries
+MAC_BYTES = 16
+BUFFERS = 256  # that one call of the system gets at once
+SOCKET_BYTES = 4 << 20  # of the system's buffers, asked for
+_LENGTH = struct.Struct("<I")
+
+Message = dict[str, Any]
+Address = tuple[str, int]
+
+
+class WireError(KVError):
+    """A transfer failed: the other side is gone, does not answer, or says something that is not right."""
+
+
+class Channel:
+    """Messages in both directions. One thread receives; any thread may send.
+
+    Attributes:
+        peer: the other side's address, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, keys: secrets.Keys) -> None:
+        self._socket, self._keys = connection, keys
+        self._sent = self._received = 0
+        self._sending = threading.Lock()
+        host, port = connection.getpeername()[:2]
+        self.peer = f"{host}:{port}"
+
+    @classmethod
+    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S) -> Self:
+        """Connect to a sender. Raises WireError."""
+        try:
+            connection = socket.create_connection(address, limit_s)
+        except OSError as error:
+            raise WireError(f"{address[0]}:{address[1]} cannot be reached: {error.strerror or error}") from None
+        return cls._opened(connection, secrets.connect, secret, limit_s)
+
+    @classmethod
+    def accept(cls, connection: socket.socket, secret: bytes) -> Self:
+        """The other side of `connect`. Raises WireError."""
+        return cls._opened(connection, secrets.accept, secret, CONNECT_S)
+
+    @classmethod
+    def _opened(cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float) -> Self:
+        try:
+            connection.settimeout(limit_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+            return cls(connection, shake(connection, secret))
+        except (OSError, KVError) as error:
+            connection.close()
+            raise WireError(str(error)) from None
+
+    def digest(self, data: memoryview) -> str:
+        """The keyed digest of a page's bytes under this connection's key, 16 bytes in hex."""
+        return blake3(data, key=self._keys.pages).hexdigest(length=MAC_BYTES)
+
+    def send(self, kind: str, views: Sequence[memoryview] = (), limit_s: float = 30.0, **fields: Any) -> None:
+        """Send a message, and bytes behind it. Raises WireError."""
+        text = json.dumps({"kind": kind, **fields}).encode()
+        with self._sending:
+            mac = _mac(self._keys.outwards, self._sent, text)
+            self._sent += 1
+            try:
+                self._socket.settimeout(limit_s)
+                self._send_all([memoryview(_LENGTH.pack(len(text)) + text + mac), *views])
+            except OSError as error:
+                raise self._failed(error) from None
+
+    def _send_all(self, views: Sequence[memoryview]) -> None:
+        left = [view.cast("B") for view in views if view.nbytes]
+        while left:
+            sent = self._socket.sendmsg(left[:BUFFERS])
+            left = _behind(left, sent)
+
+    def receive(self, limit_s: float) -> Message:
+        """The next message. Raises WireError."""
+        until = time.monotonic() + limit_s
+        length = bytearray(_LENGTH.size)
+        self._fill_all([memoryview(length)], until)
+        (size,) = _LENGTH.unpack(length)
+        if size > MOST_JSON:
+            raise WireError(f"{self.peer}: a message of {size:,} bytes is too long")
+        text = bytearray(size + MAC_BYTES)
+        self._fill_all([memoryview(text)], until)
+        if not hmac.compare_digest(_mac(self._keys.inwards, self._received, text[:-MAC_BYTES]), text[-MAC_BYTES:]):
+            raise WireError(f"{self.peer}: a message was altered on its way")
+        self._received += 1
+        return json.loads(text[:-MAC_BYTES])
+
+    def fill(self, views: Sequence[memoryview], limit_s: float) -> None:
+        """Receive bytes into memory. Raises WireError."""
+        self._fill_all(views, time.monotonic() + limit_s)
+
+    def _fill_all(self, views: Sequence[memoryview], until: float) -> None:
+        left = [view.cast("B") for view in views if view.nbytes]
+        try:
+            while left:
+                self._socket.settimeout(max(0.001, until - time.monotonic()))
+                if not (count := self._socket.recvmsg_into(left[:BUFFERS])[0]):
+                    raise WireError(f"{self.peer} has closed the connection")
+                left = _behind(left, count)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    @property
+    def readable(self) -> bool:
+        """Whether a message, or the end of the connection, is there to be received."""
+        try:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # it was closed
+            return True
+
+    def wait_for_end(self, limit_s: float) -> bool:
+        """Throw away what comes until the other side closes the connection. Returns whether it has."""
+        until = time.monotonic() + limit_s
+        try:
+            while (left := until - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(1 << 16):
+                    return True
+        except TimeoutError:
+            pass
+        except OSError:
+            return True
+        return False
+
+    def hang_up(self) -> None:
+        """Tell the other side that this one turns away: it stops, and closes the connection. Never waits."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End the connection. The other side, and a thread that waits here, learn of it at once."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _failed(self, error: OSError) -> WireError:
+        if isinstance(error, TimeoutError):
+            return WireError(f"{self.peer} does not answer")
+        return WireError(f"{self.peer}: the connection failed: {error.strerror or error}")
+
+
+def _behind(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of some views after their first `count` bytes."""
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []
+
+
+def _mac(key: bytes, number: int, text: bytes | bytearray) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "little") + text, key=key, digest_size=MAC_BYTES).digest()

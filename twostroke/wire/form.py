@@ -1,0 +1,136 @@
+"""The wire form of a value: pages as they are in memory, entries of pages that it uses in part, header and logits.
+
+Pages have numbers, in the order in which they are sent; the header names them by these. A page of which a value uses
+some slots only goes as these entries, so the bytes that move are those of the value's entries and no others.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.backends.rows import Stored
+from twostroke.kv import header as headers
+from twostroke.kv import spans
+from twostroke.kv.attention import Queries
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Contents
+from twostroke.kv.header import Header
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import NOTHING, Stretch
+
+GROUP_BYTES = 8 << 20  # that go at once
+
+
+@dataclass(frozen=True)
+class Part:
+    """A page that a value uses in part: its number, the page, and the slots in use."""
+
+    number: int
+    page: int
+    slots: np.ndarray
+
+
+@dataclass(frozen=True)
+class Final:
+    """A value that is complete, as it is sent.
+
+    Attributes:
+        kv: the value.
+        header: the text of its header, over pages 0 to n - 1.
+        order: the number of each of these pages in the transfer.
+        whole: the pages that go as they are, by number, beginning with those that were promised before.
+        parts: those that go as entries.
+        logits: [vocab] float32, or [0].
+        state: what the caller sends along, for JSON.
+        queries: those of its last entries, for techniques that choose by attention.
+    """
+
+    kv: KVCache
+    header: str
+    order: list[int]
+    whole: list[int]
+    parts: list[Part]
+    logits: np.ndarray
+    state: Any
+    queries: Queries
+
+    @classmethod
+    def of(cls, kv: KVCache, promised: Sequence[int], state: Any, queries: Queries) -> "Final":
+        """`promised`: pages of the value whose numbers are given, since they may have been sent: 0 and so on."""
+        table, tail, pool = kv.table, kv.tail, kv.pool
+        logits = None if tail is None else tail.logits
+        logits = np.asarray([] if logits is None else logits, np.float32)
+        pages = spans.distinct_pages(table)
+        owners, slots = spans.pages_and_slots(table)
+        used = {page: np.unique(slots[owners == page]) for page in pages.tolist()}
+        whole = [*promised, *(page for page in used if len(used[page]) == pool.page_size and page not in set(promised))]
+        numbers = {page: number for number, page in enumerate(whole)}
+        parts = [page for page in used if page not in numbers]
+        numbers |= {page: len(whole) + i for i, page in enumerate(parts)}
+        said = Contents(
+            spans.with_pages(table, pages, np.arange(len(pages))), kv.token_array, kv.stretches, kv.next_position, tail
+        )
+        header = Header(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
+        return cls(
+            kv,
+            headers.encode(header).decode(),
+            [numbers[page] for page in pages.tolist()],
+            whole,
+            [Part(numbers[page], page, used[page]) for page in parts],
+            logits,
+            state,
+            queries,
+        )
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages that the receiver reserves."""
+        return len(self.whole) + len(self.parts)
+
+
+def whole_pages(kv: KVCache) -> list[int]:
+    """The pages of which a value uses every slot, in order of first use."""
+    table, size = kv.table, kv.pool.page_size
+    full = table[spans.counts(table) == size]
+    return list(dict.fromkeys(full[:, PAGE].tolist()))
+
+
+def value(pool: PagePool, contents: Contents, logits: np.ndarray) -> KVCache:
+    """The value that has arrived in pages of the pool; the caller still releases its own references to them."""
+    tail = contents.tail
+    if tail is not None and len(logits):
+        tail = replace(tail, row=Stored(logits[None]))
+    return KVCache(pool, contents.table, contents.tokens, contents.stretches, contents.next_position, tail)
+
+
+def repaged(pool: PagePool, header: Header) -> Contents:
+    """The contents of a value whose entries are placed anew, one after another, in pages 0 and so on of a pool.
+
+    Entries that lose bits are canonical for no model.
+    """
+    contents, size = header.contents, pool.page_size
+    positions = spans.positions(contents.table)
+    slots = np.arange(len(positions)) % size
+    starts = np.flatnonzero((slots == 0) | (np.diff(positions, prepend=-2) != 1))
+    counts = np.diff(np.append(starts, len(positions)))
+    table = np.stack([starts // size, slots[starts], slots[starts] + counts, positions[starts]], 1).astype(np.int32)
+    stretches = contents.stretches
+    if header.geometry.kv_dtype != pool.geometry.kv_dtype:
+        stretches = (Stretch(len(positions), None, NOTHING),) if len(positions) else ()
+    return replace(contents, table=table, stretches=stretches)
+
+
+def without_entries(pool: PagePool) -> str:
+    """The header of an empty value, which says what values of a pool are made of."""
+    nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
+    return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
+
+
+def digest_of(kv: KVCache) -> str:
+    """Stands for a value's tokens and positions: both sides hold the same value if they agree on it."""
+    tokens = kv.token_array.astype("<i4").tobytes() + spans.positions(kv.table).astype("<i8").tobytes()
+    return hashlib.blake2b(tokens, digest_size=16).hexdigest()

@@ -1,0 +1,163 @@
+"""A value that is offered to other processes, complete or while its prefill still runs."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.backends.interface import PAGE
+from twostroke.errors import KVError
+from twostroke.kv.attention import NO_QUERIES, Queries
+from twostroke.kv.cache import KVCache
+from twostroke.wire.form import Final, whole_pages
+from twostroke.wire.handle import Handle
+from twostroke.wire.lease import TTL_S, Lease
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is to send: pages, the number of the first of them, and the run that they belong to.
+
+    `kv` holds the pages; `final` is the complete value, once it is.
+    """
+
+    kv: KVCache | None
+    pages: list[int]
+    first: int
+    run: int
+    final: Final | None
+
+
+class Outgoing:
+    """Holds the pages of a value until those who are to receive it have it, or its lease ends.
+
+    Any thread may call its methods; none of them waits for a network.
+
+    Attributes:
+        handle: names it to a receiver; valid before anything is computed.
+        lease: begins when the value is complete; None before.
+        expected: number of pages that the value will have, if that is known, so that a receiver can reserve them.
+        bytes_sent: bytes of K and V that went out, to all receivers.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        expected: int | None = None,
+        receivers: int = 1,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Use `Sender.offer`."""
+        self.handle, self.expected = handle, expected
+        self.lease: Lease | None = None
+        self.bytes_sent = 0
+        self._receivers, self._ttl_s, self._clock = receivers, ttl_s, clock
+        self._changed = threading.Condition()
+        self._promised: list[int] = []
+        self._run = 0  # how often all had to go out again
+        self._kv: KVCache | None = None
+        self._longer: KVCache | None = None
+        self._final: Final | None = None
+        self._why: str | None = None  # why it will not be complete, or is gone
+
+    def extend(self, kv: KVCache) -> None:
+        """The value as far as it is computed: pages that are full go out while the rest is computed.
+
+        If it lacks a page of the value before it, as after a preemption, all goes out again.
+        """
+        pages = whole_pages(kv)
+        with self._changed:
+            if self._final is None and self._why is None:
+                self._kv, self.lease = kv, None
+                self._promise(pages, pages)
+                self._changed.notify_all()
+
+    def _promise(self, pages: list[int], among: list[int]) -> None:
+        if not set(among).issuperset(self._promised):
+            self._promised, self._run = [], self._run + 1
+        known = set(self._promised)
+        self._promised = [*self._promised, *(page for page in pages if page not in known)]
+
+    def pause(self) -> None:
+        """What computes the value was interrupted: let go of its pages. It fails unless it goes on within `ttl_s`."""
+        with self._changed:
+            if self._final is None and self._why is None:
+                self._kv, self._promised, self._run = None, [], self._run + 1
+                self.lease = Lease(self._receivers, self._ttl_s, self._clock)
+
+    def complete(self, kv: KVCache, state: Any = None, queries: Queries = NO_QUERIES) -> None:
+        """The whole value. Its lease begins.
+
+        Args:
+            kv: in the pool of the sender.
+            state: what goes along, for JSON; the receiver gets it with the value.
+            queries: of the last entries, if the technique chooses by attention.
+        """
+        with self._changed:
+            if self._final is None and self._why is None:
+                self._promise([], kv.table[:, PAGE].tolist())
+                self._kv, self._final = kv, Final.of(kv, self._promised, state, queries)
+                self.lease = Lease(self._receivers, self._ttl_s, self._clock)
+                self._changed.notify_all()
+
+    def fail(self, why: str) -> None:
+        """The value will not be complete, or is not offered any more. Receivers are told `why`, in one line."""
+        with self._changed:
+            if self.lease is not None:
+                self.lease.cancel()
+            self._drop(why)
+
+    def sweep(self) -> bool:
+        """Drop the pages if the lease has ended. Returns whether it holds none any more."""
+        with self._changed:
+            if self._why is None and self.lease is not None and not self.lease.held:
+                self._drop(f"its lease is {self.lease.state}")
+            return self._why is not None
+
+    def _drop(self, why: str) -> None:
+        if self._why is None:
+            self._why = why
+        self._kv = self._longer = self._final = None
+        self._promised = []
+        self._changed.notify_all()
+
+    # For transfers ----------------------------------------------------------------------------------------------
+
+    @property
+    def longest(self) -> KVCache | None:
+        """The complete value, or what `grow` has made of it; None before it is complete, and after its lease."""
+        return self._longer or (None if self._final is None else self._final.kv)
+
+    def grow(self, kv: KVCache) -> None:
+        """Hold a longer value too, for the next entries that are asked for."""
+        with self._changed:
+            if self._final is not None:
+                self._longer = kv
+
+    def renew(self) -> None:
+        """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""
+        if self.lease is not None and self._final is not None:
+            self.lease.renew()
+
+    def look(self, sent: int, run: int, limit_s: float) -> Look:
+        """What there is to send after the first `sent` pages of a run, waiting at most `limit_s` seconds for more.
+
+        Raises KVError: the value is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._why is not None or self._final is not None or len(self._promised) > sent, limit_s
+            )
+            self.sweep()
+            if self._why is not None:
+                raise KVError(self._why)
+            sent = sent if run == self._run else 0
+            pages = self._promised if self._final is None else self._final.whole
+            return Look(self._kv, pages[sent:], sent, self._run, self._final)
+
+    def count(self, size: int) -> None:
+        """Count bytes that were sent."""
+        with self._changed:
+            self.bytes_sent += size

@@ -1,0 +1,244 @@
+"""The receiver's side of one transfer."""
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from twostroke.errors import KVError
+from twostroke.kv import header as headers
+from twostroke.kv import spans
+from twostroke.kv.attention import Queries
+from twostroke.kv.cache import KVCache
+from twostroke.kv.header import Header
+from twostroke.kv.pool import PagePool
+from twostroke.wire import form
+from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.handle import Handle
+from twostroke.wire.landing import Landing
+from twostroke.wire.transport import Transport
+
+log = logging.getLogger(__name__)
+
+STALL_S = 10.0  # seconds in which a sender gives a sign of life
+NOTICE_S = 1.0  # seconds for the notification of pages whose writer says that they are written
+REFUSED = "the value does not fit here"
+END_S = 5.0  # seconds in which a sender stops once this side has turned away
+
+
+class Reception:
+    """A value on its way into a pool: claimed, granted, filled, verified, and attached at last.
+
+    Nothing of it is visible until all of it is there and right.
+
+    Attributes:
+        identity: of the sender's model.
+        bytes_received: bytes of K and V so far.
+    """
+
+    def __init__(self, pool: PagePool, transport: Transport, until: float) -> None:
+        """`until`: on the monotonic clock, when it has to be there."""
+        self._pool, self._transport, self._until = pool, transport, until
+        self.identity = ""
+        self.bytes_received = 0
+        self._channel: Channel | None = None
+        self._landing: Landing | None = None
+        self._turned_away = self._ended = False
+        self._pages = False  # whether pages come as they are
+        self._come: set[int] = set()  # numbers of the pages that are there
+        self._num_entries = 0
+        self._lock = threading.Lock()
+
+    def turn_away(self) -> None:
+        """Nobody wants it any more. From any thread; never waits."""
+        with self._lock:
+            self._turned_away = True
+            channel = self._channel
+        if channel is not None:
+            channel.hang_up()
+
+    @property
+    def num_quarantined(self) -> int:
+        landing = self._landing
+        return len(landing.pages) if landing is not None and self._ended else 0
+
+    def open(self, handle: Handle, secret: bytes, extend: dict[str, Any] | None) -> None:
+        """Connect and claim, or ask for entries after those that are here. Raises WireError."""
+        channel = Channel.connect(handle.address, secret)
+        with self._lock:
+            self._channel, turned_away = channel, self._turned_away
+        if turned_away:
+            raise WireError("nobody wants it any more")
+        pool = self._pool
+        channel.send(
+            "claim" if extend is None else "extend",
+            lease=handle.lease,
+            incarnation=handle.incarnation,
+            geometry=pool.geometry.fingerprint,
+            page_size=pool.page_size,
+            layout=pool.memory.layout,
+            transport=self._transport.name,
+            **self._transport.claim(),
+            **(extend or {}),
+        )
+
+    def accept_terms(self, identity: str | None, convert: bool) -> None:
+        """Check what the sender says of its value, and reserve room. Raises KVError."""
+        terms = self._message()
+        self.identity, self._pages = terms["identity"], terms["pages"]
+        self._theirs, own = _decoded(terms["header"].encode(), self._open), self._pool.geometry
+        if identity is not None and identity != self.identity:
+            raise KVError("the value is of another model (or another kernels' variant): its identity differs")
+        if not self._pages and not convert:
+            own.require(self._theirs.geometry, REFUSED)
+            raise KVError(f"{REFUSED}: its pages have another size or layout")
+        own.require(replace(self._theirs.geometry, kv_dtype=own.kv_dtype), REFUSED)
+        self._landing = Landing(self._pool)
+        self._grant(terms["expected"] if self._pages else 0)
+
+    def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
+        """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
+        while (message := self._message())["kind"] != "done":
+            if message["kind"] == "pages":
+                self._fill(message)
+            elif message["kind"] == "entries":
+                self._keep_entries(message)
+            elif message["kind"] == "more":
+                self._grant(message["count"])
+        kv, queries = self._attached(message)
+        try:
+            self._open.send("received", release=release)
+        except WireError as error:  # it is here all the same; the lease ends by itself
+            log.info("a sender did not hear that its value was received: %s", error)
+        return kv, queries, message["state"]
+
+    def end(self) -> None:
+        """Close the channel, and free what is reserved once nothing can be written there any more."""
+        self._ended = True
+        channel, landing = self._channel, self._landing
+        if channel is None:
+            return
+        if landing is not None and landing.pages and self._transport.late:
+            channel.hang_up()
+            if not channel.wait_for_end(END_S):
+                log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
+                threading.Thread(target=self._wait, name="wire quarantine", daemon=True).start()
+                return
+        self._close()
+
+    def _wait(self) -> None:
+        assert self._channel is not None
+        while not self._channel.wait_for_end(60.0):
+            pass
+        self._close()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._landing is not None:
+            self._landing.free()
+            self._landing = None
+
+    # Messages ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> Channel:
+        assert self._channel is not None
+        return self._channel
+
+    def _left(self) -> float:
+        if (left := self._until - time.monotonic()) <= 0 or self._turned_away:
+            raise WireError("nobody wants it any more" if self._turned_away else "the value did not come in time")
+        return min(STALL_S, left)
+
+    def _message(self) -> Message:
+        message = self._open.receive(self._left())
+        if message["kind"] == "gone":
+            raise WireError(f"{self._open.peer} does not have the value: {message['why']}")
+        return message
+
+    def _grant(self, count: int) -> None:
+        landing = self._landing
+        assert landing is not None
+        places = self._transport.places(landing.reserve(count)) if count else []
+        self._open.send("grant", generation=landing.generation, places=places)
+
+    def _fill(self, message: Message) -> None:
+        landing, channel = self._landing, self._open
+        assert landing is not None
+        numbers, digests = message["numbers"], message["digests"]
+        if message["generation"] != landing.generation or max(numbers) >= len(landing.pages):
+            raise WireError(f"{channel.peer} sent pages that it was not asked for")
+        with landing.filling(numbers) as views:
+            if message["inline"]:
+                channel.fill(views, self._left())
+            else:
+                self._transport.arrived(message["tag"], NOTICE_S)
+            for view, digest in zip(views, digests, strict=True):
+                self._check(view, digest)
+        self._come.update(numbers)
+        self.bytes_received += len(numbers) * self._pool.page_bytes
+
+    def _check(self, view: memoryview, digest: str) -> None:
+        if self._open.digest(view) != digest:
+            raise WireError(f"{self._open.peer}: the value was damaged on its way: a checksum is wrong")
+
+    def _keep_entries(self, message: Message) -> None:
+        """Entries of a page that is used in part, or, if pages come in another form, the next entries of the value."""
+        geometry, pool, slots = self._theirs.geometry, self._pool, np.array(message["slots"], np.int64)
+        shape = geometry.num_layers, 2, len(slots), geometry.num_kv_heads, geometry.head_dim
+        data = np.empty(len(slots) * geometry.entry_bytes, np.uint8)
+        self._open.fill([data.data], self._left())
+        self._check(data.data, message["digest"])
+        landing, numbers = self._landing, np.full(len(slots), message["number"])
+        assert landing is not None
+        if not self._pages:
+            index = np.arange(self._num_entries, self._num_entries + len(slots))
+            numbers, slots = index // pool.page_size, index % pool.page_size
+            landing.reserve(max(0, int(numbers[-1]) + 1 - len(landing.pages)))
+        if numbers.max() >= len(landing.pages) or slots.max() >= pool.page_size:
+            raise WireError(f"{self._open.peer} sent entries that it was not asked for")
+        entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
+        pool.write(np.array(landing.pages, np.int64)[numbers], slots, entries)
+        self._come.update(numbers.tolist())
+        self._num_entries += len(slots)
+        self.bytes_received += len(data)
+
+    def _attached(self, message: Message) -> tuple[KVCache, Queries]:
+        """The value, now that all of it is there. Raises WireError: something is missing, or is not right."""
+        pool, landing = self._pool, self._landing
+        assert landing is not None
+        header = _decoded(message["header"].encode(), self._open)
+        shape, windows = message["queries"]
+        rest = np.empty(header.num_logits + int(np.prod(shape)), np.float32)
+        data = rest.view(np.uint8).data
+        self._open.fill([data], self._left())
+        self._check(data, message["digest"])
+        contents, order = header.contents, np.array(message["order"], np.int64)
+        if not self._pages:
+            contents = form.repaged(pool, header)
+            order = np.arange(-(-len(contents.tokens) // pool.page_size))
+            complete = len(contents.tokens) == self._num_entries
+        else:
+            self._pool.geometry.require(header.geometry, "this value cannot be placed here")
+            complete = len(order) == header.num_pages and set(order.tolist()) <= self._come
+        if not complete:
+            raise WireError(f"{self._open.peer} did not send all of the value")
+        local = np.arange(len(order))
+        pages = landing.keep(order.tolist(), spans.filled(contents.table, local).tolist())
+        try:
+            table = spans.with_pages(contents.table, local, pages).astype(np.int32)
+            queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
+            return form.value(pool, replace(contents, table=table), rest[: header.num_logits]), queries
+        finally:
+            pool.release(pages)  # the value holds its own references
+
+
+def _decoded(text: bytes, channel: Channel) -> Header:
+    try:
+        return headers.decode(text)
+    except headers.Invalid as error:
+        raise WireError(f"{channel.peer} describes its value wrongly: {error}") from None

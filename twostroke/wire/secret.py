@@ -1,0 +1,95 @@
+"""The secret that both sides of a transfer must know.
+
+By default it is made from the user's key (`system.key`), so processes of one user on one machine need no configuration.
+Several machines share the key's file, or get a secret of their own. Who knows it is trusted completely: such a process
+may read every value that is offered, and what it sends is believed to be canonical for the model that it names.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+from twostroke.errors import KVError
+from twostroke.system.key import user_key
+
+VARIABLE = "TWOSTROKE_WIRE_SECRET"
+LEAST = 16  # characters: whoever sees a handshake can try guesses
+NONCE_BYTES = 32
+MAC_BYTES = 32
+MAGIC = b"2SWIRE1\n"
+
+
+def shared_secret(given: str | None = None) -> bytes:
+    """The secret: the one given, else that of the environment (`TWOSTROKE_WIRE_SECRET`), else made from the user's key.
+
+    Raises KVError: it is too short, or there is no key that can be used.
+    """
+    given = given if given is not None else os.environ.get(VARIABLE)
+    if given is None:
+        if (key := user_key(make=True)) is None:
+            raise KVError(f"the wire needs a secret, and this user's key cannot be used: set {VARIABLE}")
+        return _derived(key, b"user's key")
+    if len(given) < LEAST:
+        raise KVError(f"the wire's secret is too short: give at least {LEAST} random characters")
+    return _derived(hashlib.blake2b(given.encode()).digest(), b"given")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one connection: for messages to and from this side, and for digests of pages."""
+
+    outwards: bytes
+    inwards: bytes
+    pages: bytes
+
+
+def connect(connection: socket.socket, secret: bytes) -> Keys:
+    """Prove to the other side that this one knows the secret, and let it prove the same.
+
+    Raises KVError: the other side does not know it. OSError: the connection fails.
+    """
+    mine = secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(MAGIC + mine)
+    theirs, proof = _greeting(connection), _exactly(connection, MAC_BYTES)
+    if not hmac.compare_digest(proof, _derived(secret, b"accepts" + mine + theirs)):
+        raise KVError("the other side of the wire has another secret: give both the same")
+    connection.sendall(_derived(secret, b"connects" + mine + theirs))
+    return _keys(secret, mine + theirs, connects=True)
+
+
+def accept(connection: socket.socket, secret: bytes) -> Keys:
+    """The other side of `connect`. Raises the same errors."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    theirs = _greeting(connection)
+    connection.sendall(MAGIC + mine + _derived(secret, b"accepts" + theirs + mine))
+    if not hmac.compare_digest(_exactly(connection, MAC_BYTES), _derived(secret, b"connects" + theirs + mine)):
+        raise KVError("the other side of the wire has another secret: give both the same")
+    return _keys(secret, theirs + mine, connects=False)
+
+
+def _greeting(connection: socket.socket) -> bytes:
+    if _exactly(connection, len(MAGIC)) != MAGIC:
+        raise KVError("the other side of the wire is of another version, or no Twostroke")
+    return _exactly(connection, NONCE_BYTES)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        if not (more := connection.recv(count - len(data))):
+            raise ConnectionError("the other side of the wire has closed the connection: its secret may be another")
+        data += more
+    return bytes(data)
+
+
+def _keys(secret: bytes, nonces: bytes, connects: bool) -> Keys:
+    there, back = _derived(secret, b"there" + nonces), _derived(secret, b"back" + nonces)
+    pages = _derived(secret, b"pages" + nonces)
+    return Keys(there, back, pages) if connects else Keys(back, there, pages)
+
+
+def _derived(secret: bytes, what: bytes) -> bytes:
+    return hashlib.blake2b(what, key=secret[:64], digest_size=MAC_BYTES, person=b"twostroke-wire").digest()

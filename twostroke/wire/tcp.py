@@ -1,0 +1,47 @@
+"""Pages over the channel itself: from the sender's pool to a socket, and from a socket into the receiver's pool.
+
+The receiver's own thread reads them into its memory. So nothing can be written there after that thread has turned away.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twostroke.kv.moves import Source
+from twostroke.wire.channel import Channel
+from twostroke.wire.transport import Grant
+
+
+class Tcp:
+    """The transport that is always there."""
+
+    name = "tcp"
+    late = False
+
+    def claim(self) -> dict[str, Any]:
+        return {}
+
+    def places(self, frames: Sequence[int]) -> list[int]:
+        return [0] * len(frames)
+
+    def writer(self, claim: dict[str, Any], channel: Channel) -> "TcpWriter":
+        return TcpWriter(channel)
+
+    def arrived(self, tag: str, limit_s: float) -> None:
+        """Pages come with their message."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class TcpWriter:
+    """Sends pages behind their message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> None:
+        views = [source.data() for source in sources]
+        digests = [self._channel.digest(view) for view in views]
+        self._channel.send(
+            "pages", views, numbers=list(numbers), digests=digests, generation=grant.generation, inline=True
+        )

@@ -1,0 +1,124 @@
+"""The sender's side of one transfer: a value goes to one receiver over one channel."""
+
+import logging
+
+import numpy as np
+
+from twostroke.kv import spans
+from twostroke.kv.pool import PagePool
+from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.form import GROUP_BYTES, Final, without_entries
+from twostroke.wire.outgoing import Look, Outgoing
+from twostroke.wire.transport import Grant, PageWriter, Transport
+
+log = logging.getLogger(__name__)
+
+ALIVE_S = 1.0  # seconds after which a sender that has nothing to send says that it is there
+ANSWER_S = 10.0  # seconds in which a receiver answers
+
+
+class Transfer:
+    """Messages of the sender: terms, then more, pages, entries and alive in any number, and done; or gone."""
+
+    def __init__(
+        self, channel: Channel, claim: Message, outgoing: Outgoing, pool: PagePool, identity: str, transport: Transport
+    ) -> None:
+        self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
+        same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
+        self._pages = bool(same and claim["layout"] == pool.memory.layout)
+        self._transport, self._claim = transport, claim
+        self._grant = Grant("", [])
+        self._sent = self._run = 0
+
+    def run(self) -> None:
+        """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
+        outgoing, channel = self._outgoing, self._channel
+        final = outgoing.look(0, 0, 0).final
+        expected = outgoing.expected if final is None else final.num_pages
+        about = without_entries(self._pool)
+        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected or 0)
+        self._take_grant()
+        writer = self._transport.writer(self._claim, channel) if self._pages else None
+        final = self._send_pages(writer) if writer is not None else self._send_entries()
+        self._finish(final)
+        answer = channel.receive(ANSWER_S)
+        if answer["kind"] != "received":
+            raise WireError(f"{channel.peer} has not taken the value")
+        if answer["release"] and outgoing.lease is not None:
+            outgoing.lease.taken()
+            outgoing.sweep()
+
+    def _take_grant(self) -> None:
+        answer = self._channel.receive(ANSWER_S)
+        if answer["kind"] != "grant":
+            raise WireError(f"{self._channel.peer} has turned away")
+        self._grant.generation = answer["generation"]
+        self._grant.places += answer["places"]
+
+    def _need(self, count: int) -> None:
+        """Have places for so many pages."""
+        if (missing := count - len(self._grant.places)) > 0:
+            self._channel.send("more", count=missing)
+            self._take_grant()
+
+    def _look(self) -> Look:
+        """What there is to send; says now and then that this side lives. Raises WireError if the other has gone."""
+        while True:
+            if self._channel.readable:  # all that a receiver may say now is that it turns away
+                raise WireError(f"{self._channel.peer} has turned away")
+            look = self._outgoing.look(self._sent, self._run, ALIVE_S)
+            self._outgoing.renew()
+            self._sent, self._run = look.first, look.run
+            if look.pages or look.final is not None:
+                return look
+            self._channel.send("alive")
+
+    def _send_pages(self, writer: PageWriter) -> Final:
+        group = max(1, GROUP_BYTES // self._pool.page_bytes)
+        while True:
+            look = self._look()  # it holds the value as long as its pages are written
+            if not look.pages:
+                assert look.final is not None
+                return look.final
+            self._need(self._sent + len(look.pages) if look.final is None else look.final.num_pages)
+            some = np.array(look.pages[:group], np.int64)
+            numbers = range(self._sent, self._sent + len(some))
+            with self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources:
+                writer.write(numbers, sources, self._grant)
+            self._sent += len(some)
+            self._outgoing.count(len(some) * self._pool.page_bytes)
+
+    def _send_entries(self) -> Final:
+        """All entries one after another, for a pool of another form. They go when the value is complete."""
+        while (look := self._look()).final is None:
+            self._sent = look.first + len(look.pages)
+        final = look.final
+        pages, slots = spans.pages_and_slots(final.kv.table)
+        group = max(1, GROUP_BYTES // self._pool.entry_bytes)
+        for first in range(0, len(pages), group):
+            self._entries(pages[first : first + group], slots[first : first + group])
+        return final
+
+    def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
+        data = self._pool.read(pages, slots)
+        view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
+        digest = self._channel.digest(view)
+        self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
+        self._outgoing.count(len(view))
+
+    def _finish(self, final: Final) -> None:
+        if self._pages:
+            self._need(final.num_pages)
+            for part in final.parts:
+                self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
+        queries = final.queries
+        rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
+        self._channel.send(
+            "done",
+            [rest],
+            header=final.header,
+            order=final.order,
+            queries=[list(queries.rows.shape), list(queries.windows)],
+            digest=self._channel.digest(rest),
+            state=final.state,
+        )

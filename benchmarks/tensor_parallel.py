@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -50,7 +51,7 @@ DEFINITIONS = {
     "against_threads": "median of two ranks / median of two threads",
     "meetings": "meetings of rank 0 in a turn, per layer and pass",
     "waited_us": "time that rank 0 waited for the other at them, per layer and pass: communication and imbalance",
-    "gather_us": "the gathers of one layer alone: attended rows, inputs of the MLP, gated rows, inputs of the next layer",
+    "gather_us": "the gathers of one layer alone: attended rows, inputs of the MLP, gated, inputs of the next layer",
     "all_reduce_us": "two all-reduces of [rows, hidden] float32 partial sums alone, in the same memory",
     "gather_bytes": "bytes that the other rank's parts of these gathers have, int8 with scales",
     "formula_bytes": "2 all-reduces of 2 (n - 1) / n x rows x hidden x 4 bytes (the seed's formula, in float32)",
@@ -230,10 +231,16 @@ def main() -> None:
     options = parser.parse_args()
     models = options.model or list(MODELS)
     if options.serve:
-        return serve(models[0], *options.serve)
+        serve(models[0], *options.serve)
+    else:
+        compare(models, options.rounds, tuple(options.prefill or PREFILLS))
+
+
+def compare(models: Sequence[str], rounds: int, prefills: tuple[int, ...]) -> None:
+    """Print the tables, and write the results."""
     print(predicted())
     for model in models:
-        found = measure(model, options.rounds, tuple(options.prefill or PREFILLS))
+        found = measure(model, rounds, prefills)
         print(table(model, found), flush=True)
         print(save("tensor-parallel", DEFINITIONS, model, found), file=sys.stderr)
 

@@ -64,7 +64,7 @@ def record(llm: LLM, long: bool = True) -> dict[str, Any]:
     requests = [Request(program, SamplingParams(), llm.tokenizer) for program in (dropped, looked_into)]
     llm.engine.run(requests)
     seen["dropout"], inside = bits(requests[0].result), requests[1].result
-    seen["states"], seen["inside"] = inside.states.tobytes(), inside.queries.tobytes()
+    seen["states"], seen["inside"] = inside.states.tobytes(), inside.queries.rows.tobytes()
     return seen
 
 

@@ -16,6 +16,7 @@ from tests.tiny import write_model
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.reference.backend import ReferenceBackend
+from twostroke.engine.thread import EngineThread
 from twostroke.errors import InvalidRequest, RankLost
 from twostroke.llm import LLM
 from twostroke.ranks import processes
@@ -159,11 +160,16 @@ def test_serve(path: Path) -> None:
 
 
 @needs_native
-def test_serve_without_work(path: Path) -> None:
-    """A rank that ends while nothing is computed ends the server too."""
-    with serving(str(path), "--tp", "2", "--itl-ms", "off", "--backend", "native") as (process, url):
-        wait_for(process, url, 200)
-        os.kill(follower_of(process.pid), signal.SIGKILL)
-        wait_for(process, url, 503)
-        process.communicate(timeout=30)
-        assert process.returncode == 1
+def test_a_rank_that_ends_while_nothing_is_computed(path: Path) -> None:
+    """A server's thread finds out within a second."""
+    with LLM(str(path), backend="native", threads=1, tp=2, kv_bytes=16 << 20) as llm:
+        thread = EngineThread(llm.engine, lambda _: None, lambda *_: None)
+        thread.start()
+        os.kill(pids_of(llm)[0], signal.SIGKILL)
+        for _ in range(1000):
+            if thread.failure is not None:
+                break
+            time.sleep(0.01)
+        thread.stop()
+        assert isinstance(thread.failure, RankLost)
+        assert not thread.alive

@@ -1,5 +1,6 @@
 """A value has one form, whatever the number of ranks: in files, in tiers, and in a pool that models share."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from tests.engine.tiered import make_eager
 from tests.ranks.scenario import PROMPT, bits
 from tests.tiny import write_model
+from tests.wire.pairs import Pair, local
 from twostroke.backends.native import library
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
@@ -61,6 +63,14 @@ def test_a_tier_of_several_degrees(path: Path, tmp_path: Path) -> None:
             (found,) = llm.generate([PROMPT], max_tokens=6, ignore_eos=True)
             assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
             assert llm.tiers.by_name["disk"].traffic.read().hits == len(PROMPT) // 16
+
+
+def test_over_the_wire(path: Path) -> None:
+    """Two ranks prefill, three decode."""
+    options: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.9, "seed": 2, "logprobs": 1}
+    with opened(path, 2) as two, opened(path, 3) as three:
+        with contextlib.closing(Pair(two, three)) as pair:
+            assert pair.moved(PROMPT, **options) == local(two, PROMPT, **options)
 
 
 def test_companions(path: Path) -> None:

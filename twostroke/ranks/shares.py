@@ -22,9 +22,9 @@ class Share:
     size: int
 
     def of(self, count: int, unit: int = 1) -> range:
-        """This rank's part of `count` things, of which each `unit` stay together."""
+        """This rank's part of `count` things, of which each `unit` stay together. Rank 0 has one if there are any."""
         units = -(-count // unit)
-        first, last = (units * rank // self.size * unit for rank in (self.rank, self.rank + 1))
+        first, last = (-(-units * rank // self.size) * unit for rank in (self.rank, self.rank + 1))
         return range(min(first, count), min(last, count))
 
     def kv_heads(self, config: ModelConfig) -> range:

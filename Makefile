@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat soak cluster check wheel clean
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -70,6 +70,9 @@ bench-watching: $(VENV)/installed-dev  ## throughput of a server that 0, 1 and 1
 
 bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
 	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json
+
+bench-tp: $(VENV)/installed-dev  ## two ranks of one thread against one process, what gathers cost: tables, JSON; 40 minutes
+	$(BIN)/python -m benchmarks.tensor_parallel
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b

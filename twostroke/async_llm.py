@@ -36,7 +36,7 @@ class AsyncLLM:
             raise InvalidRequest(f"this model is open already: give it {', '.join(options)} when it is opened")
         self._owns = not isinstance(model, LLM)
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._thread = EngineThread(self.llm.engine, _publish, lambda *_: None)
+        self._thread = EngineThread(self.llm.engine, publish, lambda *_: None)
         self._thread.start()
 
     @classmethod
@@ -114,8 +114,8 @@ class AsyncLLM:
     async def _all(self, prepare: Callable[[], list[Request]]) -> list[tuple[Request, list[Token]]]:
         """Run requests to their ends. Returns them with their tokens. Raises the first error."""
         answered: dict[Request, list[Token]] = {request: [] for request in await asyncio.to_thread(prepare)}
-        async with aclosing(_updates(self._thread, answered)) as updates:
-            async for update in updates:
+        async with aclosing(updates(self._thread, answered)) as news:
+            async for update in news:
                 answered[update.request] += update.tokens
         return list(answered.items())
 
@@ -141,8 +141,8 @@ class AsyncDecoding(AsyncIterator[Token]):
 
     async def _run(self) -> AsyncGenerator[Token]:
         self.request = await asyncio.to_thread(self._prepare)
-        async with aclosing(_updates(self._thread, [self.request])) as updates:
-            async for update in updates:
+        async with aclosing(updates(self._thread, [self.request])) as news:
+            async for update in news:
                 for token in update.tokens:
                     yield token
 
@@ -171,7 +171,7 @@ class Inbox:
         self.updates: asyncio.Queue[Update] = asyncio.Queue()
 
 
-async def _updates(thread: EngineThread, requests: Iterable[Request]) -> AsyncGenerator[Update]:
+async def updates(thread: EngineThread, requests: Iterable[Request]) -> AsyncGenerator[Update]:
     """Start requests and yield what each step did for them, until all are done. Raises the first error."""
     inbox, left = Inbox(), set(requests)
     try:
@@ -189,7 +189,7 @@ async def _updates(thread: EngineThread, requests: Iterable[Request]) -> AsyncGe
             thread.cancel(request)
 
 
-def _publish(updates: list[Update]) -> None:
+def publish(updates: list[Update]) -> None:
     """Called by the engine's thread: one wake-up of an event loop for all of a step's updates for it."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Update]] = {}
     for update in updates:

@@ -38,7 +38,7 @@ class Offers:
         self._waiting: WeakValueDictionary[int, Offered] = WeakValueDictionary()
         self._slots = Slots(index.pool.page_bytes)
         self._most = max(LEAST_COPIES, index.pool.num_pages // COPIED_PART)
-        index.leaving = self._leaving
+        index.leaving.append(self._leaving)
 
     def of(self, pages: Sequence[int]) -> list[Offered]:
         """Offer pages that are indexed. The caller has held the pool's lock since it knows that they are."""

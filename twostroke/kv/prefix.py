@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.tiers.traffic import Traffic
+
+LOOK = 512  # pages that are looked at together for those that could leave
 
 
 class HostBudget:
@@ -52,15 +54,19 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
+        evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
+        entering: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
+            may be new to the index.
         leaving: called under the pool's lock with pages that leave the index, before they are released.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
-        self.queried_tokens = self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
-        self.leaving: Callable[[Sequence[int]], None] | None = None
+        self.entering: list[Callable[[np.ndarray, Sequence[int]], None]] = []
+        self.leaving: list[Callable[[Sequence[int]], None]] = []
         self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
         self._hosted: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
@@ -105,6 +111,8 @@ class PrefixIndex(ABC):
         with self.pool.lock:
             pages = self._add(keys, table[:count, PAGE].tolist())
             self._use(pages)
+            for enter in self.entering:
+                enter(kv.token_array, pages)
             return pages
 
     def evict(self, count: int) -> int:
@@ -120,7 +128,9 @@ class PrefixIndex(ABC):
                 self._came_back(self._hosted)
                 freed += self._spill(count - freed)
             freed += self._leave(count - freed, in_use=False)
-            return freed + self._leave(count - freed, in_use=True)
+            freed += self._leave(count - freed, in_use=True)
+            self.evicted_pages += freed
+            return freed
 
     @property
     def num_unused(self) -> int:
@@ -128,12 +138,25 @@ class PrefixIndex(ABC):
         with self.pool.lock:
             return self.pool.num_freed(np.array([*self._order, *self._hosted], np.int64))
 
+    def can_free(self, count: int) -> bool:
+        """Whether `evict` could free so many frames. Looks at pages that would go first, and rarely at all."""
+        with self.pool.lock:
+            pages, found = chain(self._order, self._hosted), 0
+            while found < count and (some := list(islice(pages, LOOK))):
+                found += self.pool.num_freed(np.array(some, np.int64))
+            return found >= count
+
     def clear(self) -> None:
         """Drop all pages from the index."""
         with self.pool.lock:
             for page in [*self._hosted, *self._order]:
                 if page in self._hosted or page in self._order:
                     self._remove_all(page)
+
+    @property
+    def pages(self) -> list[int]:
+        """The indexed pages."""
+        return [*self._order, *self._hosted]
 
     @property
     def num_pages(self) -> int:
@@ -144,6 +167,10 @@ class PrefixIndex(ABC):
     def num_in_pool(self) -> int:
         """Number of indexed pages in the pool."""
         return len(self._order)
+
+    def pages_in_pool(self) -> np.ndarray:
+        """The ids of these pages. The pool's lock must be held."""
+        return np.fromiter(self._order, np.int64, len(self._order))
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:
@@ -234,8 +261,8 @@ class PrefixIndex(ABC):
     def _remove_all(self, page: int) -> int:
         """Remove a page and all after it. Returns the number of frames freed."""
         pages = self._remove(page)
-        if self.leaving is not None:
-            self.leaving(pages)
+        for leave in self.leaving:
+            leave(pages)
         for one in pages:
             if one in self._hosted:
                 del self._hosted[one]

@@ -1,0 +1,122 @@
+"""A front end's message becomes the request that the client meant, or is refused."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cluster.messages import message
+from twostroke.cluster.asked import Asked, read
+from twostroke.cluster.link import link, prompt_length
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
+from twostroke.server.grammar import Grammars
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture
+def ask(tiny_llm: Callable[..., LLM]) -> Callable[..., Asked]:
+    llm = tiny_llm()
+    grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+
+    def call(tokens: list[int] = PROMPT, id: str = "r", generation: dict[str, float] | None = None, **stated: Any):
+        return read(message(tokens, **stated), id, generation or {}, grammars)
+
+    return call
+
+
+def test_every_option_arrives_as_the_client_wrote_it(ask: Callable[..., Asked]) -> None:
+    def float32(value: float) -> float:
+        return float(np.float32(value))
+
+    asked = ask(
+        temperature=float32(0.7), top_p=float32(0.9), top_k=40, min_p=float32(0.05), seed=3, n=2,
+        presence_penalty=float32(0.3), frequency_penalty=float32(-0.1), repetition_penalty=float32(1.1),
+        max_tokens=30, min_tokens=4, stop=["x", "yz"], stop_token_ids=[9], stop_token_ids_visible=[11],
+        stop_token_ids_hidden=[1], logprobs=2,
+        annotations=['twostroke:{"logit_bias": {"7": -2.5}, "method": {"name": "repeat", "times": 3}}'],
+    )  # fmt: skip
+    assert asked.params == SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, seed=3, n=2, presence_penalty=0.3, frequency_penalty=-0.1,
+        repetition_penalty=1.1, max_tokens=30, min_tokens=4, stop=("x", "yz"), stop_token_ids=(1, 9, 11), logprobs=2,
+        logit_bias={7: -2.5},
+    )  # fmt: skip
+    assert asked.method == method("repeat", times=3)
+    assert (asked.prompt, asked.given) == (PROMPT, [])
+
+
+def test_what_is_not_stated_is_the_models_own_or_openais(ask: Callable[..., Asked]) -> None:
+    asked = ask()
+    assert asked.params == SamplingParams(temperature=1.0, max_tokens=None, seed=asked.params.seed)
+    assert ask(generation={"temperature": 0.6, "top_k": 20}).params.temperature == 0.6
+    assert ask(generation={"temperature": 0.6}, temperature=0.2).params.temperature == 0.2
+    assert ask(top_k=-1).params.top_k == 0
+    assert ask(ignore_eos=True, stop_token_ids_hidden=[1]).params.stop_token_ids == ()
+
+
+def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., Asked]) -> None:
+    assert ask(id="a").params == ask(id="a").params
+    assert ask(id="a").params.seed != ask(id="b").params.seed
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"use_beam_search": True},
+        {"best_of": 3},
+        {"length_penalty": 0.5},
+        {"include_stop_str_in_output": True},
+        {"max_thinking_tokens": 5},
+        {"prompt_logprobs": 1},
+        {"skip_special_tokens": False},
+        {"multi_modal_data": {"image_url": []}},
+        {"guided_decoding": {"structural_tag": {}}},
+        {"guided_decoding": {"regex": "a", "json": {}}},
+        {"annotations": ["twostroke:{"]},
+        {"annotations": ['twostroke:{"methods": "repeat"}']},
+        {"annotations": ['twostroke:{"method": "repaet"}']},
+        {"temperature": -1.0},
+        {"migration_link": {"trace_id": "0" * 32, "span_id": "0" * 16}},
+        {"migration_link": {"trace_id": "ab", "span_id": "no number"}},
+    ],
+    ids=json.dumps,
+)
+def test_what_cannot_be_followed_is_refused(stated: dict[str, Any], ask: Callable[..., Asked]) -> None:
+    with pytest.raises(InvalidRequest):
+        ask(**stated)
+
+
+@pytest.mark.parametrize("guided", [{"regex": "a+"}, {"choice": ["b", "cd"]}, {"json": {"type": "integer"}}])
+def test_a_grammar_comes_by_the_field_or_by_the_annotation(guided: dict[str, Any], ask: Callable[..., Asked]) -> None:
+    masks = []
+    for stated in (
+        {"guided_decoding": guided | {"backend": None}},
+        {"annotations": [f"twostroke:{json.dumps({'guided_decoding': guided})}"]},
+    ):
+        constraint = ask(**stated).params.constraint
+        assert constraint is not None
+        masks.append(constraint().mask())
+    assert (masks[0] == masks[1]).all()
+    assert 0 < masks[0].sum() < len(masks[0])
+
+
+def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., Asked]) -> None:
+    """Dynamo appends what was generated to the prompt, and lowers its counts."""
+    asked = ask([*PROMPT, 20, 21, 22], max_tokens=7, min_tokens=2, migration_link=link(PROMPT))
+    assert (asked.prompt, asked.given) == (PROMPT, [20, 21, 22])
+    assert (asked.params.max_tokens, asked.params.min_tokens) == (10, 5)
+    assert ask([*PROMPT, 20], min_tokens=0, migration_link=link(PROMPT)).params.min_tokens == 0
+
+
+def test_a_pointer_stands_for_its_prompt_alone() -> None:
+    assert prompt_length(PROMPT, link(PROMPT)) == len(PROMPT)
+    assert prompt_length([*PROMPT, 9, 9], link(PROMPT)) == len(PROMPT)
+    assert prompt_length(PROMPT, None) == len(PROMPT)
+    for other in ([5, 6, 7, 9, 9], PROMPT[:3]):
+        with pytest.raises(InvalidRequest):
+            prompt_length(other, link(PROMPT))

@@ -1,0 +1,113 @@
+"""What a worker does with a request, with Dynamo's package and without its processes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.messages import message
+from twostroke.llm import LLM
+
+pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
+
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from dynamo.runtime import Context
+
+from twostroke.cluster.worker import Place, Worker
+
+TinyLLM = Callable[..., LLM]
+PROMPT = [7, 9, 11] * 9
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "presence_penalty": 1.5, "ignore_eos": True}
+
+
+def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM, Path], None]:
+    """A test that is given a worker which runs, and its model."""
+
+    @asynccontextmanager
+    async def opened(llm: LLM, folder: Path) -> AsyncGenerator[Worker]:
+        worker = Worker(llm, "both", Place(cards=folder))
+        await worker.start(1)
+        try:
+            yield worker
+        finally:
+            await worker.cleanup()
+
+    def run(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+        async def inside() -> None:
+            llm = tiny_llm("qwen3", weights="bf16")
+            async with opened(llm, tmp_path) as worker:
+                await test(worker, llm)
+
+        asyncio.run(inside())
+
+    run.__doc__, run.__name__ = test.__doc__, test.__name__
+    return run
+
+
+async def chunks(worker: Worker, asked: dict[str, Any], id: str = "one") -> list[dict[str, Any]]:
+    return [chunk async for chunk in worker.generate(asked, Context(id))]
+
+
+def ids(chunks: Sequence[dict[str, Any]]) -> list[int]:
+    return [id for chunk in chunks for id in chunk["token_ids"]]
+
+
+@running
+async def test_the_tokens_are_those_of_the_model(worker: Worker, llm: LLM) -> None:
+    [expected] = llm.generate([PROMPT], max_tokens=20, logprobs=2, **SAMPLED)
+    made = await chunks(worker, message(PROMPT, max_tokens=20, logprobs=2, **SAMPLED))
+    assert ids(made) == [token.id for token in expected.tokens]
+    assert "".join(chunk["text"] for chunk in made) == expected.text
+    assert [chunk["log_probs"] for chunk in made] == [[token.logprob] for token in expected.tokens]
+    assert [chunk.get("finish_reason") for chunk in made] == [None] * 19 + ["length"]
+    assert made[-1]["completion_usage"]["total_tokens"] == len(PROMPT) + 20
+
+
+@running
+async def test_a_retry_continues(worker: Worker, llm: LLM) -> None:
+    whole = await chunks(worker, message(PROMPT, max_tokens=20, min_tokens=18, **SAMPLED))
+    for cut in range(1, 20):
+        known = ids(whole[:cut])
+        retry = message([*PROMPT, *known], max_tokens=20 - cut, min_tokens=max(0, 18 - cut), **SAMPLED)
+        rest = await chunks(worker, retry | {"migration_link": whole[cut - 1]["worker_trace_link"]})
+        assert rest[:-1] == whole[cut:-1]
+        assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
+        assert rest[-1]["completion_usage"]["completion_tokens"] == 20
+
+
+@running
+async def test_an_answer_that_is_whole_ends_at_once(worker: Worker, llm: LLM) -> None:
+    whole = await chunks(worker, message(PROMPT, max_tokens=5, **SAMPLED))
+    retry = message([*PROMPT, *ids(whole)], max_tokens=0, **SAMPLED)
+    rest = await chunks(worker, retry | {"migration_link": whole[0]["worker_trace_link"]})
+    assert rest == [{"token_ids": [], "index": 0, "finish_reason": "length"}]
+
+
+@running
+async def test_a_request_that_cannot_be_followed_is_the_clients_mistake(worker: Worker, llm: LLM) -> None:
+    for asked in (message(PROMPT, best_of=2), message([9999]), message(PROMPT, ["twostroke:{"])):
+        with pytest.raises(InvalidArgument):
+            await chunks(worker, asked)
+
+
+@running
+async def test_an_iterator_that_is_closed_gives_its_pages_back(worker: Worker, llm: LLM) -> None:
+    async with aclosing(worker.generate(message(PROMPT, max_tokens=1000, **SAMPLED), Context("one"))) as stream:
+        async for _ in stream:
+            break
+    while llm.engine.num_running:
+        await asyncio.sleep(0.01)
+    assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+
+
+@running
+async def test_what_runs_at_the_end_goes_to_another_worker(worker: Worker, llm: LLM) -> None:
+    stream = worker.generate(message(PROMPT, max_tokens=2000, **SAMPLED), Context("one"))
+    await anext(stream)
+    await worker.cleanup()
+    with pytest.raises(EngineShutdown):
+        async for _ in stream:
+            pass

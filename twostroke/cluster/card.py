@@ -1,0 +1,61 @@
+"""The directory by which Dynamo's front end knows a model: its config, its tokenizer, its chat template.
+
+It is written from what is open, so it is the same for GGUF files and directories, and for every worker of a model.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from twostroke.errors import InvalidRequest
+from twostroke.llm import LLM
+from twostroke.models.families import BY_NAME
+from twostroke.system.home import home
+
+
+def write_card(llm: LLM, folder: Path | None = None) -> Path:
+    """The model's directory, written below `folder` (that of this user's data) unless it is there.
+
+    Raises InvalidRequest for a model without a chat template, which the front end cannot serve.
+    """
+    if llm.tokenizer.chat_template is None:
+        raise InvalidRequest(f"{llm.name} has no chat template, and Dynamo's front end serves no model without one")
+    folder = folder or home() / "cluster" / "cards"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary) / "card"
+        made.mkdir()
+        llm.tokenizer.save(made)
+        (made / "config.json").write_text(json.dumps(_config(llm), indent=2) + "\n")
+        digest = hashlib.blake2b(digest_size=8)
+        for file in sorted(made.iterdir()):
+            digest.update(file.name.encode() + b"\n" + file.read_bytes())
+        card = folder / digest.hexdigest()
+        if not card.is_dir():
+            try:
+                os.rename(made, card)
+            except OSError:  # another worker was sooner
+                if not card.is_dir():
+                    raise
+    return card
+
+
+def _config(llm: LLM) -> dict[str, object]:
+    """What the front end reads of config.json."""
+    config, family = llm.config, BY_NAME[llm.config.architecture]
+    return {
+        "architectures": [family.transformers],
+        "model_type": family.model_types[0],
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "bos_token_id": llm.tokenizer.bos_id,
+        "eos_token_id": sorted(llm.tokenizer.eos_ids),
+        "torch_dtype": "bfloat16",
+    }

@@ -1,0 +1,216 @@
+"""A cluster on one machine: Dynamo's front end and some workers as child processes, all of them on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from twostroke.errors import TwostrokeError
+from twostroke.system.home import home
+
+PATIENCE_S = 120.0
+# What Dynamo's processes listen at, each by a variable of its own.
+HOSTS = (
+    "DYN_HTTP_HOST",
+    "DYN_TCP_RPC_HOST",
+    "DYN_TCP_RESPONSE_STREAM_HOST",
+    "DYN_EVENT_PLANE_HOST",
+    "DYN_SYSTEM_HOST",
+)
+
+
+class ClusterFailed(TwostrokeError):
+    """A process of the cluster has ended, or was not ready in time; names its log."""
+
+
+def listen_at(environment: MutableMapping[str, str], host: str, discovery: Path | None = None) -> None:
+    """Set the variables by which a process of Dynamo listens at `host`, and finds others without a server.
+
+    Those that are set already stay. `discovery` is the directory that processes are found by.
+    """
+    for name in HOSTS:
+        environment.setdefault(name, host)
+    environment.setdefault("DYN_DISCOVERY_BACKEND", "file")
+    environment.setdefault("DYN_FILE_KV", str(discovery or home() / "cluster" / "discovery"))
+    environment.setdefault("DYN_REQUEST_PLANE", "tcp")
+    environment.setdefault("HF_HUB_OFFLINE", "1")
+    # A front end reads cards from the file system; over HTTP, a worker would need a port for it.
+    environment.setdefault("DYN_SELF_HOST_METADATA", "0")
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens at now; below 32768, as Dynamo wants that of its metrics."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(20000, 32768)))
+            return free.getsockname()[1]
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+class Member:
+    """A child process of the cluster, with a file for what it writes."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        self.name, self.log, self.port = name, log, free_port()
+        environment = environment | {"DYN_SYSTEM_PORT": str(self.port)}
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A number of its Prometheus metrics. Raises KeyError if there is none of the name with these labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                series, _, value = line.rpartition(" ")
+                known = all(f'{label}="{text}"' in series for label, text in labels.items())
+                if series.partition("{")[0] == name and known:
+                    return float(value)
+        raise KeyError(name)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, patience_s: float = 30.0) -> int:
+        """Ask it to end, and kill it if it does not. Returns its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class LocalCluster:
+    """A context manager: inside of it, an OpenAI-compatible server is at `url`.
+
+    Attributes:
+        options: those of `twostroke worker` that every worker has.
+        workers: in the order in which they were started.
+        front_end: Dynamo's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        *,
+        migration_limit: int = 3,
+        router: str = "round-robin",
+        events: str | None = None,
+    ) -> None:
+        """Start the front end.
+
+        Args:
+            folder: takes logs, model cards and discovery.
+            model: what clients call the model.
+            migration_limit: how often a request may go to another worker.
+            router: "round-robin", "kv", ...
+            events: what carries KV events, as the router "kv" needs them: "zmq", which listens at all addresses of the
+                machine, or "nats", a server.
+        """
+        self.folder, self.model = folder, model
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.options: list[str] = []
+        self.workers: list[Member] = []
+        self._options = ["--migration-limit", str(migration_limit), "--router-mode", router]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        if events is not None:
+            self._environment["DYN_EVENT_PLANE"] = events
+        self._environment["DYN_LOG"] = "info"  # with a line for each request, see `serving`
+        listen_at(self._environment, "127.0.0.1", folder / "discovery")
+        self.front_end = self._start_front_end()
+
+    def _start_front_end(self) -> Member:
+        options = ["--namespace", "twostroke", "--http-port", str(self.port), *self._options]
+        return self._member("front-end", ["-m", "dynamo.frontend", *options])
+
+    def _member(self, name: str, arguments: Sequence[str]) -> Member:
+        return Member(name, [sys.executable, *arguments], self.folder / f"{name}.log", self._environment)
+
+    @property
+    def running(self) -> list[Member]:
+        return [worker for worker in self.workers if worker.process.poll() is None]
+
+    def add(self, *options: str) -> Member:
+        """Start a worker with these options besides. `ready` waits for it."""
+        name = f"worker-{len(self.workers)}"
+        own = ["--served-name", self.model, "--cards", str(self.folder / "cards")]
+        arguments = ["-m", "twostroke", "worker", *own, *self.options, *options]
+        self.workers.append(self._member(name, arguments))
+        return self.workers[-1]
+
+    def serving(self, id: str) -> Member:
+        """The worker that has the request, by the id of its completion. Raises ClusterFailed."""
+        request = id.partition("-")[2]
+        for worker in reversed(self.running):
+            if request in worker.log.read_text(errors="replace"):
+                return worker
+        raise ClusterFailed(f"no worker has request {request}: see {self.folder}")
+
+    def restart_front_end(self) -> None:
+        """As after a crash of the front end."""
+        self.front_end.kill()
+        self.front_end = self._start_front_end()
+
+    def ready(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until the front end knows every worker that runs. Raises ClusterFailed."""
+        deadline = time.monotonic() + patience_s
+        known = (None, 0, -signal.SIGKILL)  # it runs, or was ended on purpose
+        while True:
+            for member in (self.front_end, *self.workers):
+                if member.process.poll() not in known:
+                    raise ClusterFailed(f"{member.name} has ended: see {member.log}")
+            if self._answers():
+                return
+            if time.monotonic() > deadline:
+                raise ClusterFailed(f"the cluster was not ready in {patience_s:.0f} s: see {self.folder}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            instances, models = self._get("/health")["instances"], self._get("/v1/models")["data"]
+        except OSError:
+            return False
+        addresses = [instance["transport"]["tcp"] for instance in instances if instance["endpoint"] == "generate"]
+        known = sum(_listens(address.partition("/")[0]) for address in addresses)  # a dead one is known for a while
+        return known >= len(self.running) and any(model["id"] == self.model for model in models)
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:
+            return json.load(answer)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for member in (*self.workers, self.front_end):
+            if member.process.poll() is None:
+                member.process.send_signal(signal.SIGTERM)
+        for member in (*self.workers, self.front_end):
+            member.stop()

@@ -192,24 +192,20 @@ def measure(model: str, parts: Sequence[str], rounds: int, say: Callable[[str], 
             found.setdefault(part, {})[setting] = figures
             say(f"{part}, {setting}: {figures}")
 
-        if "apart" in parts or "hop" in parts:
+        if "apart" in parts:
             with one_process(2) as server:
-                load = Load(vocab, server.url, model, 1)
-                if "apart" in parts:
-                    note("apart", "one process, two threads", apart(load))
-            if "hop" in parts:
-                with one_process(1) as server:
-                    note("hop", "one process, one thread", hop(Load(vocab, server.url, model, 100), rounds, None))
-                with cluster("both", ["both"]) as made:
-                    made.ready()
-                    note("hop", "a front end before it", hop(Load(vocab, made.url, model, 100), rounds, None))
+                note("apart", "one process, two threads", apart(Load(vocab, server.url, model, 1)))
             with cluster("split", ["prefill", "decode"]) as made:
                 made.ready()
-                if "apart" in parts:
-                    note("apart", "prefill and decode apart", apart(Load(vocab, made.url, model, 1)))
-                if "hop" in parts:
-                    load = Load(vocab, made.url, model, 100)
-                    note("hop", "KV crosses", hop(load, rounds, made.workers[1]))
+                note("apart", "prefill and decode apart", apart(Load(vocab, made.url, model, 1)))
+        if "hop" in parts:
+            with one_process(1) as server:
+                note("hop", "one process, one thread", hop(Load(vocab, server.url, model, 100), rounds, None))
+            for setting, roles in (("a front end before it", ["both"]), ("KV crosses", ["prefill", "decode"])):
+                with cluster(setting.replace(" ", "-"), roles) as made:
+                    made.ready()
+                    decode = made.workers[1] if len(roles) == 2 else None
+                    note("hop", setting, hop(Load(vocab, made.url, model, 100), rounds, decode))
         if "routing" in parts:
             for router, events in (("round-robin", None), ("kv", "zmq")):
                 with cluster(router, ["both", "both"], router=router, events=events) as made:

@@ -45,8 +45,8 @@ def worker(
     from twostroke.wire.choose import Choice, open_transport
 
     listen_at(os.environ, host)  # before Dynamo is imported, which reads it
-    with extra("dynamo", "a worker"):
-        from dynamo.common.backend.run import run
+    with extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):
+        from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 
         from twostroke.cluster.worker import MODES, Place, Worker
     if role not in MODES:

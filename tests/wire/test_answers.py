@@ -206,6 +206,20 @@ def test_several_choices_share_one_transfer(pair: Opened) -> None:
     assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
 
 
+def test_choices_that_wait_to_start_keep_no_page(pair: Opened) -> None:
+    """One runs at a time, and the others' value lies in the host."""
+    both = pair(prefix_index="off", second={"max_running": 1})
+    outgoing = both.prefilled(PROMPT)
+    options: dict[str, Any] = OPTIONS | {"temperature": 1.0, "seed": 3, "n": 3}
+    request = both.second.engine.submit(both.request(outgoing, PROMPT, **options))
+    while not request.choices[0].done:
+        both.second.engine.step()
+    assert (both.second.pool.num_used, both.second.pool.num_copies) == (0, 4)
+    both.second.engine.finish([request])
+    assert list(request.events) == sorted(local(both.first, PROMPT, **options), key=lambda one: (one.choice, one.index))
+    assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
+
+
 def test_canonical_values_are_found_by_others(pair: Opened) -> None:
     both = pair()
     received = both.receiver.receive(both.prefilled(PROMPT).handle).result(20)

@@ -80,7 +80,7 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-            return cls(connection, shake(connection, secret))
+            return cls(connection, shake(connection, secret, limit_s))
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None

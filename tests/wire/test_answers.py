@@ -206,18 +206,20 @@ def test_several_choices_share_one_transfer(pair: Opened) -> None:
     assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
 
 
-def test_choices_that_wait_to_start_keep_no_page(pair: Opened) -> None:
-    """One runs at a time, and the others' value lies in the host."""
-    both = pair(prefix_index="off", second={"max_running": 1})
-    outgoing = both.prefilled(PROMPT)
-    options: dict[str, Any] = OPTIONS | {"temperature": 1.0, "seed": 3, "n": 3}
-    request = both.second.engine.submit(both.request(outgoing, PROMPT, **options))
-    while not request.choices[0].done:
-        both.second.engine.step()
-    assert (both.second.pool.num_used, both.second.pool.num_copies) == (0, 4)
-    both.second.engine.finish([request])
-    assert list(request.events) == sorted(local(both.first, PROMPT, **options), key=lambda one: (one.choice, one.index))
-    assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
+def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
+    """Their value lies in the host."""
+    both = pair(prefix_index="off")
+    outgoing, pool = both.prefilled(PROMPT), both.second.pool
+    arriving = Arriving(lambda: both.receiver.receive(outgoing.handle), 2)
+    first = arriving.start().result(20)
+    assert pool.num_used == first.kv.num_pages == 4
+    expected = first.kv.entries()
+    del first
+    assert soon(lambda: (pool.num_used, pool.num_copies) == (0, 4))
+    second = arriving.start().result(0)
+    assert (second.kv.tier, second.kv.entries().tobytes()) == ("host", expected.tobytes())
+    del second
+    assert (pool.num_used, pool.num_copies) == (0, 0)
 
 
 def test_canonical_values_are_found_by_others(pair: Opened) -> None:

@@ -29,11 +29,16 @@ CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along w
 
 
 def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
-    """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value."""
+    """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value.
+
+    Raises InvalidRequest: the technique goes on after its first decode, and does not say so.
+    """
     program = method.program(prompt)
     try:
         asked: Any = next(program)
         while not isinstance(asked, Decode):
+            if isinstance(asked, list) and any(isinstance(one, Decode) for one in asked):
+                raise _goes_on(method)
             if isinstance(asked, Prefill) and asked.after is None:
                 asked = replace(asked, progress=partial(_grown, method, prompt, outgoing))
             result = yield asked
@@ -43,6 +48,8 @@ def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
                 return kv
             asked = program.send(result)
             del result
+        if asked != Decode(asked.kv, **{name: getattr(asked, name) for name in CARRIED}):
+            raise _goes_on(method)
         outgoing.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
         return asked.kv
     except GeneratorExit:  # preempted or cancelled
@@ -188,6 +195,10 @@ class _Waiter(Future[Received]):
     def cancel(self) -> bool:
         self._arriving.left(self)
         return super().cancel()
+
+
+def _goes_on(method: Method) -> InvalidRequest:
+    return InvalidRequest(f"method {method.name} goes on after its first decode: its class needs `goes_on = True`")
 
 
 def _grown(method: Method, prompt: Prompt, outgoing: Outgoing, kv: KVCache) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from benchmarks.peer.processes import busy_seconds
 from benchmarks.peer.report import OTHERS_LIMIT
+from twostroke.system.machine import busy_seconds
 
 
 class Others:

@@ -24,12 +24,13 @@ from benchmarks.peer.__main__ import WORK, free_name, names, say
 from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment, environment, python
 from benchmarks.peer.figures import turn_order
-from benchmarks.peer.processes import busy_seconds, peak_rss_bytes, tree
+from benchmarks.peer.processes import peak_rss_bytes, tree
 from benchmarks.peer.report import OTHERS_LIMIT, row
 from benchmarks.peer.weights import describe, ensure_weights
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.checkpoints.catalog import CATALOG
 from twostroke.errors import TwostrokeError
+from twostroke.system.machine import busy_seconds
 from twostroke.system.machine import describe as describe_machine
 
 CONTEXT = 4096  # maximum context of both

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peer.processes import peak_rss_bytes, tree
+from benchmarks.peer.processes import current_rss_bytes, peak_rss_bytes, tree
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.engine.timings import percentile
@@ -37,6 +38,7 @@ DEFINITIONS = {
     "restarted": "the same question to a new server after the first was killed by SIGKILL",
     "by_tier": "tokens of all timed prompts by where they were found; the rest was computed",
     "tokens_per_second": "prompt and answer tokens of all requests / wall time, one request at a time",
+    "filled": "bytes of memory once pool and host tier are full; `before`: RSS after the first answer",
     "peak_rss_bytes": "largest resident memory of the server; weights and pool included",
 }
 
@@ -163,26 +165,74 @@ def nothing_found(model: str, prompts: list[list[int]], rounds: int, work: Path)
     return {"tokens_per_second": {k: median(v) for k, v in rates.items()}, "ratio": median(ratios), "ratios": ratios}
 
 
+def filled(model: str, pool: int, host: int, work: Path) -> dict[str, Any]:
+    """Memory of a server whose pool and host tier are filled by new prompts, half as many again as they hold."""
+    length = 2000
+    count = 3 * (pool + host) // (2 * _page_bytes(model) * (length // 16))
+    with server(model, work, "--kv-bytes", str(pool), "--kv-host", str(host)) as one:
+        ask(one.url, [5] * 64)
+        before = current_rss_bytes(tree(one.pid))
+        for prompt in make_prompts(model, length, count, 1000):
+            ask(one.url, prompt)
+        peak = peak_rss_bytes(tree(one.pid))
+    return {"before": before, "budgets": pool + host, "peak": peak, "of_budgets": peak / (before + pool + host)}
+
+
 def make_prompts(model: str, length: int, count: int, first: int = 0) -> list[list[int]]:
     with LLM(model, kv_bytes=1 << 22) as llm:
         return [PromptSource().make(llm, Shape(length, OUTPUT), first + number)[0] for number in range(count)]
 
 
 def report(facts: dict[str, Any]) -> str:
-    """Markdown."""
-    lines = ["**Restart**", "", "| | TTFT | found |", "|---|---:|---|"]
-    for name in ("cold", "returned", "restarted"):
-        turns = [turn[name] for turn in facts["restart"]]
-        where = ", ".join(f"{n:,} {tier}" for tier, n in turns[0]["by_tier"].items() if n) or "nothing"
-        lines.append(f"| {name} | {1e3 * median(t['ttft_s'] for t in turns):,.0f} ms | {where} |")
-    lines += ["", "**Conversations**", "", "| | TTFT p50 | p99 | found | RSS |", "|---|---:|---:|---|---:|"]
-    for kind, one in facts["conversations"].items():
-        where = ", ".join(f"{n:,} {tier}" for tier, n in one["by_tier"].items() if n) or "nothing"
-        times = f"{1e3 * one['ttft_p50_s']:,.0f} ms | {1e3 * one['ttft_p99_s']:,.0f} ms"
-        lines.append(f"| {kind} | {times} | {where} | {one['peak_rss_bytes'] / 2**20:,.0f} MiB |")
-    none = facts["nothing_found"]
-    lines += ["", f"**Nothing found**: {none['ratio']:.3f} of the throughput without tiers (rounds: {none['ratios']})"]
+    """Markdown, of the parts that were measured."""
+    lines = list[str]()
+    if turns := facts.get("restart"):
+        lines += ["**Restart**", "", "| | TTFT | found |", "|---|---:|---|"]
+        for name in ("cold", "returned", "restarted"):
+            mine = [turn[name] for turn in turns]
+            lines.append(f"| {name} | {1e3 * median(t['ttft_s'] for t in mine):,.0f} ms | {_where(mine[0])} |")
+    if kinds := facts.get("conversations"):
+        lines += ["", "**Conversations**", "", "| | TTFT p50 | p99 | found | RSS |", "|---|---:|---:|---|---:|"]
+        for kind, one in kinds.items():
+            times = f"{1e3 * one['ttft_p50_s']:,.0f} ms | {1e3 * one['ttft_p99_s']:,.0f} ms"
+            lines.append(f"| {kind} | {times} | {_where(one)} | {one['peak_rss_bytes'] / 2**20:,.0f} MiB |")
+    if none := facts.get("nothing_found"):
+        lines += ["", f"**Nothing found**: {none['ratio']:.3f} of the throughput without tiers ({none['ratios']})"]
+    if full := facts.get("filled"):
+        peak, before, budgets = (f"{full[key] / 2**20:,.0f} MiB" for key in ("peak", "before", "budgets"))
+        share = f"{full['of_budgets']:.3f} of {before} before and {budgets} of budgets"
+        lines += ["", f"**Filled**: RSS of {peak} at most, {share}"]
     return "\n".join(lines)
+
+
+def _where(one: dict[str, Any]) -> str:
+    return ", ".join(f"{n:,} {tier}" for tier, n in one["by_tier"].items() if n) or "nothing"
+
+
+def _restart(asked: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    (long,) = make_prompts(asked.restart_model, 4000, 1)
+    return restart(asked.restart_model, long, asked.rounds, work)
+
+
+def _conversations(asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+    pool = 4 * (512 + OUTPUT + 16) // 16 * _page_bytes(asked.model)
+    return conversations(asked.model, make_prompts(asked.model, 512, 40), pool, work)
+
+
+def _nothing_found(asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+    return nothing_found(asked.model, make_prompts(asked.model, 256, 8 * 8, 100), 7, work)
+
+
+def _filled(asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+    return filled(asked.model, asked.pool, 2 * asked.pool, work)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
+    "restart": _restart,
+    "conversations": _conversations,
+    "nothing_found": _nothing_found,
+    "filled": _filled,
+}
 
 
 def main() -> None:
@@ -190,20 +240,15 @@ def main() -> None:
     parser.add_argument("--restart-model", default="qwen2.5-coder-1.5b")
     parser.add_argument("--model", default="smollm2-135m", help="of the conversations, and of prompts not found")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--pool", type=int, default=2 << 30, help="bytes, of `filled`; the host tier gets twice as much"
+    )
     arguments = parser.parse_args()
-    model = arguments.model
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        (long,) = make_prompts(arguments.restart_model, 4000, 1)
-        many = make_prompts(model, 512, 40)
-        pool = 4 * (512 + OUTPUT + 16) // 16 * _page_bytes(model)
-        facts: dict[str, Any] = {
-            "restart_model": arguments.restart_model,
-            "restart": restart(arguments.restart_model, long, arguments.rounds, work),
-            "conversations": conversations(model, many, pool, work),
-            "nothing_found": nothing_found(model, make_prompts(model, 256, 8 * 8, 100), 7, work),
-        }
-    save("tiers-served", DEFINITIONS, model, facts)
+        facts = {name: make(arguments, work) for name, make in PARTS.items() if name in arguments.parts}
+    save("tiers-served", DEFINITIONS, arguments.model, facts | {"restart_model": arguments.restart_model})
     print(report(facts))
 
 

@@ -24,6 +24,7 @@ from twostroke.checkpoints.fetch import fetch
 from twostroke.engine import forecast
 from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
+from twostroke.explain import explanation
 from twostroke.llm import LLM
 from twostroke.models.cost import Predictor
 
@@ -95,7 +96,8 @@ def calibrated_once() -> Iterator[None]:
         return taken[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forecast, "calibrate", calibrated)
+        for module in (forecast, explanation):
+            patch.setattr(module, "calibrate", calibrated)
         yield
 
 

@@ -38,20 +38,23 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
     """The sum of the processes' peak RSS. Mapped files count, and pages shared by two processes count twice."""
+    return _sum(pids, "VmHWM")
+
+
+def current_rss_bytes(pids: Iterable[int]) -> int:
+    """The same of their RSS now."""
+    return _sum(pids, "VmRSS")
+
+
+def _sum(pids: Iterable[int], field: str) -> int:
     total = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
     return total
-
-
-def busy_seconds() -> float:
-    """Processor time of everything on the machine so far, including time that the hypervisor gave to others (steal)."""
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft + steal) / TICKS
 
 
 def await_end(pids: Iterable[int], patience_s: float = 20.0) -> None:

@@ -51,15 +51,15 @@ def batch(token_ids: list[int], position: int, **more: Any) -> RaggedBatch[np.nd
 def test_placeholders_are_the_tokens_that_were_drawn(backend: str, opened: Callable[[str], LLM]) -> None:
     llm = opened(backend)
     compiled, memory = llm.model.compiled, llm.pool.memory
-    first, _ = compiled.forward(batch([5, 6, 7], 0), memory)
+    first = compiled.forward(batch([5, 6, 7], 0), memory).logits
     noises = [NO_NOISE, Noise.of(0.9, b"seed", 1), Noise.of(1.5, b"seed", 2)]
     nothing = np.zeros(0, np.int32)
     drawn = compiled.sample([first[i : i + 1] for i in range(3)], [Draw(PARAMS, one, 0, nothing, []) for one in noises])
     tokens = [sampled.id for sampled in drawn.read()]
     assert len(drawn) == 3
-    known, _ = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory)
+    known = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory).logits
     expected, stored = known.read().copy(), np.array(memory.storage[:, :, :3])
-    found, _ = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory)
+    found = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory).logits
     assert np.array_equal(found.read(), expected)
     assert np.array_equal(np.array(memory.storage[:, :, :3]), stored)
 
@@ -67,7 +67,7 @@ def test_placeholders_are_the_tokens_that_were_drawn(backend: str, opened: Calla
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_are_computed_when_they_are_read_and_once_for_a_step(backend: str, opened: Callable[[str], LLM]) -> None:
     llm = opened(backend)
-    rows, queries = llm.model.compiled.forward(batch([5, 6, 7], 0), llm.pool.memory)
+    rows, queries, _ = llm.model.compiled.forward(batch([5, 6, 7], 0), llm.pool.memory)
     assert queries is None
     assert len(rows) == 3
     kept, hidden_bytes = rows[1:2].kept(), rows.nbytes

@@ -64,6 +64,18 @@ def test_a_shared_prefix_is_hit(server: Serving, run_json: Callable[..., dict[st
     assert again["cached_tokens"] == 0
 
 
+def test_a_trace_is_replayed(server: Serving, tmp_path: Path, run_json: Callable[..., dict[str, Any]]) -> None:
+    lines = [{"timestamp": 10 * i, "input_length": 600, "output_length": 3, "hash_ids": [1, 2 + i]} for i in range(4)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    facts = run_json(*bench("--url", server.url, "--trace", trace, "--warmup", 1, "--seed", 7))
+    assert (facts["completed"], facts["input_tokens"], facts["output_tokens"]) == (4, 2400, 12)
+    assert facts["shared_tokens"] == 3 * 512
+    assert facts["arrivals"] == {"loop": "Replay", "seconds": pytest.approx(0.03)}
+    closed = run_json(*bench("--url", server.url, "--trace", trace, "--warmup", 0, "--seed", 8, "--concurrency", 1))
+    assert closed["cached_tokens"] == 3 * 512
+
+
 def test_prompts_that_were_seen_before_are_told(server: Serving, run: Callable[..., Result]) -> None:
     arguments = bench("--url", server.url, *SMALL, "--concurrency", 2, "--seed", 11)
     first, second = run(*arguments), run(*arguments)

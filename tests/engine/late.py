@@ -120,8 +120,12 @@ class LateModel:
             return self.compiled.forward(replace(batch, drawn=known), real)
 
         future = self.device.submit(forward)
-        queries = None if batch.query_rows is None else future.result().queries
-        return Output(LateRows(future, range(len(batch.wanted))), queries)
+        asked = batch.query_rows is not None or batch.state_rows is not None
+        more = future.result()[1:] if asked else (None, None)
+        return Output(LateRows(future, range(len(batch.wanted))), *more)
+
+    def rows_of(self, states: np.ndarray) -> LazyLogits:
+        return self.compiled.rows_of(states)
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> LateDrawn:
         mine = [replace(draw, output=tuple(draw.output)) for draw in draws]

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,12 +252,11 @@ def test_a_model_that_computes_nan(opened: Callable[..., LLM], monkeypatch: pyte
     assert [token.id for token in good.events] == expected
 
 
-def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
     """From the end of the step before; not if the caller pauses meanwhile."""
     now = 0.0
-    monkeypatch.setattr(flight, "time", SimpleNamespace(perf_counter=lambda: now))
     engine = opened().engine
-    one = flight.Flight(engine._driver, engine._placement)
+    one = flight.Flight(engine._driver, engine._placement, lambda: now)
     found: list[float | None] = []
     for began, left, entered, over in [
         (10, 11, 11.1, 15),

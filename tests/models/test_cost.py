@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twostroke.llm import LLM
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work
+from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work, nonnegative_least_squares
 from twostroke.models.rope import Rope
 
 
@@ -105,14 +106,32 @@ def test_experts_that_a_step_is_expected_to_read() -> None:
     assert cost.row_flops - dense.row_flops == 2 * (router + (chosen - 1) * mlp)
 
 
-SHAPES = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 500)], [Rows(16)], [Rows(64)], [Rows(64, 500)]]
+SHAPES = [
+    [Rows(1)], [Rows(1, 0, 1)], [Rows(1, 0, 1)] * 8, [Rows(1, 500)], [Rows(4)], [Rows(4, 500)], [Rows(16)], [Rows(64)],
+    [Rows(64, 500)],
+]  # fmt: skip
 LONG = Cost(config((None, None), 10_000), BYTES, 64)
 
 
 def test_prices_are_found_again() -> None:
-    truth = Predictor(LONG, Work(2e-6, 1e-7, 3e-9, 2e-9, 4e-7))
+    truth = Predictor(LONG, (2e-6, 3e-6, 1e-7, 3e-9, 2e-9, 1e-9, 1e-9, 2e-9, 4e-7))
     found = Predictor.fit(LONG, [(shape, truth.seconds(shape)) for shape in SHAPES])
     assert found.prices == pytest.approx(truth.prices, rel=1e-6)
+
+
+def test_nonnegative_least_squares_against_all_sets_of_columns() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        a, b = random.standard_normal((7, 5)), random.standard_normal(7)
+        best = float(b @ b)
+        for size in range(1, 6):
+            for chosen in map(list, combinations(range(5), size)):
+                found = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+                if (found >= 0).all():
+                    best = min(best, float(np.sum((a[:, chosen] @ found - b) ** 2)))
+        x = nonnegative_least_squares(a, b)
+        assert (x >= 0).all()
+        assert float(np.sum((a @ x - b) ** 2)) == pytest.approx(best, rel=1e-9)
 
 
 @given(

@@ -53,7 +53,7 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
     tokens, starts = positions % VOCAB, [0, *itertools.accumulate(counts)]
     llm.pool.memory.storage[:] = 0.5
     batch = RaggedBatch(tokens, positions, pages, slots, starts, tables, np.array(list(wanted), np.int64))
-    rows, _ = llm.model.compiled.forward(batch, llm.pool.memory)
+    rows = llm.model.compiled.forward(batch, llm.pool.memory).logits
     assert isinstance(rows, Rows)
     return np.asarray(rows.hidden), llm.pool.memory.storage[:, :, :page].copy()
 

@@ -9,13 +9,19 @@ import httpx
 import numpy as np
 import pytest
 
-from twostroke.perf.serving.arrivals import arrivals
 from twostroke.perf.serving.client import INTERRUPTED, Client, Outcome
-from twostroke.perf.serving.drive import ClosedLoop, LoadTest, OpenLoop, drive
-from twostroke.perf.serving.figures import Objectives, summarize
-from twostroke.perf.serving.lengths import Range
+from twostroke.perf.serving.drive import LoadTest, drive
+from twostroke.perf.serving.figures import summarize
 from twostroke.perf.serving.target import Target, inspect
-from twostroke.perf.serving.workload import WARMUP, Ask, Workload
+from twostroke.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
+from twostroke.traffic.lengths import Range
+from twostroke.traffic.objectives import Objectives
+from twostroke.traffic.requests import MEASURED, WARMUP, Ask
+from twostroke.traffic.workload import Workload
+
+
+def asked(workload: Workload, ids: Sequence[int], stream: int = MEASURED) -> list[Ask]:
+    return workload.traffic(ClosedLoop(1)).asks(ids, stream)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -38,13 +44,13 @@ def test_arrivals_are_seeded() -> None:
 
 
 def test_lengths_are_exact_and_cover_their_range() -> None:
-    asks = Workload(2000, Range(3, 6), Range(2, 2), prefix_tokens=5, groups=2, seed=1).make(range(100))
+    asks = asked(Workload(2000, Range(3, 6), Range(2, 2), prefix_tokens=5, groups=2, seed=1), range(100))
     assert {len(ask.prompt) for ask in asks} == {8, 9, 10, 11}
     assert {ask.output_tokens for ask in asks} == {2}
 
 
 def test_sharegpt_lengths_follow_their_table() -> None:
-    asks = Workload(40_000, None, None, seed=1).make(range(9))
+    asks = asked(Workload(40_000, None, None, seed=1), range(9))
     inputs = np.array([len(ask.prompt) for ask in asks])
     outputs = np.array([ask.output_tokens for ask in asks])
     assert (inputs.min(), inputs.max() <= 1024, outputs.min()) == (4, True, 4)
@@ -57,14 +63,14 @@ def test_sharegpt_lengths_follow_their_table() -> None:
 
 def test_prompts_are_new_unless_a_prefix_is_asked_for() -> None:
     plain = Workload(300, Range(16, 16), Range(1, 1), seed=3)
-    begins = {tuple(ask.prompt[:8]) for stream in (1, WARMUP) for ask in plain.make(range(500), stream)}
+    begins = {tuple(ask.prompt[:8]) for stream in (1, WARMUP) for ask in asked(plain, range(500), stream)}
     assert len(begins) == 600, "no two begin alike, those that warm up included"
-    assert plain.make(range(500)) == plain.make(range(500))
+    assert asked(plain, range(500)) == asked(plain, range(500))
     shared = Workload(300, Range(16, 16), Range(1, 1), prefix_tokens=32, groups=4, seed=3)
-    prefixes = [{tuple(ask.prompt[:32]) for ask in shared.make(range(500), stream)} for stream in (1, WARMUP)]
+    prefixes = [{tuple(ask.prompt[:32]) for ask in asked(shared, range(500), stream)} for stream in (1, WARMUP)]
     assert [len(one) for one in prefixes] == [4, 4]
     assert not prefixes[0] & prefixes[1], "warming up does not warm the measured prefixes"
-    assert len({tuple(ask.prompt[32:]) for ask in shared.make(range(500))}) == 300
+    assert len({tuple(ask.prompt[32:]) for ask in asked(shared, range(500))}) == 300
 
 
 class Clock:
@@ -166,7 +172,7 @@ def test_figures_of_a_scripted_server(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ttft", "itl", "met"), [(2.0, 3.0, 2), (1.9, None, 0), (2.0, 2.9, 1), (None, 0.9, 0)])
 def test_objectives(ttft: float | None, itl: float | None, met: int) -> None:
     answers = [Outcome(1, 3, 1.0, 1.0, [3.0, 4.0, 7.0]), Outcome(1, 2, 1.0, 1.0, [3.0, 4.0])]
-    assert sum(map(Objectives(ttft, itl).met, answers)) == met
+    assert sum(Objectives(ttft, itl).met(one.timings) for one in answers) == met
     assert answers[0].timings.itls == [1.0, 3.0]
 
 

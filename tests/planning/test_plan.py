@@ -1,16 +1,17 @@
-"""The three answers of a plan, its levers, and the command."""
+"""The three answers of a plan, its memory, and the command."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from twostroke.cli.app import app
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.planning.machines import find_machine
 from twostroke.planning.models import specifications
-from twostroke.planning.plan import Plan, Workload, levers, make_plan, solving
+from twostroke.planning.plan import Plan, Workload, make_plan
 from twostroke.planning.weights import FORMATS
 
 
@@ -60,12 +61,13 @@ def test_break_even_bandwidth() -> None:
     assert llama(4, shared=100).break_even_bandwidth == made.break_even_bandwidth
 
 
-def test_levers_and_advice() -> None:
-    made = llama()
-    advised = solving(made, levers(made))
-    assert advised is not None
-    assert advised.name == "tensor parallelism of 2"
-    assert advised.plan.fits
+def test_the_largest_chunk_keeps_the_objective() -> None:
+    made = llama(4, concurrency=32, itl_ms=50)
+    chunk = made.largest_chunk()
+    assert chunk is not None
+    assert 1e3 * made.mixed(chunk).seconds <= 50 < 1e3 * made.mixed(chunk + 16).seconds
+    assert llama(4, concurrency=32, itl_ms=1).largest_chunk() is None
+    assert llama(4, itl_ms=1).largest_chunk() == 4096  # nobody else decodes
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,32 @@ def test_the_command() -> None:
     done = CliRunner().invoke(app, [*wanted, "--ttft-ms", "500", "--itl-ms", "50"])
     assert done.exit_code == 0, done.output
     assert "verdict: does not fit" in done.output
-    refused = CliRunner().invoke(app, ["plan", "llama-3-70b", "--on", "h10"])
+    assert "In all: tensor parallelism of 4." in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama-3-70b", "--on", "h10"], "unknown machine 'h10': did you mean h100"),
+        (["llama-3-70b", "--on", "slow.toml"], "machine slow has no bandwidth_tbs"),
+        (["bert", "--on", "h100"], "a plan needs a decoder of a family that the engine knows"),
+        (["llama-3-70b", "--on", "h100", "--ttft-ms", "0"], "an objective of 0 ms for TTFT cannot be met"),
+        (["llama-3-70b", "--on", "h100", "--method", "magic"], "there is no plan for the method 'magic'"),
+        (["llama-3-70b", "--on", "h100", "--acceptance", "1"], "from 0 to below 1, not 1"),
+        (["llama-3-70b", "--on", "h100", "--tp", "3"], "cannot be divided among 3 devices"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("slow.toml").write_text("memory_gb = 80\ntflops = { bf16 = 1 }\ncompute = 1\nmemory = 1\n")
+    Path("bert").mkdir()
+    Path("bert/config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    refused = CliRunner().invoke(app, ["plan", *arguments])
     assert refused.exit_code == 1
+    assert isinstance(refused.exception, SystemExit | TwostrokeError)
+    assert message in (refused.output + str(refused.exception)).replace("\n", " ")
 
 
 def test_the_command_in_json(run_plan: Callable[..., dict[str, Any]]) -> None:

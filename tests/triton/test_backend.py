@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.backends.test_step_in_flight import batch
+from tests.explain.test_states import asked
 from twostroke.backends.rows import Stored
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
@@ -48,6 +49,22 @@ def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
     assert distance(logits, expected) < 0.05
 
 
+@pytest.mark.parametrize(("family", "count"), [("gemma3", 4), ("llama", 30)])
+def test_hidden_states(family: str, count: int, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
+    """Before, between and after the layers, where products are added at once and where they are added in parts."""
+    llm = on_gpu(family)
+    mine, theirs = asked(llm, ids(count), 3), asked(tiny_llm(family), ids(count), 3)
+    assert mine.states is not None
+    assert theirs.states is not None
+    assert distance(mine.states[0], theirs.states[0]) < 0.01  # the table in bfloat16
+    for layer, (states, expected) in enumerate(zip(mine.states, theirs.states, strict=True)):
+        assert distance(states, expected) < 0.05, layer
+    tail = mine.kv.tail
+    assert tail is not None
+    assert tail.logits is not None
+    assert np.array_equal(llm.model.compiled.rows_of(mine.states[-1, -1:]).read()[0], tail.logits)
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_packed_weights(weights: str, tiny_directory: Callable[[str], object], on_gpu: TinyLLM) -> None:
     llm = on_gpu("qwen2", weights=weights)
@@ -78,15 +95,15 @@ def test_answers_in_chunks_and_beside_others(on_gpu: TinyLLM) -> None:
 def test_placeholders_are_the_tokens_that_were_drawn(on_gpu: TinyLLM) -> None:
     llm = on_gpu("llama")
     compiled, memory, nothing = llm.model.compiled, llm.pool.memory, np.zeros(0, np.int32)
-    first, _ = compiled.forward(batch([5, 6, 7], 0), memory)
+    first = compiled.forward(batch([5, 6, 7], 0), memory).logits
     noises = [NO_NOISE, Noise.of(0.9, b"seed", 1), Noise.of(1.5, b"seed", 2)]
     drawn = compiled.sample(
         [first[i : i + 1] for i in range(3)], [Draw(SamplingParams(), one, 0, nothing, []) for one in noises]
     )
     tokens = [sampled.id for sampled in drawn.read()]
-    known, _ = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory)
+    known = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory).logits
     expected = known.read().copy()
-    found, _ = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory)
+    found = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory).logits
     assert np.array_equal(found.read(), expected)
     waited = compiled.sample([], [])
     assert (len(waited), waited.read()) == (0, [])
@@ -96,7 +113,7 @@ def test_stored_logits_beside_rows_of_a_step(on_gpu: TinyLLM) -> None:
     """Each row is drawn from its own logits; what else is asked of a row does not change its token."""
     llm = on_gpu("llama")
     compiled, nothing = llm.model.compiled, np.zeros(0, np.int32)
-    rows, _ = compiled.forward(batch([5, 6, 7], 0), llm.pool.memory)
+    rows = compiled.forward(batch([5, 6, 7], 0), llm.pool.memory).logits
     logits = rows.read()
     stored = Stored(np.roll(logits[:1], 1, -1))
     best = [int(row.argmax()) for row in (logits[0], logits[1], stored.logits[0])]

@@ -42,6 +42,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from twostroke.backends.memory import Memory
+from twostroke.errors import EngineFailed
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Draw, Sampled
@@ -69,6 +70,7 @@ class RaggedBatch(Generic[Array]):
             frames of the memory that `forward` is given.
         wanted: [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written.
         query_rows: [R] int64, distinct rows whose queries are returned; None for none.
+        state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
         dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
         drawn: tokens of the previous step, which the host may not know yet.
         scratch: holds what a backend derives once per step (RoPE tables, masks).
@@ -82,6 +84,7 @@ class RaggedBatch(Generic[Array]):
     tables: list[np.ndarray]
     wanted: Array
     query_rows: Array | None = None
+    state_rows: Array | None = None
     dropout: Array | None = None
     drawn: Drawn | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
@@ -137,10 +140,13 @@ class Output(NamedTuple):
     Attributes:
         logits: logits of the W wanted rows.
         queries: queries of `query_rows`, [layers, R, Hq, D] float32, after RoPE and times the attention scale; or None.
+        states: hidden states of `state_rows`, [layers + 1, T, hidden] float32: the embedding, then what each layer has
+            made of it (the residual stream, before the last norm); or None.
     """
 
     logits: LazyLogits
     queries: np.ndarray | None
+    states: np.ndarray | None = None
 
 
 class CompiledModel(Protocol):
@@ -168,6 +174,10 @@ class CompiledModel(Protocol):
         """
         ...
 
+    def rows_of(self, states: np.ndarray) -> LazyLogits:
+        """The logits that the head makes of hidden states [R, hidden] float32, of any layer, as of a pass's last."""
+        ...
+
 
 class Backend(Protocol):
     """Computes on one kind of device.
@@ -182,6 +192,7 @@ class Backend(Protocol):
         device: "cpu", or another PyTorch device name.
         threads: number of CPU threads.
         formats: the formats of weight matrices that it computes with; None for all. Others are re-encoded on load.
+        failure: why it computes nothing any more, since a rank is lost; None while it does.
         dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
 
@@ -208,6 +219,9 @@ class Backend(Protocol):
 
     @property
     def formats(self) -> Collection[str] | None: ...
+
+    @property
+    def failure(self) -> EngineFailed | None: ...
 
     @property
     def dtype(self) -> str: ...

@@ -7,7 +7,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twostroke.cli import bench, cache, chat, eval, generate, models, plan, prune, report, serve, worker
+from twostroke.cli import (
+    bench,
+    cache,
+    chat,
+    eval,
+    explain,
+    generate,
+    models,
+    plan,
+    prune,
+    report,
+    serve,
+    simulate,
+    worker,
+)
 from twostroke.errors import TwostrokeError
 
 
@@ -42,9 +56,11 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(explain.explain)
 app.command()(serve.serve)
 app.command()(worker.worker)
 app.command()(plan.plan)
+app.command()(simulate.simulate)
 app.command()(prune.prune)
 app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")

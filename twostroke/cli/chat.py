@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -37,6 +38,13 @@ def chat(
     *,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     load: Annotated[Path | None, typer.Option(help="Go on with a conversation that was saved with /save.")] = None,
+    when_full: Annotated[
+        str,
+        typer.Option(
+            help="A turn that the context has no room for: drop the oldest turns, keep the KV of a window, or refuse."
+        ),
+    ] = "drop",
+    sinks: Annotated[int, typer.Option(help="First KV entries that a window keeps besides the last ones.")] = 4,
     as_json: JsonFlag = False,
     model_options: ModelOptions,
     sampling: ChatSamplingOptions,
@@ -46,16 +54,17 @@ def chat(
     Replies are sampled with the model's own generation defaults where it states any (`twostroke models show`),
     else with a temperature of 0.7 and a top-p of 0.9.
     """
-    sampling.params()  # wrong ones are reported before the model is loaded
-    with model_options.open() as llm:
-        from twostroke.conversation import Conversation
+    from twostroke.conversation import Conversation, Overflow
 
+    sampling.params()  # wrong ones are reported before the model is loaded
+    overflow = Overflow(when_full, sinks)
+    with model_options.open() as llm:
         own = llm.generation or UNSTATED
         fields = own | sampling.fields()
         if load is None:
-            conversation = Conversation(llm, system, **fields)
+            conversation = Conversation(llm, system, overflow=overflow, **fields)
         else:
-            conversation = Conversation.load(load, llm, **fields)
+            conversation = Conversation.load(load, llm, overflow=overflow, **fields)
             conversation.system = conversation.system if system is None else system
         session = Session(conversation, sys.stderr if as_json else sys.stdout, sys.stdin.isatty())
         if session.interactive:
@@ -149,6 +158,8 @@ class Session:
         if (seed := self.conversation.sampling.get("seed")) is not None:
             fields["seed"] = seed + len(self.turns)  # so that no turn repeats the random numbers of another
         reply = self.conversation.say(text, **fields)
+        if reply.left_out:
+            note(f"the context is full: {reply.left_out.text}")
         with _ctrl_c() as pressed:
             for token in reply:
                 self.out.write(token.text)
@@ -179,7 +190,7 @@ class Session:
             note("/load needs a path")
             return
         old = self.conversation
-        self.conversation = type(old).load(Path(path).expanduser(), old.llm, **old.sampling)
+        self.conversation = type(old).load(Path(path).expanduser(), old.llm, overflow=old.overflow, **old.sampling)
         for message in self.conversation.messages:
             note(f"{message['role']}: {message['content']}")
 
@@ -228,6 +239,7 @@ def _turn(reply: Reply) -> dict[str, Any]:
         "entered_tokens": reply.entered,
         "reused_tokens": reply.reused,
         "recomputed_tokens": reply.recomputed,
+        "left_out": asdict(reply.left_out),
         "output_tokens": len(reply.tokens),
         **Pace.of(reply.timings, reply.entered).as_dict(),
     }
@@ -237,7 +249,8 @@ def _facts_line(reply: Reply, stopped: bool) -> str:
     from twostroke.engine.timings import Pace
 
     parts = ["stopped" if stopped and reply.finish_reason is None else ""]
-    rewritten = f" ({reply.recomputed} dropped: history was rewritten)" if reply.recomputed else ""
+    why = "turns were left out" if reply.left_out.messages else "history was rewritten"
+    rewritten = f" ({reply.recomputed} dropped: {why})" if reply.recomputed else ""
     parts.append(f"{reply.entered} tokens entered, {reply.reused} entries reused{rewritten}")
     parts.append(f"{len(reply.tokens)} output tokens")
     parts.append(pace_text(Pace.of(reply.timings, reply.entered)))

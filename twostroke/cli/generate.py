@@ -32,6 +32,15 @@ def generate(
         typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    passage_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Most tokens that the passages of the prompt may take: parts between blank lines but the last, which "
+            "is the question.",
+            show_default="all",
+        ),
+    ] = None,
     n: Annotated[int, option(rules(SamplingParams)["n"], "--n", "-n")] = SamplingParams.n,
     logprobs: Annotated[int | None, option(rules(SamplingParams)["logprobs"])] = SamplingParams.logprobs,
     as_json: JsonFlag = False,
@@ -52,6 +61,8 @@ def generate(
     method = method_options.build()
     model_options.check_companions(method)
     with model_options.open() as llm:
+        if passage_budget is not None:
+            text = cut(llm, text, passage_budget)
         tokens = prompt_tokens(llm, text, chat, system)
 
         streaming = n == 1 and not as_json
@@ -100,6 +111,16 @@ def read_prompt(text: str | None, prompt: str | None, prompt_file: Path | None) 
     if not text:
         raise InvalidRequest("the text is empty: give at least one character")
     return text
+
+
+def cut(llm: "LLM", text: str, budget: int) -> str:
+    """The text with its passages cut to a budget; what was cut is told on stderr."""
+    from twostroke.conversation.fitting import with_cut_passages
+
+    [message], left_out = with_cut_passages([{"role": "user", "content": text}], budget, llm.tokenizer)
+    if left_out:
+        note(left_out.text)
+    return message["content"]
 
 
 def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) -> list[int]:

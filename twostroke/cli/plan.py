@@ -1,22 +1,32 @@
-"""`twostroke plan`: what a deployment will take, before it is bought."""
+"""`twostroke plan`: what it will take, before it is bought."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twostroke.cli.options import JsonFlag
-from twostroke.cli.report import print_json
+from twostroke.cli.report import note, print_json
+from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.checkpoint import Checkpoint
-    from twostroke.planning.plan import Lever, Plan, Workload
+    from twostroke.planning.plan import Plan
+
+
+def _here(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="This machine", **settings)
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")
+    ] = None,
     *,
-    on: Annotated[str, typer.Option(help="A named machine, such as h100, or a TOML or JSON file of one.")],
+    on: Annotated[
+        str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
     concurrency: Annotated[int, typer.Option(help="Sequences that decode at once.")] = 1,
@@ -27,173 +37,115 @@ def plan(
         str | None, typer.Option(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Devices that share each product (tensor parallelism).")] = 1,
+    max_tp: Annotated[int, typer.Option(min=1, help="Most devices that advice may ask for.")] = 8,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, lookup, speculative-student; "
+            "with --draft also speculative-draft and compress."
+        ),
+    ] = "plain",
+    draft: Annotated[str | None, typer.Option(help="A smaller model with the same tokenizer, named as MODEL.")] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
+    ] = None,
     efficiency: Annotated[
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page with plots into this file.")] = None,
+    measure: Annotated[
+        bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")
+    ] = False,
+    verify: Annotated[
+        bool, _here("--verify", help="Instead: run this engine here, and show how far off its predictions are.")
+    ] = False,
+    models: Annotated[
+        list[str] | None,
+        _here(metavar="MODEL", help="What is verified: names, with commas between.", show_default="three small ones"),
+    ] = None,
+    quick: Annotated[bool, _here("--quick", help="Fewer and shorter cells: 90 s a model, not 6 minutes.")] = False,
+    seconds: Annotated[float | None, _here(help="For each model.", show_default="330, or 80 if --quick")] = None,
+    threads: Annotated[int | None, _here(help="CPU threads.", show_default="one for each core")] = None,
+    output: Annotated[
+        Path | None, _here(dir_okay=False, metavar="FILE", help="Keep raw numbers in this file, model by model.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
+    if measure:
+        from twostroke.cli.plan_measure import run as run_measure
+
+        run_measure(threads, output, as_json)
+        return
+    if verify:
+        from twostroke.cli.plan_verify import run as run_verify
+
+        run_verify([*([model] if model else []), *(models or [])], quick, seconds, threads, output, as_json)
+        return
+    if model is None or on is None:
+        missing = "a model" if model is None else "--on MACHINE"
+        raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
+    from twostroke.cli.plan_tables import print_tables
+    from twostroke.planning.account import account
     from twostroke.planning.here import stored_format
-    from twostroke.planning.machines import find_machine
+    from twostroke.planning.levers import ENGINE_FORMATS, Limits
+    from twostroke.planning.measured import machine_for
     from twostroke.planning.models import find_model
-    from twostroke.planning.plan import Workload, levers, make_plan, solving
-    from twostroke.planning.weights import weight_format
+    from twostroke.planning.plan import Workload, make_plan
+    from twostroke.planning.techniques import Companion, techniques
+    from twostroke.planning.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
-    if weights is None and checkpoint is not None:
-        form = stored_format(checkpoint)
-    else:
-        form = weight_format(weights or found.weights)
+    machine = machine_for(on, efficiency, note)
+    form = stored_format(checkpoint) if weights is None and checkpoint is not None else None
+    form = form or weight_format(weights or found.weights)
+    companion = None
+    if draft is not None:
+        other = find_model(draft)
+        drafted = weight_format(other.model.weights) if other.checkpoint is None else stored_format(other.checkpoint)
+        companion = Companion(other.model, drafted)
+    known = techniques(found, companion, acceptance)
+    if method not in known:
+        raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
     workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
-    made = make_plan(found, find_machine(on, efficiency), form, tp, workload)
-    options = [] if made.verdict == "nothing to do" else levers(made)
-    advised = solving(made, options)
-    facts = describe(made, options, advised)
-    if checkpoint is not None and made.machine.kind == "cpu":
-        facts["engine"] = _engine(model, checkpoint, weights or "stored", workload)
+    made = make_plan(found, machine, form, tp, workload, known[method])
+    engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
+    limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
+    facts = account(made, limits)
+    if engine:
+        assert checkpoint is not None
+        facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
+    if html is not None:
+        from twostroke.planning.advice import advise
+        from twostroke.planning.page import write_page
+
+        advised = advise(made, limits)
+        write_page(html, made, advised.plan if advised.steps else None, facts)
+        note(f"wrote {html}")
     if as_json:
         print_json(facts)
     else:
         print_tables(facts)
 
 
-def describe(plan: "Plan", options: "list[Lever]", advised: "Lever | None") -> dict[str, Any]:
-    """All facts, for JSON. Milliseconds, bytes, FLOPs; `verdict` is one of three answers."""
-    from twostroke.planning.plan import BATCHES, CHUNKS
-    from twostroke.planning.specification import VALUE_BYTES
+def _engine(
+    name: str, checkpoint: "Checkpoint", weights: str, made: "Plan", limits: Any, draft: str | None
+) -> dict[str, Any]:
+    """What this engine allocates for the plan and for what is advised, exactly, and the commands that start them."""
+    from twostroke.planning.advice import advise
+    from twostroke.planning.here import engine_memory, pool_bytes, serve_command
 
-    memory, prefill, decode = plan.memory, plan.prefill, plan.decode()
-    load = plan.workload
-    return {
-        "model": plan.model.name,
-        "parameters": plan.model.parameters,
-        "source": plan.model.source,
-        "machine": plan.machine.title,
-        "machine_source": plan.machine.source,
-        "assumed": {
-            "compute": plan.machine.compute,
-            "bandwidth": plan.machine.memory_share,
-            "link": plan.machine.link_share,
-        },
-        "weights": plan.weights.name,
-        "devices": plan.tp,
-        "memory": {
-            "weights_bytes": memory.weights,
-            "kv_bytes_per_token": plan.model.kv_values * VALUE_BYTES,
-            "kv_bytes_per_user": memory.kv_per_user,
-            "room_for_kv_bytes": memory.room,
-            "users": memory.users,
-        },
-        "prefill": _step(prefill) | {"flops_by_part": plan.model.prefill_flops(load.prompt - load.shared, load.shared)},
-        "decode": _step(decode) | {"tokens_per_second": plan.tokens_per_second},
-        "attention_overtakes_at": plan.model.crossover(),
-        "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
-        "compute_bound_batch": plan.compute_bound_batch(),
-        "batches": [
-            {"batch": batch, "itl_ms": 1e3 * step.seconds, "tokens_per_second": batch / step.seconds}
-            for batch in BATCHES
-            if batch <= memory.users
-            for step in [plan.decode(batch)]
-        ],
-        "chunks": [
-            {"chunk": chunk, "ttft_ms": 1e3 * plan.chunked_ttft(chunk), "longest_itl_ms": 1e3 * step.seconds}
-            for chunk in CHUNKS
-            if load.concurrency > 1 and chunk < load.prompt
-            for step in [plan.mixed(chunk)]
-        ],
-        "verdict": plan.verdict,
-        "missed": plan.missed(),
-        "advice": None if advised is None else advised.name,
-        "levers": [
-            {
-                "lever": one.name,
-                "ttft_ms": one.plan.ttft_ms,
-                "itl_ms": one.plan.itl_ms,
-                "users": one.plan.memory.users,
-                "verdict": one.plan.verdict,
-            }
-            for one in options
-        ],
-    }
+    def facts(plan: "Plan") -> dict[str, Any]:
+        form = weights if plan.weights.name == made.weights.name else plan.weights.name
+        memory = engine_memory(checkpoint, form)
+        command = serve_command(plan, name, form, memory, draft)
+        return {
+            "backend": memory.backend,
+            "weights_bytes": memory.matrices + memory.vectors,
+            "pool_bytes": pool_bytes(plan, memory),
+            "command": shlex.join(command),
+            "method": dict(plan.technique.method),
+        }
 
-
-def _engine(name: str, checkpoint: "Checkpoint", weights: str, load: "Workload") -> dict[str, Any]:
-    """What this engine allocates, exactly, and the command that starts it."""
-    from twostroke.backends.native.weights import FORMATS
-    from twostroke.planning.here import engine_memory, serve_command
-
-    memory = engine_memory(checkpoint, FORMATS, weights)
-    pool = memory.pool(load.concurrency, load.prompt + load.output)
-    command = serve_command(name, weights, pool, load.concurrency, load.itl_ms)
-    return {"weights_bytes": memory.matrices + memory.vectors, "pool_bytes": pool, "command": shlex.join(command)}
-
-
-def _step(step: Any) -> dict[str, Any]:
-    return {
-        "ms": 1e3 * step.seconds,
-        "flops": step.flops,
-        "bytes": step.bytes,
-        "intensity": step.flops / step.bytes,
-        "bound": step.bound,
-        "link_ms": 1e3 * step.link_s,
-    }
-
-
-def print_tables(facts: dict[str, Any]) -> None:
-    """The same in plain words."""
-    from rich.console import Console
-
-    console, memory, assumed = Console(highlight=False), facts["memory"], facts["assumed"]
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    line(
-        f"{facts['model']}, {facts['parameters'] / 1e9:.2f} B parameters, weights {facts['weights']}, "
-        f"on {facts['devices']} x {facts['machine']}"
-    )
-    line(
-        f"assumed: {assumed['compute']:.0%} of the peak rate, {assumed['bandwidth']:.0%} of the bandwidth, "
-        f"{assumed['link']:.0%} of the link; no queueing"
-    )
-    line(
-        f"memory: weights {memory['weights_bytes'] / 1e9:.1f} GB, KV {memory['kv_bytes_per_token']:,} bytes a token, "
-        f"{memory['kv_bytes_per_user'] / 1e9:.3f} GB a user; room for {memory['users']:,} users"
-    )
-    if facts["verdict"] == "does not fit":
-        line("it does not fit; times are those that it would have if it did")
-    for stroke, name in (("prefill", "TTFT"), ("decode", "ITL")):
-        one = facts[stroke]
-        line(f"{stroke}: {name} {one['ms']:.1f} ms, {one['intensity']:.1f} FLOPs a byte, bound by {one['bound']}")
-    line(
-        f"KV from a tier or another worker is quicker than a prefill above "
-        f"{facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s"
-    )
-    crossover, batch = facts["attention_overtakes_at"], facts["compute_bound_batch"]
-    line(
-        f"scores take more FLOPs than all matrices from {crossover:,} tokens" if crossover else "scores never dominate"
-    )
-    line(
-        f"matrices of a decode step are bound by compute from a batch of {batch:,}" if batch else "always by bandwidth"
-    )
-    for title, rows in (("batches", facts["batches"]), ("chunks", facts["chunks"]), ("levers", facts["levers"])):
-        if rows:
-            console.print(_table(title, rows))
-    if engine := facts.get("engine"):
-        line(f"this engine allocates {engine['weights_bytes']:,} bytes of weights and {engine['pool_bytes']:,} of KV")
-        line(f"start it: {engine['command']}")
-    missed = f" ({', '.join(facts['missed'])})" if facts["missed"] else ""
-    line(f"verdict: {facts['verdict']}{missed}")
-    if facts["levers"]:
-        line(f"advice: {facts['advice'] or 'no single change is enough'}")
-
-
-def _table(title: str, rows: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, box=None, header_style="bold", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in ("lever", "verdict") else "right")
-    for row in rows:
-        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
-    return table
+    advised = advise(made, limits)
+    return facts(made) | {"advised": facts(advised.plan) if advised.steps else None}

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.conversation import file
+from twostroke.conversation.fitting import LeftOut, with_cut_passages
+from twostroke.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM, Decoding, sampling_params
-
-Message = dict[str, str]
 
 
 class Conversation:
@@ -24,17 +24,20 @@ class Conversation:
     Attributes:
         llm: the model that answers.
         messages: [{"role": ..., "content": ...}, ...], of both sides.
+        overflow: what happens to a turn that the context has no room for.
         sampling: fields of `SamplingParams` for every reply; `say` may override them.
     """
 
-    def __init__(self, llm: LLM, system: str | None = None, **sampling: Any) -> None:
+    def __init__(
+        self, llm: LLM, system: str | None = None, *, overflow: Overflow | None = None, **sampling: Any
+    ) -> None:
         """Raises InvalidRequest if the model has no chat template or a sampling field is out of range."""
         if llm.tokenizer.chat_template is None:
             raise InvalidRequest(
                 f"model {llm.name} has no chat template, so it cannot chat: `twostroke generate --raw` continues a text"
             )
         sampling_params(None, sampling)
-        self.llm, self.sampling = llm, sampling
+        self.llm, self.sampling, self.overflow = llm, sampling, overflow or Overflow()
         self.messages: list[Message] = []
         self._reply: Reply | None = None
         self._forget()
@@ -76,18 +79,27 @@ class Conversation:
             sampling: fields of `SamplingParams`, which override the conversation's.
 
         Raises:
-            InvalidRequest: a field is out of range, or the context is full; the conversation has not changed.
+            InvalidRequest: a field is out of range, or the context is full (ContextLengthExceeded); the messages have
+            not changed.
         """
         arrival = time.perf_counter()
         self._settle()
         params = sampling_params(None, self.sampling | sampling)
         if params.n != 1:
             raise InvalidRequest("a conversation has one reply at a time: leave out n")
-        prompt = self.llm.tokenizer.chat([*self.messages, {"role": "user", "content": text}])
-        base, tokens = self._extension(prompt)
-        start = self.llm.prefill(tokens, after=base)
-        self._reply = Reply(self, text, prompt, start, self.llm.decode(start, params), arrival)
-        self._reply.reused, self._reply.recomputed = len(base), len(self._kv) - len(base)
+        said: Message = {"role": "user", "content": text}
+        cut = LeftOut()
+        if (budget := self.overflow.passage_budget) is not None:
+            [said], cut = with_cut_passages([said], budget, self.llm.tokenizer)
+        messages = [*self.messages, said]
+        prompt = self.llm.tokenizer.chat(messages)
+        turn = Turn(messages, prompt, *self._extension(prompt))
+        turn = fitted(self.llm, self.overflow, turn, params, self._extension)
+        recomputed = len(self._kv) - len(turn.base) - turn.left_out.entries
+        self._leave_out(turn)
+        start = self.llm.prefill(turn.tokens, after=turn.base)
+        self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)
+        self._reply.recomputed, self._reply.left_out = recomputed, cut_too(turn.left_out, cut)
         return self._reply
 
     def reset(self) -> None:
@@ -105,14 +117,14 @@ class Conversation:
         file.save(Path(path), file.Saved(self.llm.name, self.messages, self._rendered), kv)
 
     @classmethod
-    def load(cls, path: str | Path, llm: LLM, **sampling: Any) -> Conversation:
+    def load(cls, path: str | Path, llm: LLM, *, overflow: Overflow | None = None, **sampling: Any) -> Conversation:
         """Load a saved conversation.
 
         Raises:
             CorruptFile: not such a file, truncated, altered or hostile. GeometryMismatch: saved with a model of another
             geometry. OutOfPages: no room. KVError: it cannot be read. InvalidRequest: as for a new conversation.
         """
-        conversation = cls(llm, **sampling)
+        conversation = cls(llm, overflow=overflow, **sampling)
         saved, conversation._kv = file.load(Path(path), llm.pool, llm.config.vocab_size)
         conversation.messages, conversation._rendered = saved.messages, saved.rendered
         return conversation
@@ -123,6 +135,14 @@ class Conversation:
         self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
         self._due: list[int] = []  # tokens of an interrupted reply that are not entered yet
 
+    def _leave_out(self, turn: Turn) -> None:
+        """Let go of the entries that a turn goes on without: where the pool is nearly full it needs their pages."""
+        if self.overflow.when_full == "refuse" or len(turn.base) == len(self._kv):
+            return
+        if not turn.left_out.entries:
+            self._rendered, self._due = "", []  # what is left is the beginning of other text
+        self._kv = turn.base
+
     def _settle(self) -> None:
         """End a reply in progress."""
         if self._reply is not None:
@@ -131,13 +151,14 @@ class Conversation:
     def _extension(self, prompt: str) -> tuple[KVCache, list[int]]:
         """The value to extend, and the tokens to enter, so that the result holds `prompt`."""
         tokenizer, entries = self.llm.tokenizer, self._kv.tokens
-        if entries and prompt.startswith(self._rendered):
+        if entries and self._rendered and prompt.startswith(self._rendered):
             pending = [] if self._kv.pending is None else [self._kv.pending]
             last = [*entries, *pending, *self._due][-1]
             return self._kv, [*self._due, *self._tokens_after(last, prompt[len(self._rendered) :])]
-        # The template changed earlier text (or this is the first turn): keep the common prefix.
+        # Earlier text has changed or is gone (or this is the first turn): keep the common prefix.
         tokens = tokenizer.encode(prompt, add_bos=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(entries, tokens[:-1], strict=False)))
+        known = entries[: self._kv.canonical_length(self.llm.model.id)]  # behind a gap entries have other positions
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, tokens[:-1], strict=False)))
         return self._kv[:common].with_tail(None), tokens[common:]
 
     def _tokens_after(self, last: int, text: str) -> list[int]:
@@ -156,7 +177,9 @@ class Conversation:
         whole = b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
         # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
         content = plain if plain == " " + reply.text else reply.text
-        self.messages += [{"role": "user", "content": reply.said}, {"role": "assistant", "content": content}]
+        if reply.left_out.messages:
+            self.messages = reply.messages[:-1]
+        self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
         self._kv, self._due, self._rendered = kv, due, reply.prompt + whole
 
 
@@ -164,19 +187,21 @@ class Reply(Iterator[Token]):
     """The tokens of a reply as they are made. If it is closed early, the tokens so far are the reply.
 
     Attributes:
-        said: the user's message; prompt: the rendered text that the reply answers.
+        messages: what the reply answers, the user's message last; prompt: the same, rendered.
+        left_out: what there was no room for.
         reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
         recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
         tokens: the tokens so far.
         timings: its arrival is the time of the call to `say`.
     """
 
-    reused = recomputed = 0
+    recomputed = 0
+    left_out = LeftOut()
 
     def __init__(
-        self, conversation: Conversation, said: str, prompt: str, start: KVCache, decoding: Decoding, arrival: float
+        self, conversation: Conversation, turn: Turn, start: KVCache, decoding: Decoding, arrival: float
     ) -> None:
-        self.said, self.prompt = said, prompt
+        self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)
         self.tokens = decoding.tokens
         self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
         self._decoding: Decoding | None = decoding

@@ -10,33 +10,39 @@ from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.model import Model
 from twostroke.engine.opening import new_pool
 from twostroke.models.cost import Predictor, Rows
+from twostroke.sampling.draw import Draw
+from twostroke.sampling.noise import NO_NOISE
+from twostroke.sampling.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 LONG_STEP_S, MOST_ROWS = 0.06, 256  # chunks double until a step takes this many seconds or has this many rows
+SEQUENCES = 16  # most of a step
 MOST_CONTEXT, MOST_BYTES = 2048, 64 << 20  # limits of the context: KV entries, bytes
 ROUNDS, MORE_ROUNDS, ENOUGH_S = 3, 5, 1.0  # repeats of each step; repeats up to MORE_ROUNDS while under ENOUGH_S
+GREEDY = SamplingParams(max_tokens=None, ignore_eos=True)
+NO_TOKENS = np.zeros(0, np.int64)
 
 
 def calibrate(model: Model) -> Predictor:
     """Time a few steps of the model over separate KV memory: the pool's pages are not touched.
 
-    The steps are one row, without and with logits; chunks of 16 rows, 32 and so on; and, after a context of 2,048
-    entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one row and the last chunk.
-    Takes about a second, or as long as three rounds need. The quickest time of each step counts: delays from outside
-    are not the cost of a row or a key, and `Correction` follows the machine's load later.
+    The steps are one row, without and with logits; eight sequences that make a token; chunks of 4 rows, 16, 32 and so
+    on; and, after a context of 2,048 entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one
+    row, 4 and the last chunk. Takes about a second, or as long as three rounds need. The quickest time of each step
+    counts: delays from outside are not the cost of a row or a key, and `Correction` follows the machine's load later.
     """
     began = time.perf_counter()
     entry_bytes, longest = model.pool.entry_bytes, model.max_position
     context = max(0, min(MOST_CONTEXT, longest - MOST_ROWS, MOST_BYTES // entry_bytes))
-    bench = _Bench(model, context + MOST_ROWS)
-    bench.seconds([Rows(1)])  # the first step of a process also allocates
-    steps: list[list[Rows]] = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, context)]]
+    bench = StepBench(model, context + MOST_ROWS)
+    few = min(4, longest)
+    steps: list[list[Rows]] = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 0, 1)] * 8, [Rows(few)], [Rows(1, context)]]
     chunk = min(16, longest)
     while bench.quickest([Rows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MOST_ROWS, longest):
         steps.append([Rows(chunk)])
         chunk *= 2
-    steps += [[Rows(chunk)], [Rows(chunk, min(context, longest - chunk))]]
+    steps += [[Rows(chunk)], [Rows(chunk, min(context, longest - chunk))], [Rows(few, min(context, longest - few))]]
     taken: list[list[float]] = [[] for _ in steps]
     for number in range(MORE_ROUNDS):
         if number < ROUNDS or time.perf_counter() - began < ENOUGH_S:
@@ -54,23 +60,26 @@ def calibrate(model: Model) -> Predictor:
     return predictor
 
 
-class _Bench:
+class StepBench:
     """Times steps of any shape over zeroed pages that belong to no pool in use."""
 
     def __init__(self, model: Model, entries: int) -> None:
+        """`entries`: the most that all sequences of a step have, besides a page for each of them."""
         self.model = model
         self.size = model.pool.page_size
-        self.memory = new_pool(model.pool.geometry, -(-entries // self.size), self.size, model.backend).memory
+        pages = -(-entries // self.size) + SEQUENCES
+        self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
         self.memory.storage[:] = 0
+        self.seconds([Rows(1)])  # the first step of a process also allocates
 
     def seconds(self, step: Sequence[Rows]) -> float:
         """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
-        rows, _ = self.model.compiled.forward(batch, self.memory)
-        if len(rows):
-            rows.read()
+        rows = self.model.compiled.forward(batch, self.memory).logits
+        draws = [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(len(rows))]
+        self.model.compiled.sample([rows[i : i + 1] for i in range(len(rows))], draws).read()
         self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
         return time.perf_counter() - began
 
@@ -78,22 +87,26 @@ class _Bench:
         return min(self.seconds(step) for _ in range(2))
 
     def _batch(self, step: Sequence[Rows]) -> RaggedBatch[np.ndarray]:
-        """All sequences begin at page 0 and position 0, so they overwrite each other: their results are not used."""
+        """Each sequence has pages of its own, as in service: entries that are read twice would be in the cache."""
         positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
         ends = np.cumsum([0, *(rows.count for rows in step)])
+        first_pages = np.cumsum([0, *(self._pages(rows) for rows in step)])
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
         return RaggedBatch(
             # Unlike tokens: rows that are all the same would choose the same experts.
             token_ids=(positions * 7919 + 1) % self.model.vocab_size,
             positions=positions,
-            pages=positions // self.size,
+            pages=positions // self.size + np.repeat(first_pages[:-1], [rows.count for rows in step]),
             slots=positions % self.size,
             row_starts=ends.tolist(),
-            tables=[self._table(rows.context + rows.count) for rows in step],
+            tables=[self._table(rows, first) for rows, first in zip(step, first_pages, strict=False)],
             wanted=np.concatenate(wanted),
         )
 
-    def _table(self, entries: int) -> np.ndarray:
-        first = np.arange(0, entries, self.size)
-        stop = np.minimum(entries - first, self.size)
-        return np.stack([first // self.size, np.zeros_like(first), stop, first], 1).astype(np.int32)
+    def _pages(self, rows: Rows) -> int:
+        return -(-(rows.context + rows.count) // self.size)
+
+    def _table(self, rows: Rows, first_page: int) -> np.ndarray:
+        first = np.arange(0, rows.context + rows.count, self.size)
+        stop = np.minimum(rows.context + rows.count - first, self.size)
+        return np.stack([first_page + first // self.size, np.zeros_like(first), stop, first], 1).astype(np.int32)

@@ -14,7 +14,7 @@ from twostroke.backends.interface import LazyLogits
 from twostroke.backends.rows import Stored
 from twostroke.engine.lane import Lane, reopened
 from twostroke.engine.model import Model
-from twostroke.engine.queries import LastQueries
+from twostroke.engine.queries import LastQueries, LastRows
 from twostroke.engine.reuse import reuse
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.engine.track import Track
@@ -75,11 +75,12 @@ class DecodeLane(Lane[Decode]):
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
         missing = None
         if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
-            longer, todo, missing = reuse(model, base, todo, max(1, stroke.queries or 0))
+            longer, todo, missing = reuse(model, base, todo, max(1, stroke.queries, stroke.states))
             base = longer
         super().__init__(choice, slot, model, stroke, base, todo, missing=missing)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
+            self.states = LastRows(stroke.states, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
         pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
         self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
@@ -154,7 +155,7 @@ class DecodeLane(Lane[Decode]):
         """
         stroke, track = self.stroke, self.track
         last = len(self.record.sampled) + 1 == stroke.max_tokens or len(track.ids) + 1 == track.params.max_tokens
-        if model is self.model and not (last or self.full or self.guesses or stroke.queries):
+        if model is self.model and not (last or self.full or self.guesses or stroke.queries or stroke.states):
             self._placeholder, self.todo = True, [-1 - number]
 
     def _entered(self, token: int) -> bool:
@@ -197,6 +198,7 @@ class DecodeLane(Lane[Decode]):
         self.todo[self._num_before :] = [sampled.id for sampled in self.record.sampled]
         self.guesses, self._skipped = [], 0
         self.queries = LastQueries(self.stroke.queries, self.model.config.windows)
+        self.states = LastRows(self.stroke.states)
         return True
 
     def outgrow(self) -> bool:
@@ -228,7 +230,8 @@ class DecodeLane(Lane[Decode]):
         sampled = self.record.sampled
         self._forget()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
-        self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, self.queries.all(wrong))
+        queries, states = self.queries.all(wrong), self.states.rows(wrong)
+        self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, queries, states)
 
     def _forget(self) -> None:
         self._rows.clear()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
@@ -21,9 +21,11 @@ from twostroke.sampling.draw import Sampled
 class Driver:
     """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
-    def __init__(self, models: Mapping[str, Model], default: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, models: Mapping[str, Model], default: str, wake: Callable[[], None], clock: Clock = SYSTEM
+    ) -> None:
         """`wake` is called by other threads when something has come that a program waits for."""
-        self.models, self.default, self._wake = models, default, wake
+        self.models, self.default, self._wake, self._clock = models, default, wake, clock
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
@@ -70,7 +72,7 @@ class Driver:
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
         elif isinstance(stroke, Await):
-            errand = Errand(slot, stroke.start(), time.perf_counter())
+            errand = Errand(slot, stroke.start(), self._clock())
             choice.errands.append(errand)
             errand.future.add_done_callback(lambda _: self._wake())
         else:
@@ -81,7 +83,7 @@ class Driver:
         done = [errand for errand in choice.errands if errand.future.done()]
         for errand in done:
             choice.errands.remove(errand)
-            choice.request.timings.loading += time.perf_counter() - errand.began
+            choice.request.timings.loading += self._clock() - errand.began
             error = CancelledError() if errand.future.cancelled() else errand.future.exception()
             choice.results[errand.slot] = errand.future.result() if error is None else Raised(error)
         return bool(done)
@@ -119,7 +121,7 @@ class Driver:
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
-            key += (stroke.logprobs, stroke.scored_from)
+            key += (stroke.logprobs, stroke.scored_from, stroke.states)
             if (shared := request.shared.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is WAITING_FOR:
@@ -151,9 +153,10 @@ class Driver:
         """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
         if track is choice.track and not choice.proves(token):
+            now = self._clock()
             if choice.index == 0:
-                choice.request.timings.tokens.append(time.perf_counter())
-            choice.went_on()
+                choice.request.timings.tokens.append(now)
+            choice.went_on(now)
             choice.let_go()
             choice.request.events.append(token)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
@@ -27,7 +27,8 @@ from twostroke.engine.runner import Chunk, run
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turns import Turns
-from twostroke.errors import ContextLengthExceeded, EngineStopped, OutOfPages, TwostrokeError
+from twostroke.engine.watch import Watch
+from twostroke.errors import ContextLengthExceeded, EngineFailed, EngineStopped, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.tiers import Tiers
 
@@ -65,6 +66,7 @@ class Engine:
         tiers: where pages may be besides the pools.
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
+        watch: gets a record of each step; None while nobody watches. Any thread may set it.
     """
 
     def __init__(
@@ -73,13 +75,17 @@ class Engine:
         default: str,
         config: SchedulerConfig | None = None,
         tiers: Tiers | None = None,
+        clock: Clock = SYSTEM,
+        forecast: Forecast | None = None,
     ) -> None:
+        """`clock` is where it reads time. `forecast` predicts steps; None: models are calibrated when it is needed."""
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
         self._turns = Turns()
         self.on_arrival: Callable[[], None] | None = None
+        self.watch: Watch | None = None
         self._closed = False
-        self._forecast: Forecast | None = None
+        self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
         self._requests: set[Request] = set()  # keeps requests alive: choices hold weak references
@@ -90,10 +96,10 @@ class Engine:
             if (called := arrival()) is not None:
                 called()
 
-        self._driver, self._loads = Driver(self.models, default, wake), Loads(self.tiers, wake)
+        self._driver, self._loads = Driver(self.models, default, wake, clock), Loads(self.tiers, wake, clock)
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads)
-        self._flight = Flight(self._driver, self._placement)
+        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
+        self._flight = Flight(self._driver, self._placement, clock)
         if self.tiers.stores:
             self._forecast = self._forecast or Forecast.calibrated(self.models.values())
             predict(self._forecast, self.config.max_step_tokens)
@@ -128,9 +134,24 @@ class Engine:
         return len(self._queues.running)
 
     @property
+    def num_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """All choices that have not ended."""
+        return [*self._queues.active, *self._queues.waiting]
+
+    @property
     def num_arriving(self) -> int:
         """Number of choices that wait for pages from other tiers; they do not count as running."""
         return len(self._queues.arriving)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The strokes in flight of all choices that have started, in order of arrival."""
+        return [lane for choice in self._queues.active for lane in choice.lanes]
 
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
@@ -138,9 +159,20 @@ class Engine:
         return sum(model.index.num_in_pool for model in models if model.index is not None and model.pool is pool)
 
     @property
+    def failure(self) -> EngineFailed | None:
+        """Why nothing can be computed any more: a rank of a backend is lost."""
+        return next((found for model in self.models.values() if (found := model.backend.failure) is not None), None)
+
+    @property
     def preemptions(self) -> int:
         """Number of times that a choice was preempted."""
         return self._placement.preemptions
+
+    @property
+    def evicted_pages(self) -> int:
+        """Number of times that a page of a prefix index had to give up its frame."""
+        indexes = {model.index for model in self.models.values()}
+        return sum(index.evicted_pages for index in indexes if index is not None)
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
@@ -275,13 +307,14 @@ class Engine:
     def _step(self) -> bool:
         try:
             return self._advance()
-        except BaseException:  # a mistake here, or a later Ctrl-C: what is in flight is lost
+        except BaseException as error:  # a mistake here, or a later Ctrl-C: what is in flight is lost
+            reason = error if isinstance(error, EngineFailed) else EngineStopped(CUT)
             for request in list(self._requests):
-                self._fail({request}, EngineStopped(CUT))
+                self._fail({request}, reason)
             raise
 
     def _advance(self) -> bool:
-        began, forecast = time.perf_counter(), self._forecast
+        began, forecast = self._clock(), self._forecast
         arrived = bool(self._loads) and self._take_arrivals()
         arrived = self._collect() or arrived
         self._admit()
@@ -305,9 +338,11 @@ class Engine:
                 flight.land(self._guarded, began)
                 self._resume()
                 ready = self._ready()
-            self._observe(step, time.perf_counter() - began)
+            self._observe(step, self._clock() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
+        if (watch := self.watch) is not None and worked:
+            watch.step(self, chunks, began)
         return worked
 
     @property
@@ -380,7 +415,7 @@ class Engine:
         while len(queues.running) < self.config.max_running and (choice := self._placement.next()) is not None:
             queues.run(choice)
             timings = choice.request.timings
-            timings.scheduled = timings.scheduled or time.perf_counter()
+            timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
             self._guarded({choice.request}, self._drive, self._driver.start, choice)
             self._sort(choice)
             self._retire(choice)
@@ -414,6 +449,8 @@ class Engine:
         """Call `action` on behalf of requests; an exception ends these requests and no others."""
         try:
             action(*args)
+        except EngineFailed:  # nothing can be computed any more
+            raise
         except Exception as error:
             if not isinstance(error, TwostrokeError):
                 log.exception("a program or a kernel failed")
@@ -441,7 +478,8 @@ class Engine:
             request = choice.request
             self._queues.leave(choice)
             if request.done:
-                request.timings.finished = request.timings.finished or time.perf_counter()
+                timings = request.timings
+                timings.finished = self._clock() if timings.finished is None else timings.finished
                 self._requests.discard(request)
                 if not self._requests:
                     self._flight.clear()  # nobody may step for a long time

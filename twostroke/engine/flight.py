@@ -13,11 +13,11 @@ On a backend that computes in the calling thread nothing can overlap: there a st
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.backends.interface import Drawn, LazyLogits
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.model import Model
@@ -62,8 +62,8 @@ class Flight:
         step: the step that `launch` was called for last; None if its tokens are read.
     """
 
-    def __init__(self, driver: Driver, placement: Placement) -> None:
-        self._driver, self._placement = driver, placement
+    def __init__(self, driver: Driver, placement: Placement, clock: Clock = SYSTEM) -> None:
+        self._driver, self._placement, self._clock = driver, placement, clock
         self._drawings: dict[Model, Drawing] = {}
         self.step: Step | None = None
         self._left = self._landed = 0.0  # when `launch` was over, and when tokens were read last
@@ -107,7 +107,7 @@ class Flight:
             live = [one for one in asks if not one[0].choice.done]  # others failed through a sibling choice
             if live or model in computing:
                 guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live, ahead)
-        self.step, self._left = step, time.perf_counter()
+        self.step, self._left = step, self._clock()
 
     def _draw(self, model: Model, asks: Sequence[tuple[DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
         lanes = [lane for lane, _, _ in asks]
@@ -131,7 +131,7 @@ class Flight:
             if step is not None and not drawing.lanes:  # it waits for prefills alone
                 waiting = {chunk.lane.choice.request for chunk in step.chunks if not chunk.lane.choice.done}
             guarded(waiting, drawing.read)
-        now = time.perf_counter()
+        now = self._clock()
         seconds, self._landed = now - max(began, self._landed), now
         for drawing in drawings:
             for lane, sampled in drawing.tokens:  # none if reading them failed

@@ -7,7 +7,7 @@ from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
 from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
-from twostroke.models.cost import Correction, Predictor, Rows
+from twostroke.models.cost import Correction, Rows, StepSeconds
 
 
 class Forecast:
@@ -17,7 +17,7 @@ class Forecast:
     larger part of single-row steps, and only mixed steps must meet the ITL objective.
     """
 
-    def __init__(self, predictors: Mapping[Model, Predictor]) -> None:
+    def __init__(self, predictors: Mapping[Model, StepSeconds]) -> None:
         self._predictors = dict(predictors)
         self._corrections: defaultdict[str, Correction] = defaultdict(Correction)
 

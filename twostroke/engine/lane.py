@@ -10,7 +10,7 @@ import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
-from twostroke.engine.queries import LastQueries
+from twostroke.engine.queries import LastQueries, LastRows
 from twostroke.engine.reuse import Missing, missing_in_pool, reuse, tiers_of
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
@@ -35,7 +35,7 @@ class Lane(Generic[StrokeKind]):
         todo: known tokens that are not entered yet.
         missing: what it waits for, from other tiers; None while it can go on. load: what brings it.
         num_computed: number of its entries that are computed, and whose tokens are known.
-        queries: collects the query vectors that the stroke returns.
+        queries, states: collect the query vectors and hidden states that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
         cached: tokens that it found and need not enter, by tier.
         dropout: the dropout that its rows are computed with, or None.
@@ -64,6 +64,7 @@ class Lane(Generic[StrokeKind]):
         self._base_length = len(base)
         self._write_after(base if self.missing is None else KVCache.empty(model.pool))
         self.queries = LastQueries(stroke.queries or 0, model.config.windows)
+        self.states = LastRows(stroke.states or 0)
         self.started = False
         self.cached: Counter[str] = Counter()
         self.kv: KVCache | None = None
@@ -130,7 +131,7 @@ class Lane(Generic[StrokeKind]):
         if self.load is not None:
             self.load.leave(self)
         self.writer.close()
-        del self.writer, self.stroke, self.queries
+        del self.writer, self.stroke, self.queries, self.states
         self.missing = self.load = None
         self.kv = self.result = None
         self._forget()
@@ -164,8 +165,9 @@ class PrefillLane(Lane[Prefill]):
         # The tokens to score, each by the row before it: the last ones of `todo`.
         self._targets = [] if first is None else todo[max(1, first) :]
         known, missing = base, None
-        if model.index is not None and stroke.logits != "all" and todo and stroke.dropout is None:
-            needed = max(1, stroke.queries or 0, 1 + len(self._targets))
+        found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
+        if model.index is not None and found_before and todo:
+            needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
             known, todo, missing = reuse(model, base, todo, needed)
         found = tiers_of(known, len(base))
         super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout, missing)
@@ -230,9 +232,11 @@ class PrefillLane(Lane[Prefill]):
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
         stroke = self.stroke
-        if stroke.logits == "all" or stroke.queries is not None or stroke.logprobs is not None:
+        more = (stroke.queries, stroke.states, stroke.logprobs)
+        if stroke.logits == "all" or any(asked is not None for asked in more):
             logits = self._logits or [np.empty((0, self.model.vocab_size), np.float32)]
-            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), tuple(self._scores))
+            scores, states = tuple(self._scores), self.states.rows()
+            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), scores, states)
         else:
             self.result = kv
 

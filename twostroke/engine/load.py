@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.gate import SLACK, worthwhile
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
@@ -53,6 +53,7 @@ class Load:
         computing: predicts what computing takes; None: there are no stores.
         wake: called when it is over.
         lanes: that wait for it.
+        clock: where it reads time.
         absent: whether `known` is not in the pool.
         sources: the tiers of the pages after the `known` of its lanes that have come.
         error: why `known` could not be brought.
@@ -68,6 +69,7 @@ class Load:
     computing: Computing | None
     wake: Callable[[], None]
     lanes: list[Lane]
+    clock: Clock = SYSTEM
     absent: bool = False
     sources: list[str] = field(default_factory=list)
     error: TwostrokeError | None = None
@@ -105,7 +107,7 @@ class Load:
 
     def grant(self) -> None:
         """There is room for it: its time begins."""
-        self.began = time.perf_counter()
+        self.began = self.clock()
         self._limit(self.began)
 
     def refresh(self) -> None:
@@ -119,7 +121,7 @@ class Load:
 
     def start(self) -> None:
         """Run it on an I/O thread."""
-        self.running, self._moved = True, time.perf_counter()
+        self.running, self._moved = True, self.clock()
         self.tiers.submit(self.run)
 
     def due(self) -> float:
@@ -127,7 +129,7 @@ class Load:
         if self.running and self.absent:
             count = 0 if self._arrival is None else self._arrival.num_loaded
             if count != self._num_moved:
-                self._num_moved, self._moved = count, time.perf_counter()
+                self._num_moved, self._moved = count, self.clock()
             return self._moved + BRING_S
         return math.inf if self.absent else self.until  # what is not in the pool has to be brought in any case
 
@@ -188,10 +190,10 @@ class Load:
     def run(self) -> None:
         """Bring and ask."""
         try:
-            in_time = time.perf_counter() < self.until
+            in_time = self.clock() < self.until
             if self.absent:
                 self._bring()
-                self._limit(time.perf_counter())
+                self._limit(self.clock())
             if in_time and self.asks:
                 self._ask()
         except TwostrokeError as error:
@@ -218,7 +220,7 @@ class Load:
             self._since, self.until = now, now + SLACK * self.computing(len(self.known), missing) + GRACE_S
 
     def _bring(self) -> None:
-        began, pool = time.perf_counter(), self.model.pool
+        began, pool = self.clock(), self.model.pool
         self.inside = self.known.tier if self.known.tier in self.tiers.links else None
         kv = self.known if self.known.pool is pool else self.known.copy_to(pool)
         arrival = kv.arrival()  # open until the load is closed: nothing may spill them before
@@ -235,7 +237,7 @@ class Load:
             arrival.attach()
             self.known, self.absent, self.inside = kv.to(POOL), False, None
         if list(arrival.missing) == [HOST]:  # the index counts the pages
-            self.tiers.host_traffic.moved("in", 0, 0, time.perf_counter() - began)
+            self.tiers.host_traffic.moved("in", 0, 0, self.clock() - began)
 
     def _ask(self) -> None:
         """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
@@ -269,7 +271,7 @@ class Load:
         for segment in segments:
             for start in range(segment.start, min(segment.stop, count), lower.group):
                 stop = min(start + lower.group, segment.stop, count)
-                limit = pages_cost(stop) + slack - (time.perf_counter() - began)
+                limit = pages_cost(stop) + slack - (self.clock() - began)
                 if limit <= 0 or not self._read(segment, names[start:stop], limit):
                     self._late(segment, count - start, limit <= 0)
                     return

@@ -7,11 +7,11 @@ and then done, failed, or given up with a thread still inside.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
 
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.load import Load
@@ -28,9 +28,9 @@ RETURN_S = 5.0  # seconds in which a thread that was given up is expected back
 class Loads:
     """Methods are called under the engine's lock."""
 
-    def __init__(self, tiers: Tiers, wake: Callable[[], None]) -> None:
+    def __init__(self, tiers: Tiers, wake: Callable[[], None], clock: Clock = SYSTEM) -> None:
         """`wake` is called by I/O threads when a load is over."""
-        self._tiers, self._wake = tiers, wake
+        self._tiers, self._wake, self._clock = tiers, wake, clock
         self._loads: list[Load] = []
         self._given_up: list[Load] = []  # with a thread still inside
 
@@ -49,7 +49,8 @@ class Loads:
                 return
         lower = lane.model.lower
         computing = lower.computing if lower is not None and len(missing.tokens) else None
-        lane.load = Load(lane.model, self._tiers, missing.known, missing.tokens, computing, self._wake, [lane])
+        known, tokens = missing.known, missing.tokens
+        lane.load = Load(lane.model, self._tiers, known, tokens, computing, self._wake, [lane], clock=self._clock)
         self._loads.append(lane.load)
 
     def start(self, may_start: Callable[[Lane], bool]) -> None:
@@ -78,7 +79,7 @@ class Loads:
 
     def over(self) -> list[Load]:
         """Loads that are done or too late, which are forgotten here."""
-        now = time.perf_counter()
+        now = self._clock()
         over = [load for load in self._loads if load.done or load.due() < now]
         self._loads = [load for load in self._loads if load not in over]
         self._given_up += [load for load in over if load.running]
@@ -91,12 +92,12 @@ class Loads:
     @property
     def returning(self) -> bool:
         """Whether frames will soon come back from reads that are under way."""
-        now = time.perf_counter()
+        now = self._clock()
         return any(now < load.due() + RETURN_S for load in (*self._loads, *self._given_up) if load.running)
 
     def patience(self) -> float | None:
         """Seconds until something must be looked at even if no load ends; None: nothing."""
-        now = time.perf_counter()
+        now = self._clock()
         times = [load.due() for load in self._loads]
         times += [one for load in self._given_up for one in (load.due(), load.due() + RETURN_S) if one > now]
         soonest = min(times, default=math.inf)
@@ -120,7 +121,7 @@ def arrive(lane: Lane, load: Load, kv: KVCache, choice: Choice) -> None:
         raise load.error
     missing, request = lane.missing, choice.request
     assert missing is not None
-    request.timings.loading += time.perf_counter() - load.began
+    request.timings.loading += load.clock() - load.began
     before = lane.cached.copy()
     lane.arrived(kv, load.sources)
     if isinstance(lane, PrefillLane):

@@ -12,10 +12,10 @@ is the last, so while a page may be missing for what follows a token, the token 
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 from twostroke.backends.interface import PAGE
+from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.loads import Loads
@@ -46,10 +46,11 @@ class Placement:
         queues: Queues,
         keep: Callable[[Choice], None],
         loads: Loads,
+        clock: Clock = SYSTEM,
     ) -> None:
         """`keep` indexes what a choice has computed."""
         self._models, self._queues = list(models), queues
-        self._keep, self._loads = keep, loads
+        self._keep, self._loads, self._clock = keep, loads, clock
         self._blocked = False  # whether a prefill waits for room
         self._scarce = False  # whether the next step enters no token that is not known
         self._look_until = 0.0  # until when a choice may wait for pages that others hold
@@ -67,7 +68,7 @@ class Placement:
 
         A preempted choice starts again when the pages that it held fit. One that waits for others lets younger pass.
         """
-        now = time.perf_counter()
+        now = self._clock()
         for choice in self._queues.waiting:
             waits = now < choice.short_until
             if now >= choice.retry_at and (self._fits(choice) or not (waits or self._queues.active)):
@@ -78,7 +79,7 @@ class Placement:
 
     def pause(self) -> float | None:
         """Seconds until pages that others hold may have come back; None if nobody waits for any."""
-        return RETRY_S if time.perf_counter() < self._look_until else None
+        return RETRY_S if self._clock() < self._look_until else None
 
     def _fits(self, choice: Choice) -> bool:
         """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
@@ -122,7 +123,8 @@ class Placement:
                     continue
             while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted
                 count = min(count, len(lane.todo))
-                rows = lane.logit_rows(count), lane.queries.wanted(count, len(lane.todo))
+                left = len(lane.todo)
+                rows = lane.logit_rows(count), lane.queries.wanted(count, left), lane.states.wanted(count, left)
                 try:
                     self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)
@@ -161,14 +163,14 @@ class Placement:
                 self._stand_back(choice, error)
             return waits
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
-        for one in {active[-1], choice}:
+        for one in dict.fromkeys((active[-1], choice)):  # in order: a set's order differs between runs
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
         return True
 
     def _waits(self, choice: Choice, error: OutOfPages) -> bool:
         """Whether a choice that runs alone and found no pages waits for those that others hold."""
-        now = time.perf_counter()
+        now = self._clock()
         if self._loads.returning:
             choice.short_until = max(choice.short_until, now + RETRY_S)
         elif not error.pages or not self._may_find(choice, error.pages):
@@ -187,7 +189,7 @@ class Placement:
         """Preempt a choice until it finds pages, or has waited long enough."""
         before = self._in_use()
         self._preempt(choice)
-        others, now = self._in_use(), time.perf_counter()
+        others, now = self._in_use(), self._clock()
         own = {pool: max(0, before[pool] - others[pool]) for pool in before}  # also by values of its program
         choice.needs = {pool: min(pages + error.pages, pool.num_pages) for pool, pages in own.items()}
         choice.retry_at = now + RETRY_S
@@ -227,8 +229,13 @@ class Placement:
 
         Pages are evicted when they are needed, a few in each step, since what goes to the host is copied.
         """
-        free = pool.num_free
-        return pages <= free or pages <= free + self._unused(pool)
+        missing = pages - pool.num_free
+        if missing <= 0:
+            return True
+        indexes = [m.index for m in self._models if m.index is not None and m.pool is pool]
+        if len(indexes) == 1:
+            return indexes[0].can_free(missing)
+        return missing <= self._unused(pool)
 
     def _unused(self, pool: PagePool) -> int:
         """Number of the pool's pages that only prefix indexes hold."""
@@ -251,11 +258,11 @@ class Placement:
         choice.needs = _pages_held(choice)
         request.shared.clear()
         # Choices that wait for a prefill of this choice start again as well.
-        waiters = {waiter for lane in choice.lanes for waiter in lane.waiters()}
+        waiters = [waiter for lane in choice.lanes for waiter in lane.waiters()]
         for other in request.choices:
             for lane in other.lanes:
                 lane.forget(choice)
-        for one in {choice, *waiters}:
+        for one in dict.fromkeys((choice, *waiters)):
             self._keep(one)
             one.release()
             self._queues.wait(one)

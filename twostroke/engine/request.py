@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import logging
 import secrets
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -77,9 +76,14 @@ class Choice:
 
     @property
     def request(self) -> Request:
-        request = self._request()
+        request = self.request_if_kept
         assert request is not None, "the engine keeps a request until it is done"
         return request
+
+    @property
+    def request_if_kept(self) -> Request | None:
+        """The request; None if it is done and nobody wants it any more."""
+        return self._request()
 
     @property
     def arriving(self) -> bool:
@@ -167,9 +171,9 @@ class Choice:
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
 
-    def went_on(self) -> None:
+    def went_on(self, now: float) -> None:
         """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
-        if time.perf_counter() < self.short_until:
+        if now < self.short_until:
             self.short_until = 0.0
 
     def let_go(self) -> None:
@@ -216,6 +220,7 @@ class Request:
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
         events: tokens in the order in which they were made, for the caller to take.
+        name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
@@ -236,7 +241,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
-        self.priority = 0
+        self.priority, self.name = 0, ""
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None

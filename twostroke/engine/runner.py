@@ -21,10 +21,11 @@ class Chunk:
     places: Places
     logit_rows: int  # number of last rows that return logits
     query_rows: int = 0  # number of last rows that return queries
+    state_rows: int = 0  # number of last rows that return hidden states
 
 
 def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> None:
-    """Compute the chunks of one model together and hand each lane its logits and queries.
+    """Compute the chunks of one model together and hand each lane its logits, queries and hidden states.
 
     `drawn` are the tokens that the chunks' placeholders stand for.
     """
@@ -47,15 +48,19 @@ def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> No
         tables=model.pool.frames([chunk.lane.writer.table for chunk in chunks]),
         wanted=last([chunk.logit_rows for chunk in chunks]),
         query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
+        state_rows=last([chunk.state_rows for chunk in chunks]) if any(chunk.state_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),
         drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
     )
-    logits, queries = model.compiled.forward(batch, model.pool.memory)
-    taken = handed_out = 0
+    logits, queries, states = model.compiled.forward(batch, model.pool.memory)
+    taken = handed_out = seen = 0
     for chunk in chunks:
         if queries is not None and chunk.query_rows:
             chunk.lane.queries.add(queries[:, handed_out : handed_out + chunk.query_rows])
             handed_out += chunk.query_rows
+        if states is not None and chunk.state_rows:
+            chunk.lane.states.add(states[:, seen : seen + chunk.state_rows])
+            seen += chunk.state_rows
         chunk.lane.num_computed = len(chunk.lane.writer) - (chunk.tokens[-1] < 0)
         chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
         taken += chunk.logit_rows

@@ -23,7 +23,7 @@ from twostroke.sampling.scores import TokenScore
 
 @dataclass(frozen=True)
 class Prefill:
-    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all", `queries` or `logprobs`.
+    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all", `queries`, `states` or `logprobs`.
 
     Attributes:
         tokens: the tokens to enter, after the pending token of `after` if it has one.
@@ -37,6 +37,8 @@ class Prefill:
             at a time go through the head, so memory does not grow with the vocabulary times the prompt. A prefix hit
             never covers a position whose logits are needed; the positions before it may come from the index.
         scored_from: index in `tokens` of the first token to score.
+        states: also return the hidden states of the last `states` tokens, of every layer. No prefix hit covers them.
+        fresh: compute every token, also those whose entries the prefix index or a store has.
         progress: called with the value so far when the prefill begins behind known entries, and after each chunk but
             the last, in the thread that steps: it must be quick.
     """
@@ -49,6 +51,8 @@ class Prefill:
     dropout: Dropout | None = None
     logprobs: int | None = None
     scored_from: int = 0
+    states: int | None = None
+    fresh: bool = False
     progress: Callable[[KVCache], None] | None = None
 
 
@@ -70,6 +74,7 @@ class Decode:
         stats: whether `Sampled` carries log-probability, entropy and top probability.
         keep_logits: whether `Sampled` carries the logits.
         queries: also return the query vectors of the last `queries` entered tokens.
+        states: also return the hidden states of the last `states` entered tokens.
         guesses: guesses of the first tokens. They are entered at once; guesses that match the sampled tokens stay, and
             the stroke ends with the first sampled token that was not guessed.
     """
@@ -84,6 +89,7 @@ class Decode:
     stats: bool = False
     keep_logits: bool = False
     queries: int = 0
+    states: int = 0
     guesses: Sequence[int] = ()
 
 
@@ -122,6 +128,7 @@ class Prefilled:
     Attributes:
         logits: with logits="all" those of every entered token, [n, vocab] float32; otherwise [0, vocab].
         queries: query vectors of the last entered tokens, up to the requested number.
+        states: their hidden states, [layers + 1, n, hidden] float32 (see `Output` in `backends.interface`), or None.
         scores: with `logprobs`, one for each token from `scored_from` on: its log-probability given all before it.
             None for the first token of a context, which nothing precedes.
     """
@@ -130,6 +137,7 @@ class Prefilled:
     logits: np.ndarray
     queries: Queries = NO_QUERIES
     scores: tuple[TokenScore | None, ...] = ()
+    states: np.ndarray | None = None
 
     @property
     def finite(self) -> bool:
@@ -140,12 +148,13 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The result of a decode. The last token of `kv` is pending; `queries` are the queries of its last entries."""
+    """The result of a decode. The last token of `kv` is pending; `queries` and `states` are of its last entries."""
 
     kv: KVCache
     sampled: Sequence[Sampled] = field(default_factory=list)
     finish_reason: str | None = None  # "stop" or "length" if the request ended, None if only the stroke did
     queries: Queries = NO_QUERIES
+    states: np.ndarray | None = None
 
     @property
     def tokens(self) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+
+from twostroke.engine.clock import SYSTEM
 
 DEFINITIONS = {
     "ttft_s": "first token - arrival",
@@ -31,9 +32,9 @@ def mean(values: Sequence[float]) -> float | None:
 
 @dataclass
 class Timings:
-    """Times of a request's events, in seconds of time.perf_counter."""
+    """Times of a request's events, in seconds of the engine's clock."""
 
-    arrival: float = field(default_factory=time.perf_counter)
+    arrival: float = field(default_factory=SYSTEM)
     scheduled: float | None = None
     tokens: list[float] = field(default_factory=list)  # of the first choice
     finished: float | None = None

@@ -39,23 +39,33 @@ NO_QUERIES = Queries(np.empty((0, 0, 0, 0), np.float32), ())
 
 def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
     """Yield, per layer, the attention weights of the last n entries: [Hq, n, len(kv)] float32; rows sum to 1."""
-    n = len(queries)
+    for layer in range(len(queries.windows)):
+        yield softmax(attention_scores(kv, queries, layer))
+
+
+def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
+    """A layer's scores q k of the last n entries: [Hq, n, len(kv)] float32, -inf where a row does not see an entry."""
+    q, window, n = queries.rows[layer], queries.windows[layer], len(queries)
     positions, order = np.array(kv.positions), np.arange(len(kv))
     own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]
-    for layer, (q, window) in enumerate(zip(queries.rows, queries.windows, strict=True)):
-        keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
-        # Query heads that share a KV head are adjacent: [Hkv, Hq / Hkv * n, D].
-        shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
-        with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
-            weights = (shared @ keys).reshape(-1, n, len(kv))
-        hidden = order > own_order
-        if window is not None:
-            hidden = hidden | (positions <= own - window)
-        np.copyto(weights, -np.inf, where=hidden)
-        weights -= weights.max(-1, keepdims=True)
-        np.exp(weights, out=weights)
-        weights /= weights.sum(-1, keepdims=True)
-        yield weights
+    keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
+    # Query heads that share a KV head are adjacent: [Hkv, Hq / Hkv * n, D].
+    shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
+    with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
+        scores = (shared @ keys).reshape(-1, n, len(kv))
+    hidden = order > own_order
+    if window is not None:
+        hidden = hidden | (positions <= own - window)
+    np.copyto(scores, -np.inf, where=hidden)
+    return scores
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Over the last axis, in place."""
+    scores -= scores.max(-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(-1, keepdims=True)
+    return scores
 
 
 @cache

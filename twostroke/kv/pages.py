@@ -39,7 +39,6 @@ TIERS: tuple[str, ...] = ("pool", "host", "disk", "remote")  # what a reference 
 POOL, HOST, DISK, REMOTE = TIERS
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
-MOST_ELSEWHERE = 1 << 20  # maximum number of pages that are not in frames
 LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
 LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
 
@@ -58,7 +57,10 @@ class Pages:
         memory: the frames; num_pages: the number of frames.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
         lock: held for every change of a count or a place, and across several changes that must agree.
+        most_elsewhere: maximum number of pages that are not in frames.
     """
+
+    most_elsewhere = 1 << 20
 
     def __init__(self, memory: Memory, num_pages: int) -> None:
         self.memory, self.num_pages = memory, num_pages
@@ -68,7 +70,7 @@ class Pages:
         self._settling = False  # the thread that holds the lock is removing references
         self._pins: dict[int, weakref.ref[Holder]] = {}  # those that need their pages in place, by id
         self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
-        most = num_pages + MOST_ELSEWHERE  # untouched parts of these arrays take no memory
+        most = num_pages + self.most_elsewhere  # untouched parts of these arrays take no memory
         self._counts = np.zeros((len(TIERS), most), np.int64)
         self._references = dict(zip(TIERS, self._counts, strict=True))
         self._filled = np.zeros(most, np.int64)  # claimed slots of each page, or FREE
@@ -143,7 +145,7 @@ class Pages:
     def _new_ids(self, count: int) -> list[int]:
         fresh = max(0, count - len(self._free_ids))
         if self._num_ids + fresh > len(self._frames):
-            raise OutOfPages(f"{MOST_ELSEWHERE:,} KV pages are outside of the pool: drop values")
+            raise OutOfPages(f"{self.most_elsewhere:,} KV pages are outside of the pool: drop values")
         ids = [self._free_ids.pop() for _ in range(count - fresh)]
         ids += range(self._num_ids, self._num_ids + fresh)
         self._num_ids += fresh
@@ -264,6 +266,14 @@ class Pages:
     def frame(self, page: int) -> int:
         """The frame of a page; NOWHERE if it is not in the pool."""
         return int(self._frames[page])
+
+    def all_frames(self) -> np.ndarray:
+        """[ids] int32: the frame of each page id that was ever used, a copy. The lock must be held."""
+        return self._frames[: self._num_ids].copy()
+
+    def arriving_frames(self) -> list[int]:
+        """The frames that are reserved for pages on their way into the pool. The lock must be held."""
+        return list(self._reserved)
 
     def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames instead of page ids.

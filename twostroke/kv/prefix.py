@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.tiers.traffic import Traffic
+
+LOOK = 512  # pages that are looked at together for those that could leave
 
 
 class HostBudget:
@@ -52,6 +54,7 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
+        evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
         entering: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
             may be new to the index.
@@ -60,7 +63,7 @@ class PrefixIndex(ABC):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
-        self.queried_tokens = self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
         self.entering: list[Callable[[np.ndarray, Sequence[int]], None]] = []
         self.leaving: list[Callable[[Sequence[int]], None]] = []
@@ -125,7 +128,9 @@ class PrefixIndex(ABC):
                 self._came_back(self._hosted)
                 freed += self._spill(count - freed)
             freed += self._leave(count - freed, in_use=False)
-            return freed + self._leave(count - freed, in_use=True)
+            freed += self._leave(count - freed, in_use=True)
+            self.evicted_pages += freed
+            return freed
 
     @property
     def num_unused(self) -> int:
@@ -133,12 +138,25 @@ class PrefixIndex(ABC):
         with self.pool.lock:
             return self.pool.num_freed(np.array([*self._order, *self._hosted], np.int64))
 
+    def can_free(self, count: int) -> bool:
+        """Whether `evict` could free so many frames. Looks at pages that would go first, and rarely at all."""
+        with self.pool.lock:
+            pages, found = chain(self._order, self._hosted), 0
+            while found < count and (some := list(islice(pages, LOOK))):
+                found += self.pool.num_freed(np.array(some, np.int64))
+            return found >= count
+
     def clear(self) -> None:
         """Drop all pages from the index."""
         with self.pool.lock:
             for page in [*self._hosted, *self._order]:
                 if page in self._hosted or page in self._order:
                     self._remove_all(page)
+
+    @property
+    def pages(self) -> list[int]:
+        """The indexed pages."""
+        return [*self._order, *self._hosted]
 
     @property
     def num_pages(self) -> int:
@@ -149,6 +167,10 @@ class PrefixIndex(ABC):
     def num_in_pool(self) -> int:
         """Number of indexed pages in the pool."""
         return len(self._order)
+
+    def pages_in_pool(self) -> np.ndarray:
+        """The ids of these pages. The pool's lock must be held."""
+        return np.fromiter(self._order, np.int64, len(self._order))
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:

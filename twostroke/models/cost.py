@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -148,26 +147,85 @@ def _part(name: str) -> str:
     return "outer" if not name.startswith("layers.") else "experts" if ".experts." in name else "dense"
 
 
+class StepSeconds(Protocol):
+    """Predicts how long steps of one model take."""
+
+    def seconds(self, step: Iterable[Rows]) -> float: ...
+
+
+# Rows beyond these numbers have a price of their own. The time of a product is about max(bytes, FLOPs): reading weights
+# hides the work of the first rows, and instructions that multiply many rows at once are used from some number on.
+KNEES = (1, 4, 16)
+# The same for the rows of one sequence, which attend to the same entries.
+SEQUENCE_KNEES = (1, 4)
+
+
+class Amounts(NamedTuple):
+    """What the seconds of a step are made of. They never shrink when rows are added."""
+
+    layer_bytes: float  # weights of the layers, read once
+    head_bytes: float  # the head, read once if a row needs logits
+    kv_bytes: float  # entries that each sequence attends to, read once
+    rows: tuple[float, ...]  # FLOPs of the layers' matrices for rows beyond each of `KNEES`
+    pairs: tuple[float, ...]  # FLOPs of attention for the rows of a sequence beyond each of `SEQUENCE_KNEES`
+    head_flops: float
+
+    @classmethod
+    def of(cls, cost: Cost, step: Iterable[Rows]) -> "Amounts":
+        step = list(step)
+        work = cost.work(step)
+        rows = sum(one.count for one in step)
+        if not rows:
+            return cls(0, 0, 0, (0.0,) * len(KNEES), (0.0,) * len(SEQUENCE_KNEES), 0)
+        head = cost.head_bytes if work.head_flops else 0
+        pairs = [0.0] * len(SEQUENCE_KNEES)
+        for one in step:
+            if one.count > SEQUENCE_KNEES[0]:
+                flops = cost.work([one]).attention_flops
+                for i, knee in enumerate(SEQUENCE_KNEES):
+                    pairs[i] += flops * max(0, one.count - knee) / one.count
+        return cls(
+            work.weight_bytes - head,
+            head,
+            work.kv_bytes,
+            tuple(cost.row_flops * float(max(0, rows - knee)) for knee in KNEES),
+            tuple(pairs),
+            work.head_flops,
+        )
+
+    @property
+    def flat(self) -> tuple[float, ...]:
+        """All of them in a row, each with a price."""
+        return self.layer_bytes, self.head_bytes, self.kv_bytes, *self.rows, *self.pairs, self.head_flops
+
+
 class Predictor:
-    """Predicts the seconds of a step. Each kind of work has a price in seconds per byte or FLOP.
+    """Predicts the seconds of a step. Each amount of `Amounts` has a price in seconds per byte or FLOP.
 
     Prices are never negative, so more work never takes less time, even if the fitted measurements are noisy.
     """
 
-    def __init__(self, cost: Cost, prices: Work) -> None:
-        self.cost, self.prices = cost, prices
+    def __init__(self, cost: Cost, prices: Sequence[float]) -> None:
+        self.cost, self.prices = cost, tuple(prices)
 
     @classmethod
     def fit(cls, cost: Cost, samples: Sequence[tuple[Sequence[Rows], float]]) -> "Predictor":
         """Fit prices to (step, measured seconds) by least squares of relative errors, so that short steps count too."""
-        work = np.array([cost.work(step) for step, _ in samples], float)
-        scale = np.maximum(work.max(0), 1.0)
+        amounts = np.array([Amounts.of(cost, step).flat for step, _ in samples], float)
+        scale = np.maximum(amounts.max(0), 1.0)
         seconds = np.maximum([taken for _, taken in samples], 1e-9)
-        prices = _nonnegative_least_squares(work / scale / seconds[:, None], np.ones(len(samples)))
-        return cls(cost, Work(*(prices / scale).tolist()))
+        prices = nonnegative_least_squares(amounts / scale / seconds[:, None], np.ones(len(samples)))
+        return cls(cost, (prices / scale).tolist())
+
+    def parts(self, step: Iterable[Rows]) -> Work:
+        """Seconds of each kind of work. What reading hides has none."""
+        amounts = Amounts.of(self.cost, step).flat
+        layers, head, kv, *flops = (amount * price for amount, price in zip(amounts, self.prices, strict=True))
+        rows, pairs = flops[: len(KNEES)], flops[len(KNEES) : -1]
+        return Work(layers + head, kv, sum(rows), sum(pairs), flops[-1])
 
     def seconds(self, step: Iterable[Rows]) -> float:
-        return sum(amount * price for amount, price in zip(self.cost.work(step), self.prices, strict=True))
+        return sum(self.parts(step))
 
 
 class Correction:
@@ -203,14 +261,23 @@ class Correction:
         self._deviation += self.DEVIATION_GAIN * (abs(surprise) - self._deviation)
 
 
-def _nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """x >= 0 with the smallest |a x - b|. Tries all sets of nonzero columns, which is fast for a few columns."""
-    best, least = np.zeros(a.shape[1]), float(b @ b)
-    for size in range(1, a.shape[1] + 1):
-        for chosen in combinations(range(a.shape[1]), size):
-            found = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-            error = float(np.sum((a[:, chosen] @ found - b) ** 2))
-            if (found >= 0).all() and error < least:
-                best, least = np.zeros(a.shape[1]), error
-                best[list(chosen)] = found
-    return best
+def nonnegative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """x >= 0 [columns] with the smallest |a x - b|, by active sets (Lawson and Hanson 1974, chapter 23)."""
+    count = a.shape[1]
+    x, used = np.zeros(count), np.zeros(count, bool)
+    for _ in range(3 * count):
+        gain = np.where(used, -np.inf, a.T @ (b - a @ x))
+        if gain.max() <= 1e-10:
+            break
+        used[gain.argmax()] = True
+        while True:
+            wanted = np.zeros(count)
+            wanted[used] = np.linalg.lstsq(a[:, used], b, rcond=None)[0]
+            negative = used & (wanted <= 0)
+            if not negative.any():
+                break
+            part = (x[negative] / np.maximum(x[negative] - wanted[negative], 1e-300)).min()
+            x = np.maximum(x + part * (wanted - x), 0)
+            used &= x > 1e-14 * max(1.0, float(x.max()))
+        x = wanted
+    return x

@@ -4,27 +4,33 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from twostroke.backends.native.weights import PANEL, packed_bytes
+from twostroke.backends.native import library
+from twostroke.backends.native.backend import unsupported
+from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
 from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.quantize import fitted, quantize
+from twostroke.formats.blocks import numpy_dtype
 from twostroke.kv.geometry import Geometry
-from twostroke.models.config import is_weight_matrix
+from twostroke.models.config import ModelConfig, is_weight_matrix
+from twostroke.planning.plan import Plan
 from twostroke.planning.weights import WeightFormat
 
-KV_DTYPE = "bfloat16"  # of the native backend
 PAGE_SIZE = 16
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes that the native backend allocates.
+    """Bytes that the engine allocates.
 
     Attributes:
-        matrices: packed weights; an embedding that is not the head stays in its file and is not among them.
-        vectors: norms, biases and routers, in float32.
+        backend: the one that will be chosen, "native" or "reference".
+        matrices: weights in the backend's form. An embedding that is not the head stays in its file on the native
+            backend, and is not among them.
+        vectors: norms, biases and routers.
         page: one KV page of 16 entries of all layers. Layers with windows keep all entries here.
     """
 
+    backend: str
     matrices: int
     vectors: int
     page: int
@@ -55,30 +61,64 @@ def stored_format(checkpoint: Checkpoint) -> WeightFormat:
     )
 
 
-def engine_memory(checkpoint: Checkpoint, formats: tuple[str, ...], weights: str = "stored") -> EngineMemory:
-    """What the engine will allocate for a checkpoint; no weights are read.
+def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto") -> EngineMemory:
+    """What the engine will allocate on a CPU for a checkpoint; no weights are read.
 
     Args:
         checkpoint: opened files.
-        formats: formats that the backend has kernels for.
-        weights: as for `LLM`.
+        weights, dtype: as for `LLM`.
     """
-    config, made = checkpoint.config, fitted(quantize(checkpoint, weights), formats)
+    config, stored = checkpoint.config, quantize(checkpoint, weights)
+    if dtype == "auto" and library.unavailable() is None and not unsupported(config, stored.matrices(), PAGE_SIZE):
+        return _native(fitted(stored, FORMATS))
+    dtype = "float32" if dtype == "auto" else dtype
+    shapes = {name: prod(one.shape) for name, one in stored.stored.items() if not (name == "head" and config.tied)}
+    matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
+    size = numpy_dtype(dtype).itemsize
+    return EngineMemory("reference", size * matrices, size * (sum(shapes.values()) - matrices), _page(config, dtype))
+
+
+def _native(made: Checkpoint) -> EngineMemory:
     matrices = made.matrices()
-    if not config.tied:
+    if not made.config.tied:
         del matrices["embed"]
     packed = sum(packed_bytes(one.format, -(-one.shape[0] // PANEL) * PANEL, one.shape[1]) for one in matrices.values())
     others = (one for name, one in made.stored.items() if not is_weight_matrix(name, one.shape))
-    page = PAGE_SIZE * Geometry.of(config, KV_DTYPE, tokenizer="").entry_bytes
-    return EngineMemory(packed, sum(4 * prod(one.shape) for one in others), page)
+    return EngineMemory("native", packed, sum(4 * prod(one.shape) for one in others), _page(made.config, "bfloat16"))
+
+
+def _page(config: ModelConfig, dtype: str) -> int:
+    return PAGE_SIZE * Geometry.of(config, dtype, tokenizer="").entry_bytes
+
+
+def pool_bytes(plan: Plan, memory: EngineMemory) -> int:
+    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill."""
+    load, technique = plan.workload, plan.technique
+    held = technique.held(load.prompt, load.output)
+    passing = max(0, technique.entered(load.prompt) - held)
+    cut = 2 * load.concurrency * memory.page if technique.method else 0  # pages of which a technique keeps a part
+    return memory.pool(load.concurrency, held) + memory.pool(1, passing) + cut
 
 
 def serve_command(
-    model: str, weights: str, kv_bytes: int, concurrency: int, itl_ms: float | None, chunk: int = 512
+    plan: Plan, model: str, weights: str, memory: EngineMemory, companion: str | None = None
 ) -> list[str]:
-    """The arguments that start this configuration: `twostroke serve ...`."""
-    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(kv_bytes)]
-    command += ["--max-running", str(concurrency), "--max-step-tokens", str(chunk)]
+    """The arguments that start this configuration: `twostroke serve ...`.
+
+    Args:
+        plan: what is to be served.
+        model, weights: as for `LLM`.
+        memory: of this model with these weights.
+        companion: the companion's name, for `--draft`; a student is "int4".
+    """
+    load, technique = plan.workload, plan.technique
+    chunk = min(512, max(16, plan.largest_chunk() or 16))
+    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory))]
+    command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
     if weights != "stored":
         command += ["--weights", weights]
-    return [*command, "--itl-ms", "auto" if itl_ms is None else f"{max(itl_ms, 1):g}"]
+    if technique.role:
+        command += [f"--{technique.role}", companion if technique.role == "draft" and companion else "int4"]
+    if plan.machine.kind == "gpu":
+        command += ["--device", "cuda"]
+    return [*command, "--itl-ms", "auto" if load.itl_ms is None else f"{max(load.itl_ms, 1):g}"]

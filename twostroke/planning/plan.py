@@ -1,19 +1,18 @@
-"""The plan of a deployment: memory, both strokes, what binds, and what to change."""
+"""The plan of a deployment: memory, both strokes, and what binds."""
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
-from math import ceil
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import Rows
 from twostroke.planning.machines import Machine
 from twostroke.planning.roofline import Roofline, StepTime
 from twostroke.planning.specification import Specification
-from twostroke.planning.weights import FORMATS, WeightFormat
+from twostroke.planning.techniques import PLAIN, Technique
+from twostroke.planning.weights import WeightFormat
 
 RESERVED = 0.10  # of the memory, for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization
-DEGREES = (1, 2, 4, 8)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LARGEST_BATCH = 1 << 16
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
@@ -48,46 +47,66 @@ class Workload:
             if limit is not None and not limit > 0:
                 raise InvalidRequest(f"an objective of {limit:g} ms for {name} cannot be met: give more than 0")
 
-    @property
-    def context(self) -> int:
-        """Mean entries before a decoded token: the prompt and half of the answer."""
-        return self.prompt + self.output // 2
-
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of all devices together."""
+    """Bytes of all devices together.
+
+    Attributes:
+        weights: of the model, and of the companion that the technique needs.
+        kv_per_user: of a sequence at its end.
+        passing: KV that a prefill holds and decode does not, as PTDO's first copy; once, since prefills take turns.
+        room: for KV, beside the weights and what is reserved; negative if the weights do not fit.
+    """
 
     weights: int
     kv_per_user: int
-    room: int  # for KV, beside the weights and what is reserved; negative if the weights do not fit
+    passing: int
+    room: int
 
     @property
     def users(self) -> int:
-        return max(0, self.room) // self.kv_per_user
+        return max(0, self.room - self.passing) // self.kv_per_user
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One configuration and what is predicted of it."""
+    """One configuration and what is predicted of it.
+
+    Attributes:
+        tp: devices that share each product.
+        apart: prefill runs on workers of its own, each like this one, which send the KV of prompts over the link.
+    """
 
     model: Specification
     machine: Machine
     weights: WeightFormat
     tp: int
     workload: Workload
+    technique: Technique = PLAIN
+    apart: bool = False
 
     @property
     def roofline(self) -> Roofline:
         return Roofline(self.model, self.machine, self.weights, self.tp)
 
     @property
+    def capacity(self) -> int:
+        """Bytes of all devices without what is reserved."""
+        return int(self.tp * self.machine.memory * (1 - RESERVED))
+
+    @property
     def memory(self) -> Memory:
         """Memory for sequences of full length. KV heads are copied if there are fewer than devices."""
         copies = max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
-        weights = self.weights.total(self.model)
-        kv = self.model.kv_bytes(self.workload.prompt + self.workload.output) * copies
-        return Memory(weights, kv, int(self.tp * self.machine.memory * (1 - RESERVED)) - weights)
+        load, used = self.workload, self.technique
+        weights, held = self.weights.total(self.model), used.held(load.prompt, load.output)
+        kv = self.model.kv_bytes(held) * copies
+        if (companion := used.companion) is not None:
+            weights += companion.weights.total(companion.model)
+            kv += companion.model.kv_bytes(held) * copies if used.own_kv else 0
+        passing = max(0, self.model.kv_bytes(max(used.entered(load.prompt), 1)) * copies - kv)
+        return Memory(weights, kv, passing, self.capacity - weights)
 
     @property
     def fits(self) -> bool:
@@ -96,36 +115,68 @@ class Plan:
     @property
     def prefill(self) -> StepTime:
         """The prefill of a prompt alone, in one step; its shared tokens are known."""
-        new = self.workload.prompt - self.workload.shared
-        return self.roofline.step([Rows(new, self.workload.shared, 1)])
+        return self.technique.prefill(self.roofline, self.workload.prompt, self.workload.shared)
 
     def decode(self, batch: int | None = None) -> StepTime:
-        """A step in which `batch` sequences make a token; None for the workload's concurrency."""
-        return self.roofline.step([Rows(1, self.workload.context, 1)] * (batch or self.workload.concurrency))
+        """What a token of each of `batch` sequences takes on average; None for the workload's concurrency."""
+        return self.technique.decode(self.roofline, self.context, batch or self.workload.concurrency)
+
+    @property
+    def context(self) -> int:
+        """Mean entries before a decoded token."""
+        return self.technique.context(self.workload.prompt, self.workload.output)
 
     @property
     def _others(self) -> list[Rows]:
         """A token for each sequence beside one that is prefilled."""
-        return [Rows(1, self.workload.context, 1)] * (self.workload.concurrency - 1)
+        return [Rows(1, self.context, 1)] * (self.workload.concurrency - 1)
 
     def mixed(self, chunk: int) -> StepTime:
         """The longest step of chunked prefill: the last chunk of a prompt, and a token for each other sequence."""
-        chunk = min(chunk, self.workload.prompt)
-        return self.roofline.step([Rows(chunk, self.workload.prompt - chunk, 1), *self._others])
+        entered = self.technique.entered(self.workload.prompt)
+        chunk = min(chunk, entered)
+        return self.roofline.step([Rows(chunk, entered - chunk, 1), *self._others])
 
     def chunked_ttft(self, chunk: int) -> float:
         """Seconds until the first token if each step has one chunk of the prompt beside the other sequences."""
-        left, known, total = self.workload.prompt - self.workload.shared, self.workload.shared, 0.0
-        while left:
+        entered = self.technique.entered(self.workload.prompt)
+        left, known, total = entered - self.workload.shared, self.workload.shared, 0.0
+        while left > 0:
             now = min(chunk, left)
             total += self.roofline.step([Rows(now, known, int(now == left)), *self._others]).seconds
             left, known = left - now, known + now
         return total
 
+    def largest_chunk(self) -> int | None:
+        """The largest multiple of 16 tokens whose step keeps the objective for ITL; None if none does.
+
+        At most the whole prompt, which is the answer where there is no objective or nobody else decodes.
+        """
+        entered, limit = self.technique.entered(self.workload.prompt), self.workload.itl_ms
+        if limit is None or self.workload.concurrency == 1 or 1e3 * self.mixed(entered).seconds <= limit:
+            return entered
+        found = bisect_right(range(16, entered, 16), limit, key=lambda chunk: 1e3 * self.mixed(chunk).seconds)
+        return 16 * found or None
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Seconds in which the KV of a prompt crosses the link, all after the prefill; None if the link is unknown."""
+        link = self.machine.link if self.machine.link is not None else self.machine.host
+        size = self.model.kv_bytes(self.technique.kept(self.workload.prompt))
+        return None if link is None else size / (link * self.machine.link_share)
+
     @property
     def ttft_ms(self) -> float:
-        """Milliseconds of a prefill without queueing."""
-        return 1e3 * self.prefill.seconds
+        """Milliseconds of a prefill without queueing, and of what follows it before the first token."""
+        return 1e3 * (self.prefill.seconds + ((self.transfer_s or 0.0) if self.apart else 0.0))
+
+    @property
+    def ttft_beside_ms(self) -> float:
+        """TTFT in chunks that keep the objective for ITL beside the other sequences; infinite if none does."""
+        if self.apart or self.workload.concurrency == 1 or self.workload.itl_ms is None:
+            return self.ttft_ms
+        chunk = self.largest_chunk()
+        return math.inf if chunk is None else 1e3 * self.chunked_ttft(chunk)
 
     @property
     def itl_ms(self) -> float:
@@ -144,7 +195,7 @@ class Plan:
         prefill that makes it.
         """
         load = replace(self.workload, shared=0)
-        return self.model.kv_bytes(load.prompt) / replace(self, workload=load).prefill.seconds
+        return self.model.kv_bytes(load.prompt) / replace(self, workload=load, technique=PLAIN).prefill.seconds
 
     def compute_bound_batch(self) -> int | None:
         """The smallest batch whose matrices take longer to multiply than to read; None if none up to 65,536 does."""
@@ -158,9 +209,15 @@ class Plan:
         return found if found <= LARGEST_BATCH else None
 
     def missed(self) -> list[str]:
-        """Objectives that are predicted to be missed: "TTFT", "ITL"."""
+        """Objectives that are predicted to be missed: "TTFT", "ITL"; or "both together", if each alone is kept.
+
+        Where sequences decode beside a prefill, a long step keeps them waiting, and short chunks take long.
+        """
         limits = (("TTFT", self.ttft_ms, self.workload.ttft_ms), ("ITL", self.itl_ms, self.workload.itl_ms))
-        return [name for name, value, limit in limits if limit is not None and value > limit]
+        alone = [name for name, value, limit in limits if limit is not None and value > limit]
+        most = math.inf if self.workload.ttft_ms is None else self.workload.ttft_ms
+        beside = self.ttft_beside_ms
+        return alone or (["both together"] if beside > most or beside == math.inf else [])
 
     @property
     def verdict(self) -> str:
@@ -168,54 +225,21 @@ class Plan:
         return "does not fit" if not self.fits else "misses the objective" if self.missed() else "nothing to do"
 
 
-@dataclass(frozen=True)
-class Lever:
-    """A change, and the plan that it makes."""
-
-    name: str
-    plan: Plan
-
-
-def make_plan(model: Specification, machine: Machine, weights: WeightFormat, tp: int, workload: Workload) -> Plan:
+def make_plan(
+    model: Specification,
+    machine: Machine,
+    weights: WeightFormat,
+    tp: int,
+    workload: Workload,
+    technique: Technique = PLAIN,
+) -> Plan:
     """Checks that model and workload go together. Raises InvalidRequest."""
-    total = workload.prompt + workload.output
+    total = technique.entered(workload.prompt) + workload.output
     if total > model.max_position:
         raise InvalidRequest(
-            f"{workload.prompt} prompt and {workload.output} output tokens exceed the {model.max_position} positions "
-            f"of {model.name}"
+            f"{total - workload.output} prompt and {workload.output} output tokens exceed the {model.max_position} "
+            f"positions of {model.name}"
         )
-    plan = Plan(model, machine, weights, tp, workload)
+    plan = Plan(model, machine, weights, tp, workload, technique)
     _ = plan.roofline  # raises if the heads cannot be divided
     return plan
-
-
-def levers(plan: Plan) -> list[Lever]:
-    """Changes in the order of source 002's decision framework; only those that apply.
-
-    Tiled attention is taken for granted. Then come prefix caching, tensor parallelism, and shorter prompts; for decode
-    and memory, quantized weights and fewer sequences at once.
-    """
-    found: list[Lever] = []
-    load = plan.workload
-    if load.shared == 0 and load.prompt > 1:
-        half = replace(load, shared=load.prompt // 2)
-        found.append(Lever("prefix caching, if half of the prompt is shared", replace(plan, workload=half)))
-    for tp in (degree for degree in DEGREES if degree > plan.tp):
-        if plan.machine.link is not None and all(kind.heads % tp == 0 for kind in plan.model.layers):
-            found.append(Lever(f"tensor parallelism of {tp}", replace(plan, tp=tp)))
-    smaller = [one for one in FORMATS.values() if one.total(plan.model) < 0.95 * plan.weights.total(plan.model)]
-    for weights in smaller:
-        if weights.name != "mxfp4" or plan.model.weights == "mxfp4":
-            found.append(Lever(f"weights in {weights.name}", replace(plan, weights=weights)))
-    if load.concurrency > 1:
-        fewer = max(1, min(load.concurrency // 2, plan.memory.users or load.concurrency // 2))
-        found.append(Lever(f"{fewer} sequences at once", replace(plan, workload=replace(load, concurrency=fewer))))
-    if load.prompt > 1:
-        shorter = replace(load, prompt=ceil(load.prompt / 2), shared=min(load.shared, ceil(load.prompt / 2) - 1))
-        found.append(Lever("prompts of half the length", replace(plan, workload=shorter)))
-    return found
-
-
-def solving(plan: Plan, options: Sequence[Lever]) -> Lever | None:
-    """The first lever with which everything fits and no objective is missed."""
-    return next((lever for lever in options if lever.plan.verdict == "nothing to do"), None)

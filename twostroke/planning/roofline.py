@@ -33,13 +33,25 @@ class Part:
         """FLOPs per byte of weights and KV."""
         return self.flops / self.bytes if self.bytes else 0.0
 
+    def __mul__(self, times: float) -> "Part":
+        counts = (self.flops, self.bytes, self.compute_s, self.memory_s)
+        return Part(self.name, *(times * count for count in counts))
+
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step, by part."""
+    """The seconds of a step, or of several that follow each other, by part."""
 
     parts: tuple[Part, ...]
     link_s: float
+
+    def __add__(self, other: "StepTime") -> "StepTime":
+        """Both, one after the other."""
+        return StepTime((*self.parts, *other.parts), self.link_s + other.link_s)
+
+    def __mul__(self, times: float) -> "StepTime":
+        """As many of them, or a part of one."""
+        return StepTime(tuple(part * times for part in self.parts), self.link_s * times)
 
     @property
     def seconds(self) -> float:
@@ -92,14 +104,17 @@ class Roofline:
         return self._part(name, flops, read / self.tp, self.dtype)
 
     def _attention(self, rows: Sequence[Rows]) -> Part:
-        """Scores and weighted values, in bf16. KV heads are copied to all devices if there are fewer than devices."""
+        """Scores and weighted values, at the rate of attention or else of bf16.
+
+        KV heads are copied to all devices if there are fewer than devices.
+        """
         flops = read = 0.0
         for kind in self.model.layers:
             for one in rows:
                 pairs, entries = attended(one, kind.window)
                 flops += kind.count * kind.pair_flops * pairs / self.tp
                 read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
-        return self._part("scores", flops, read, "bf16")
+        return self._part("scores", flops, read, self.machine.dtype(("attention",)))
 
     def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:
         machine = self.machine
@@ -110,9 +125,14 @@ class Roofline:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
         return 2 * (self.tp - 1) / self.tp * rows * self.model.hidden * 2
 
+    @property
+    def all_reduces(self) -> int:
+        """Of a step: two a layer, after attention and after the feed-forward."""
+        return 2 * self.model.num_layers if self.tp > 1 else 0
+
     def _link(self, rows: int) -> float:
-        """Seconds of two all-reduces a layer."""
+        """Seconds of all all-reduces: each takes its bytes over the link, and the latency of a small one."""
         if self.tp == 1 or self.machine.link is None:
             return 0.0
         rate = self.machine.link * self.machine.link_share
-        return 2 * self.model.num_layers * self.all_reduce_bytes(rows) / rate
+        return self.all_reduces * (self.machine.link_latency + self.all_reduce_bytes(rows) / rate)

@@ -12,12 +12,6 @@ from twostroke.server.http.transport import json_response
 router = APIRouter()
 
 
-@router.get("/")
-async def root() -> Response:
-    """Ollama's command line asks for it (HEAD) before anything else."""
-    return Response("Twostroke is running", media_type="text/plain")
-
-
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(http: HttpRequest) -> Response:

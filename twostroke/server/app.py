@@ -29,11 +29,27 @@ from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
 from twostroke.server.openai.stored import StoredResponses
+from twostroke.server.page import attention
+from twostroke.server.page import routes as page
+from twostroke.server.page.feed import Feed
 from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-ROUTES = (generate, responses, contexts, models, tokens, embeddings, anthropic, ollama, ollama_models, admin)
+ROUTES = (
+    generate,
+    responses,
+    contexts,
+    models,
+    tokens,
+    embeddings,
+    anthropic,
+    ollama,
+    ollama_models,
+    admin,
+    page,
+    attention,
+)
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
@@ -71,6 +87,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
     app.state.contexts = Contexts(engine.settings.max_context_bytes)
+    app.state.feed = Feed(engine)
     app.state.paths = Paths(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)

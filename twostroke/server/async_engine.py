@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
-from twostroke.errors import EngineStopped, InvalidRequest
+from twostroke.errors import EngineStopped, InvalidRequest, RankLost
 from twostroke.llm import LLM
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
@@ -35,6 +35,7 @@ class AsyncEngine:
         created: when serving began, in seconds since 1970.
         preflight: tries out long bodies in another process.
         draining: no new work is taken.
+        output_tokens: how many were made so far.
     """
 
     def __init__(self, llm: LLM, settings: Settings, metrics: Metrics) -> None:
@@ -43,7 +44,7 @@ class AsyncEngine:
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.preflight = Preflight(lambda: Facts.of(llm, settings, self.name, self.created))
-        self.draining = False
+        self.draining, self.output_tokens = False, 0
         self._tracer = Tracer()
         self._exchanges: set[Exchange] = set()
         self._taken = 0  # choices in flight
@@ -88,6 +89,11 @@ class AsyncEngine:
     @property
     def failure(self) -> ApiError | None:
         return None if self._thread.failure is None else from_engine(self._thread.failure)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank of the model is lost, so that only another process can serve it."""
+        return isinstance(self._thread.failure, RankLost)
 
     @property
     def in_flight(self) -> int:
@@ -148,6 +154,7 @@ class AsyncEngine:
     def _dispatch(self, updates: list[Update]) -> None:
         for update in updates:
             if update.tokens:
+                self.output_tokens += len(update.tokens)
                 self.metrics.output_tokens(len(update.tokens))
             if update.done:
                 self._finished(update)

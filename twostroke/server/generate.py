@@ -43,8 +43,9 @@ async def generate(
     streaming = False
     try:
         requests = await unless_gone(http.receive, engine.aside(prepare))
+        name = http.headers.get("x-request-id", "")[:128]
         for request in requests:
-            request.timings.arrival, request.priority = arrival, terms.priority
+            request.timings.arrival, request.priority, request.name = arrival, terms.priority, name
         engine.begin(exchange, requests, terms.timeout_s)
         answer, updates = answer_for(exchange), exchange.updates()
         http.scope["facts"]["prompt_tokens"] = sum(request.prompt_tokens for request in requests)

@@ -1,7 +1,7 @@
 """One connection between a sender and a receiver: authenticated messages, and bytes that go straight to pages.
 
     message          length (uint32, little endian), JSON, and a keyed BLAKE2b of the JSON and the message's number
-    bytes            as many as the message before them says, without a copy in Python; checked by the digests in it
+    bytes            as many as the message before them says, without a copy in Python; digests in it prove them
 
 Nothing is encrypted.
 """
@@ -17,8 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
-
-from blake3 import blake3
 
 from twostroke.errors import KVError
 from twostroke.wire import secret as secrets
@@ -86,10 +84,6 @@ class Channel:
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None
-
-    def digest(self, data: memoryview) -> str:
-        """The keyed digest of a page's bytes under this connection's key, 16 bytes in hex."""
-        return blake3(data, key=self._keys.pages).hexdigest(length=MAC_BYTES)
 
     def send(self, kind: str, views: Sequence[memoryview] = (), limit_s: float = 30.0, **fields: Any) -> None:
         """Send a message, and bytes behind it. Raises WireError."""

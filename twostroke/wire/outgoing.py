@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
+from twostroke.kv.moves import Source
+from twostroke.wire import form
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
@@ -56,6 +58,7 @@ class Outgoing:
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, clock
         self._changed = threading.Condition()
         self._promised: list[int] = []
+        self._digests: dict[int, str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
         self._longer: KVCache | None = None
@@ -76,7 +79,7 @@ class Outgoing:
 
     def _promise(self, pages: list[int], among: list[int]) -> None:
         if not set(among).issuperset(self._promised):
-            self._promised, self._run = [], self._run + 1
+            self._promised, self._digests, self._run = [], {}, self._run + 1
         known = set(self._promised)
         self._promised = [*self._promised, *(page for page in pages if page not in known)]
 
@@ -84,7 +87,7 @@ class Outgoing:
         """What computes the value was interrupted: let go of its pages. It fails unless it goes on within `ttl_s`."""
         with self._changed:
             if self._final is None and self._why is None:
-                self._kv, self._promised, self._run = None, [], self._run + 1
+                self._kv, self._promised, self._digests, self._run = None, [], {}, self._run + 1
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
 
     def complete(self, kv: KVCache, state: Any = None, queries: Queries = NO_QUERIES) -> None:
@@ -122,7 +125,7 @@ class Outgoing:
         if self._why is None:
             self._why = why
         self._kv = self._longer = self._final = None
-        self._promised = []
+        self._promised, self._digests = [], {}
         self._changed.notify_all()
 
     # For transfers ----------------------------------------------------------------------------------------------
@@ -158,6 +161,15 @@ class Outgoing:
             sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
             return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final)
+
+    def digests(self, pages: Sequence[int], sources: Sequence[Source]) -> list[str]:
+        """Digests of whole pages, made once for all receivers. The caller holds the value."""
+        made: list[str] = []
+        for page, source in zip(pages, sources, strict=True):
+            if (known := self._digests.get(page)) is None:
+                known = self._digests[page] = form.digest(source.data())
+            made.append(known)
+        return made
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

@@ -39,11 +39,10 @@ def shared_secret(given: str | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of one connection: for messages to and from this side, and for digests of pages."""
+    """The keys of one connection: for messages from this side, and to it."""
 
     outwards: bytes
     inwards: bytes
-    pages: bytes
 
 
 def connect(connection: socket.socket, secret: bytes) -> Keys:
@@ -87,8 +86,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _keys(secret: bytes, nonces: bytes, connects: bool) -> Keys:
     there, back = _derived(secret, b"there" + nonces), _derived(secret, b"back" + nonces)
-    pages = _derived(secret, b"pages" + nonces)
-    return Keys(there, back, pages) if connects else Keys(back, there, pages)
+    return Keys(there, back) if connects else Keys(back, there)
 
 
 def _derived(secret: bytes, what: bytes) -> bytes:

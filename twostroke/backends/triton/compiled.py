@@ -108,25 +108,25 @@ class TritonModel:
         work = plan(batch, kv.shape[4], self.config, self.decoder.windows)
         with self._own():
             extras = NONE
-            if batch.dropout is not None or batch.query_rows is not None:
-                given = (batch.dropout, batch.query_rows)
+            given = (batch.dropout, batch.query_rows, batch.state_rows)
+            if any(array is not None for array in given):
                 extras = Extras(*(None if array is None else self._there(array) for array in given))
             if self.decoder.reach(int(batch.positions.max()) + 1):
                 self.graphs.clear()
             if batch.drawn is not None:
                 self._take(batch.drawn)
             if self.captures and extras is NONE and batch.num_rows <= MOST_ROWS and work.entries <= ENTRIES:
-                hidden, queries = self._replay(work, memory), []
+                hidden, queries, states = self._replay(work, memory), [], []
             else:
-                hidden, queries = self._launch(work, kv, extras)
+                hidden, queries, states = self._launch(work, kv, extras)
             wanted = batch.wanted
             first, count = int(wanted[0]) if len(wanted) else 0, len(wanted)
             if count and int(wanted[-1]) - first == count - 1:
                 taken = hidden[first : first + count].clone()
             else:
                 taken = hidden[self._there(wanted)]
-            stacked = torch.stack(queries).cpu().numpy() if queries else None
-        return Output(Rows.of(self, taken), stacked)
+            stacked = [torch.stack(some).cpu().numpy() if some else None for some in (queries, states)]
+        return Output(Rows.of(self, taken), *stacked)
 
     def _replay(self, work: Work, memory: Memory) -> torch.Tensor:
         """Run a captured pass; the hidden states are valid until the next one."""
@@ -141,7 +141,9 @@ class TritonModel:
         self.graphs.replay(shape, lambda: self.decoder.launch(views, shape, self._drawn, to, kv, NONE))
         return to.x
 
-    def _launch(self, work: Work, kv: torch.Tensor, extras: Extras) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _launch(
+        self, work: Work, kv: torch.Tensor, extras: Extras
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run a pass kernel by kernel; the hidden states are valid until the next one."""
         to = self._eager
         if to is None or to.rows < work.shape.rows or to.entries < work.entries:
@@ -150,7 +152,7 @@ class TritonModel:
             to = Buffers(self.decoder, max(most[0], work.shape.rows), max(most[1], 2 * work.entries, 1 << 16))
             self._eager = to
         views = Integers.of(self._there(work.packed(work.shape)), work.shape)
-        return to.x, self.decoder.launch(views, work.shape, self._drawn, to, kv, extras)
+        return to.x, *self.decoder.launch(views, work.shape, self._drawn, to, kv, extras)
 
     def _take(self, drawn: Drawn) -> None:
         """Put the tokens that placeholders stand for where the pass reads them."""
@@ -208,6 +210,10 @@ class TritonModel:
         for i, row in enumerate(rows):
             if i not in live:
                 yield [i], torch.from_numpy(np.ascontiguousarray(row.read())).to(self.device)
+
+    def rows_of(self, states: np.ndarray) -> Rows:
+        with self._own():
+            return Rows.of(self, self._there(states.astype(np.float32)))
 
     # Its head --------------------------------------------------------------------------------------------------
 

@@ -46,10 +46,11 @@ class Integers:
 
 @dataclass(frozen=True)
 class Extras:
-    """What only some passes have: factors of dropout [layers, N, hidden], rows whose queries are returned."""
+    """What only some passes have: factors of dropout [layers, N, hidden], rows that return queries, and states."""
 
     dropout: torch.Tensor | None = None
     query_rows: torch.Tensor | None = None
+    state_rows: torch.Tensor | None = None
 
 
 class Buffers:
@@ -156,14 +157,17 @@ class Decoder:
 
     def launch(
         self, work: Integers, shape: Shape, drawn: torch.Tensor, to: Buffers, kv: torch.Tensor, extras: Extras
-    ) -> list[torch.Tensor]:
-        """Run the rows through all layers: `to.x` becomes their hidden states. Returns the queries, layer by layer.
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Run the rows through all layers: `to.x` becomes their hidden states.
+
+        Returns the queries, layer by layer, and the hidden states before, between and after the layers.
 
         Args:
             drawn: tokens that placeholders stand for, int32.
             kv: the pages, [layers, 2, frames, Hkv, page_size, D].
         """
-        rows, config, queries = shape.rows, self.config, list[torch.Tensor]()
+        rows, config = shape.rows, self.config
+        queries, states = list[torch.Tensor](), list[torch.Tensor]()
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
         pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
@@ -177,6 +181,8 @@ class Decoder:
         parts, post = 0, None
         for i, layer in enumerate(self.layers):
             self._norm(rows, to, parts, post, layer.attn_norm)
+            if extras.state_rows is not None:  # the norm has added the parts of the layer before
+                states.append(to.x[extras.state_rows])
             layer.qkv(to.h, to.parts, rows)
             self._store(i, layer, rows, work, to, kv)
             if extras.query_rows is not None:
@@ -196,7 +202,9 @@ class Decoder:
             post = layer.post_norms[1]
         if parts:
             self._norm(rows, to, parts, post, None)
-        return queries
+        if extras.state_rows is not None:
+            states.append(to.x[extras.state_rows])
+        return queries, states
 
     def _add(self, linear: Linear, x: torch.Tensor, rows: int, to: Buffers, post: torch.Tensor | None) -> int:
         """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""

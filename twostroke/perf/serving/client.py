@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from twostroke.engine.timings import Timings
-from twostroke.perf.serving.workload import Ask
+from twostroke.traffic.requests import Ask
 
 INTERRUPTED = "interrupted"
 

@@ -7,24 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from twostroke.perf.serving.arrivals import arrivals
 from twostroke.perf.serving.client import Client, Outcome
-from twostroke.perf.serving.workload import Ask
-
-
-@dataclass(frozen=True)
-class OpenLoop:
-    """`rate` requests per second, however slow the server is; `burstiness` as in `arrivals`."""
-
-    rate: float
-    burstiness: float = 1.0
-
-
-@dataclass(frozen=True)
-class ClosedLoop:
-    """`concurrency` requests in flight at any time."""
-
-    concurrency: int
+from twostroke.traffic.arrivals import ClosedLoop, OpenLoop, Replay
+from twostroke.traffic.requests import Ask
 
 
 @dataclass(frozen=True)
@@ -39,7 +24,7 @@ class LoadTest:
 async def drive(
     client: Client,
     asks: Sequence[Ask],
-    pattern: OpenLoop | ClosedLoop,
+    pattern: OpenLoop | Replay | ClosedLoop,
     seed: int,
     progress: Callable[[], None] = lambda: None,
 ) -> LoadTest:
@@ -63,8 +48,7 @@ async def drive(
                 for _ in range(pattern.concurrency):
                     tasks.create_task(worker(pairs))
             else:
-                times = arrivals(len(asks), pattern.rate, pattern.burstiness, seed)
-                for due, (ask, outcome) in zip(times.tolist(), pairs, strict=True):
+                for due, (ask, outcome) in zip(pattern.times(len(asks), seed), pairs, strict=True):
                     outcome.due = due
                     await asyncio.sleep(due - client.now())
                     tasks.create_task(one(ask, outcome))

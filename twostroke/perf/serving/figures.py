@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from twostroke.engine.timings import DEFINITIONS as TIMINGS
 from twostroke.engine.timings import mean, percentile
 from twostroke.perf.serving.client import INTERRUPTED, Outcome
+from twostroke.traffic.objectives import Objectives
 
 DEFINITIONS = {
     "arrival": "when a request was due: had the client been late, that would count against the server",
@@ -27,24 +27,6 @@ DEFINITIONS = {
     "lag_p99_s": "99th percentile of sent - due: how late the client itself was",
     "client_cpu": "processor time of the client / duration_s; near 1 the client is what was measured",
 }
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """In seconds; None for no objective."""
-
-    ttft_s: float | None = None
-    itl_s: float | None = None
-
-    @property
-    def given(self) -> bool:
-        return self.ttft_s is not None or self.itl_s is not None
-
-    def met(self, outcome: Outcome) -> bool:
-        """By an answer that came to its end."""
-        ttft, worst = outcome.timings.ttft, percentile(outcome.timings.itls, 99)
-        in_time = self.ttft_s is None or (ttft is not None and ttft <= self.ttft_s)
-        return in_time and (self.itl_s is None or worst is None or worst <= self.itl_s)
 
 
 def describe(outcome: Outcome) -> dict[str, Any]:
@@ -100,7 +82,7 @@ def summarize(outcomes: Sequence[Outcome], objectives: Objectives, cpu_s: float)
         "requests_per_second": rate(len(done)),
         "output_tokens_per_second": rate(outputs),
         "total_tokens_per_second": rate(inputs + outputs),
-        "goodput": rate(sum(map(objectives.met, done))) if objectives.given else None,
+        "goodput": rate(sum(objectives.met(one.timings) for one in done)) if objectives.given else None,
         "lag_p99_s": percentile([one.sent - one.due for one in outcomes if one.sent is not None], 99),
         "client_cpu": rate(cpu_s),
     }

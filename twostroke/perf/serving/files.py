@@ -9,8 +9,9 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.perf.serving.client import Outcome
-from twostroke.perf.serving.figures import Objectives, describe
+from twostroke.perf.serving.figures import describe
 from twostroke.system import strict_json
+from twostroke.traffic.objectives import Objectives
 
 REQUESTS, SUMMARY, PLOT = "requests.jsonl", "summary.json", "latency.svg"
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from twostroke.errors import InvalidRequest
-from twostroke.perf.serving.lengths import Range
+from twostroke.traffic.lengths import Range
 
 ORDINARY = " ".join(map("".join, product(ascii_lowercase, repeat=2)))  # some hundreds of different tokens
 PROBE = 8  # tokens

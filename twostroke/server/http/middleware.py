@@ -23,10 +23,15 @@ from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers, without a key
+OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers
 LEAST_RATE = 16 << 10  # bytes per second of a body, once its time is over
 HUGE_AT_ONCE = 8  # huge bodies in memory at once
 _SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "root_path")
+
+
+def is_open(path: str, headers: Headers) -> bool:
+    """Whether a call needs no key: probes, scrapers, and a browser that asks for the page, which holds no secret."""
+    return path in OPEN or path.startswith("/page/") or (path == "/" and "text/html" in headers.get("accept", ""))
 
 
 class Middleware:
@@ -76,7 +81,7 @@ class Middleware:
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         """The error for a call that is refused before its body is read."""
         key = self._settings.api_key
-        if key is not None and path not in OPEN:
+        if key is not None and not is_open(path, headers):
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))  # Anthropic's way
             # A comparison in constant time: otherwise the key could be guessed one character at a time.

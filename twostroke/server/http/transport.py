@@ -3,13 +3,17 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
+from twostroke.conversation.fitting import LeftOut
 from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError, from_engine
@@ -26,9 +30,15 @@ def warn(scope: Scope, warnings: list[str]) -> None:
         scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
 
 
+def leave_out(scope: Scope, left_out: LeftOut) -> None:
+    """Tell what a call's prompt is without, as numbers: in its answer and in its line of the log."""
+    if left_out:
+        scope["facts"]["left_out"] = {name: count for name, count in asdict(left_out).items() if count}
+
+
 def warnings_field(scope: Scope) -> dict[str, Any]:
-    """The field `warnings` of an answer, if there are any."""
-    return {"warnings": warnings} if (warnings := scope["facts"].get("warnings")) else {}
+    """The fields `warnings` and `left_out` of an answer, if there is something to tell."""
+    return {name: scope["facts"][name] for name in ("warnings", "left_out") if scope["facts"].get(name)}
 
 
 def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
@@ -71,7 +81,33 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
+class Streamed(Response, ABC):
+    """A body that is sent in pieces as they come, until there are no more or the client goes."""
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+        # The base class has set the length of its empty body; a stream's length is not known.
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+
+    @abstractmethod
+    def chunks(self) -> AsyncGenerator[bytes]:
+        """The pieces."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientGone:
+            scope["facts"]["client"] = "gone"
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self.chunks()) as chunks:
+            async for data in chunks:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(Streamed):
     """An answer as a stream of events, until it is complete, something fails, or the client goes."""
 
     def __init__(
@@ -81,29 +117,19 @@ class EventStream(Response):
         rest: AsyncIterator[tuple[int, Update]],
         exchange: Exchange,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=answer.media_type)
-        # The base class has set the length of its empty body; a stream's length is not known.
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        super().__init__(answer.media_type)
         self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
         self._told: dict[str, Any] = {}  # fields that the first event has in addition
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._told = warnings_field(scope)
-            await unless_gone(receive, self._send(send))
-        except ClientGone:
-            scope["facts"]["client"] = "gone"
+            await super().__call__(scope, receive, send)
         finally:
             self._exchange.close()
             scope["facts"]["output_tokens"] = self._answer.output_tokens
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         """One piece of data for each update, with all of its events."""
         answer = self._answer
         try:

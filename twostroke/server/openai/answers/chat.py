@@ -24,6 +24,7 @@ class ChatAnswer(Answer):
         self._parsers = [ChoiceParser(exchange.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
+        self._ids: list[list[int]] = [[] for _ in range(body.n)]
         self._reasons: list[str | None] = [None] * body.n
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -34,12 +35,15 @@ class ChatAnswer(Answer):
         self.output_tokens += 1
         deltas = [_delta(piece) for piece in self._parsers[token.choice].read(token)]
         logprobs = {"content": [entry(self._tokenizer, token)]} if self._logprobs else None
-        if not deltas and (logprobs or token.finish_reason):
+        if not deltas and (logprobs or token.finish_reason or self._asked.return_token_ids):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
             last = number == len(deltas)
             reason = self._parsers[token.choice].reason(token) if last else None
-            yield self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
+            chunk = self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
+            if self._asked.return_token_ids and number == 1:
+                chunk["choices"][0]["token_ids"] = [token.id]
+            yield chunk
 
     def closing(self) -> Iterator[dict[str, Any]]:
         if self._options.include_usage:
@@ -50,6 +54,7 @@ class ChatAnswer(Answer):
         message = self._messages[token.choice]
         for piece in self._parsers[token.choice].read(token):
             _add(message, piece)
+        self._ids[token.choice].append(token.id)
         if self._logprobs:
             self._entries[token.choice].append(entry(self._tokenizer, token))
         self._reasons[token.choice] = self._parsers[token.choice].reason(token)
@@ -60,7 +65,9 @@ class ChatAnswer(Answer):
             if message["content"] is None and "tool_calls" not in message:
                 message["content"] = ""
             logprobs = {"content": self._entries[index], "refusal": None} if self._logprobs else None
-            choice = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
+            choice: dict[str, Any] = {"index": index, "message": {**message, "refusal": None}, "logprobs": logprobs}
+            if self._asked.return_token_ids:
+                choice["token_ids"] = self._ids[index]
             choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
         scores = prompt_logprobs(self.exchange.requests[0], self._tokenizer, self._asked.prompt_logprobs)
         return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}

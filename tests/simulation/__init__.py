@@ -1,0 +1,1 @@
+"""The simulated engine beside the real one, fleets with faults, and figures."""

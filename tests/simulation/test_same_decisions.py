@@ -1,0 +1,165 @@
+"""A simulated engine takes the decisions of a real one: every step, row, page, hit and preemption."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.real import RealSetup
+from tests.tiny import write_model
+from twostroke.engine.engine import Engine
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.llm import LLM
+from twostroke.models.cost import Cost, Predictor
+from twostroke.planning.specification import of_config
+from twostroke.simulation.costs import Priced
+from twostroke.simulation.fleet import Faults, Fleet, Link
+from twostroke.simulation.opening import Setup
+from twostroke.simulation.service import Service
+from twostroke.simulation.worker import Worker
+from twostroke.traffic.arrivals import ClosedLoop, Replay
+from twostroke.traffic.requests import Arrival, Piece, Traffic
+
+PRICES = (1e-9, 5e-9, 2e-9, 3e-9, 2e-9, 1e-9, 4e-9, 1e-9, 5e-9)  # any that make steps of different lengths
+LONGEST = 150  # tokens of a request
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    directory = write_model("llama", tmp_path_factory.mktemp("simulated"), head_dim=64, num_attention_heads=2)
+    with LLM(str(directory), kv_bytes=1 << 20, threads=1) as opened:
+        yield opened
+
+
+class Log:
+    """What every engine of a service decides, in order."""
+
+    def __init__(self, service: Service) -> None:
+        self.lines: list[Any] = []
+        self._service = service
+        self._numbers: dict[int, int] = {}
+        begin = service._begin
+
+        def beginning(router: Any) -> None:
+            begin(router)
+            self.watch(service.workers[-1])
+
+        service._begin = beginning
+        for worker in service.workers:
+            self.watch(worker)
+
+    def watch(self, worker: Worker) -> None:
+        engine, placement = worker.engine, worker.engine._placement
+        place = placement.place
+
+        def placing(planned: Any) -> Any:
+            chunks, failed = place(planned)
+            rows = [
+                (self._number(one.lane.choice.request), len(one.tokens), one.logit_rows, one.places.rows.tolist())
+                for one in chunks
+            ]
+            self.lines.append((worker.number, worker.clock.now, rows, len(failed), self.state(engine, worker)))
+            return chunks, failed
+
+        placement.place = placing
+
+    def state(self, engine: Engine, worker: Worker) -> tuple[Any, ...]:
+        index, pool = worker.model.index, worker.pool
+        known = None if index is None else (index.hit_tokens, index.queried_tokens, list(index._order))
+        return engine.num_running, engine.num_waiting, engine.preemptions, pool._free[-8:], pool.num_free, known
+
+    def _number(self, request: Any) -> int:
+        # By its order of arrival: a reference to a request would keep its pages.
+        return self._numbers.setdefault(request.arrival_order, len(self._numbers))
+
+
+def decisions(fleet: Fleet, traffic: Traffic) -> tuple[list[Any], list[Any]]:
+    """Every step of every engine, and the fate of every call."""
+    service = Service(fleet, traffic)
+    log = Log(service)
+    service.run()
+    calls = [(one.tokens, one.scheduled, one.cached, one.entered, one.moves, one.preemptions) for one in service.calls]
+    return log.lines, [*calls, sorted(service.happened.items()), service.moved_bytes, service.stranded]
+
+
+PIECES = st.tuples(st.integers(0, 3), st.sampled_from([1, 15, 16, 17, 40]))
+REQUESTS = st.tuples(
+    st.sampled_from([0.0, 0.0, 0.001, 0.01, 0.3]),  # seconds after the request before
+    st.lists(PIECES, min_size=1, max_size=3),
+    st.sampled_from([1, 2, 9, 30]),
+)
+ENGINES = st.fixed_dictionaries(
+    {
+        "pages": st.sampled_from([10, 14, 40, 400]),
+        "index": st.sampled_from(["radix", "hash", "off"]),
+        "asynchronous": st.booleans(),
+        "scheduler": st.builds(
+            SchedulerConfig,
+            max_step_tokens=st.sampled_from([1, 7, 50, 512]),
+            max_running=st.sampled_from([1, 2, 256]),
+            itl_ms=st.sampled_from([None, 2.0]),
+        ),
+    }
+)
+FLEETS = st.fixed_dictionaries(
+    {
+        "sizes": st.sampled_from([(1, 0, 0), (1, 0, 0), (3, 0, 0), (0, 1, 1), (0, 2, 2)]),
+        "router": st.sampled_from(["round-robin", "least-loaded", "kv-aware"]),
+        "life_s": st.sampled_from([None, None, 0.5]),
+        "lost": st.sampled_from([0.0, 0.3]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+def fleet_of(setup: Setup, drawn: dict[str, Any]) -> Fleet:
+    faults = Faults(drawn["life_s"], 0.2, 0.05, drawn["lost"], 0.1, drawn["seed"])
+    aware = drawn["router"] == "kv-aware" and setup.index == "off"
+    router = "least-loaded" if aware else drawn["router"]
+    together, prefill, decode = drawn["sizes"]
+    return Fleet(setup, together, prefill, decode, router, Link(1e7, 1e-3), faults)
+
+
+def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
+    now, arrivals = 0.0, list[Arrival]()
+    for gap, pieces, output in drawn:
+        now += 0.0 if concurrency else gap
+        arrivals.append(Arrival(now, tuple(Piece(*piece) for piece in pieces), output))
+    pattern = ClosedLoop(concurrency) if concurrency else Replay(tuple(one.at for one in arrivals))
+    return Traffic(arrivals, pattern)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=8),
+    concurrency=st.sampled_from([None, None, 2]),
+    engine=ENGINES,
+    fleet=FLEETS,
+)
+def test_any_schedule(
+    llm: LLM, requests: list[Any], concurrency: int | None, engine: dict[str, Any], fleet: dict[str, Any]
+) -> None:
+    """The real engine computes with a tiny model; both are driven by the same clock."""
+    config = llm.config
+    spec = of_config("tiny", config)
+    costs = Priced(Predictor(Cost(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), 1e-4, 1e-5)
+    simulated = Setup(spec, costs, **engine)
+    real = RealSetup(spec, costs, **engine, opened=llm.model)
+    traffic = traffic_of(requests, concurrency)
+    found = decisions(fleet_of(simulated, fleet), traffic)
+    expected = decisions(fleet_of(real, fleet), traffic)
+    assert found == expected
+    assert found[0]
+    assert found[1][-1] == 0, "pages of workers that died"
+
+
+def test_a_difference_is_seen(llm: LLM) -> None:
+    """The comparison above is one: another chunk makes another list of steps."""
+    costs = Priced(Predictor(Cost(llm.config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES))
+    setup = Setup(of_config("tiny", llm.config), costs, 40)
+    traffic = traffic_of([(0.0, [(0, 40)], 4)], None)
+    other = replace(setup, scheduler=SchedulerConfig(max_step_tokens=8))
+    assert decisions(Fleet(setup), traffic) != decisions(Fleet(other), traffic)

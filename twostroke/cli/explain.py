@@ -1,0 +1,93 @@
+"""`twostroke explain`: what the engine does with a prompt, step by step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twostroke.cli.generate import prompt_tokens, read_prompt
+from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
+from twostroke.cli.report import Loading, note, print_json
+from twostroke.fields import rules
+from twostroke.sampling.params import SamplingParams
+from twostroke.system.save import replaceable
+
+
+@dataclass(frozen=True)
+class ShortSamplingOptions(
+    options_of(
+        SamplingParams,
+        "Sampling",
+        leave_out=set(rules(SamplingParams)) - {"max_tokens"},
+        changes={"max_tokens": {"default": 12}},
+    ),
+    SamplingOptions,
+):
+    """How tokens are chosen; few of them by default."""
+
+
+@spread
+def explain(
+    *,
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The text; without it, what is piped in.", show_default=False),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every token, layer, step and candidate.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write all of it as one page that opens offline.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(min=0, help="Whose attention is shown.", show_default="the one in the middle")
+    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Of this layer.", show_default="mean over heads")] = None,
+    naive: Annotated[int, typer.Option(min=0, help="Tokens that are also made without the cache; 0: none.")] = 8,
+    as_json: JsonFlag = False,
+    model_options: ModelOptions,
+    sampling: ShortSamplingOptions,
+    method_options: MethodOptions,
+) -> None:
+    """Show what the engine does with a prompt: tokens, prefill, attention, layers, decode, cache.
+
+    Every number is the engine's own. With --method, also what the technique does to the cache.
+    """
+    text = read_prompt(text, prompt, prompt_file)
+    if system is not None and chat is False:
+        raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    if html is not None:
+        replaceable(html)
+    params = sampling.params()
+    method = method_options.build()
+    model_options.check_companions(method)
+    with model_options.open() as llm:
+        from twostroke.explain.explanation import Aspects, explain
+        from twostroke.explain.explanation import as_json as plain
+
+        tokens = prompt_tokens(llm, text, chat, system)
+        aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
+        with Loading(f"answering {len(tokens):,} tokens, and watching"):
+            made = explain(llm, text, tokens, params, aspects)
+        if html is not None:
+            from twostroke.explain.page import write_page
+
+            write_page(html, made)
+            note(f"written to {html}")
+        if as_json:
+            print_json(plain(made))
+            return
+        from rich.console import Console
+
+        from twostroke.explain.terminal import show
+
+        show(Console(highlight=False), made, everything)
+        facts = made.model
+        note(
+            f"{facts.name} | {facts.layers} layers, hidden {facts.hidden:,}, {facts.heads} heads, {facts.kv_heads} KV "
+            f"heads | {facts.backend} | --all, --json, --html FILE show more"
+        )

@@ -1,0 +1,128 @@
+"""Which page is whose: copied quickly while the engine rests, sorted out later by whoever looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.engine.decode_lane import DecodeLane
+from twostroke.kv.pages import NOWHERE
+from twostroke.kv.pool import PagePool
+
+if TYPE_CHECKING:
+    from twostroke.engine.engine import Engine
+    from twostroke.engine.lane import Lane
+
+# What a frame holds: nothing; a page that only a prefix index knows; a page of several choices; a page of a value that
+# no lane has, such as a context; a page on its way from another tier; from OWNER on, a page of the i-th choice.
+FREE, PREFIX, SHARED, HELD, ARRIVING, OWNER = range(6)
+INDEXED = 1 << 14  # added to the code of a page that is in use and in a prefix index
+
+
+@dataclass(frozen=True)
+class LanePages:
+    """A stroke in flight and the pages of its entries.
+
+    Attributes:
+        owner: index of its choice among the picture's owners.
+        model: the role of its model.
+        decodes: whether it is a decode.
+        entries: number of entries so far.
+        table: [P, 4] int32 spans, with page ids.
+    """
+
+    pool: PagePool
+    owner: int
+    model: str
+    decodes: bool
+    entries: int
+    table: np.ndarray
+
+
+@dataclass(frozen=True)
+class PoolPicture:
+    """A pool's pages.
+
+    Attributes:
+        roles: of the models that use it.
+        frames: [ids] int32: the frame of each page id, NOWHERE for one that is not in the pool.
+        indexed: page ids that prefix indexes hold.
+        arriving: frames that are kept for pages on their way.
+    """
+
+    pool: PagePool
+    roles: tuple[str, ...]
+    frames: np.ndarray
+    indexed: np.ndarray
+    arriving: list[int]
+
+    def cells(self, lanes: Iterable[LanePages]) -> np.ndarray:
+        """[num_pages] uint16: what each frame holds."""
+        cells = np.zeros(self.pool.num_pages, np.uint16)
+        cells[self.frames[self.frames != NOWHERE]] = HELD
+        for lane in lanes:
+            if lane.pool is self.pool:
+                at = self.placed(lane.table[:, PAGE])
+                at = at[at != NOWHERE]
+                mine, whose = OWNER + lane.owner, cells[at]
+                cells[at] = np.where((whose == HELD) | (whose == mine), mine, SHARED)
+        at = self.placed(self.indexed)
+        at = at[at != NOWHERE]
+        cells[at] = np.where(cells[at] == HELD, PREFIX, cells[at] | INDEXED)
+        cells[self.arriving] = ARRIVING
+        return cells
+
+    def placed(self, pages: np.ndarray) -> np.ndarray:
+        """The frames of page ids; NOWHERE also for an id that is newer than the picture."""
+        known = pages < len(self.frames)
+        return np.where(known, self.frames[np.where(known, pages, 0)] if len(self.frames) else NOWHERE, NOWHERE)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The pages of an engine between two steps.
+
+    Attributes:
+        owners: the choices that have started: (the request's name or "", its number, index of the choice).
+        tiers: of each tier below the pool: its name, the bytes in it, and the most it may hold; None if not known.
+    """
+
+    owners: tuple[tuple[str, int, int], ...]
+    lanes: tuple[LanePages, ...]
+    pools: tuple[PoolPicture, ...]
+    tiers: tuple[tuple[str, int | None, int | None], ...]
+
+
+def take_picture(engine: Engine) -> Picture:
+    """Copy what a picture needs. The engine must be at rest; nothing is sorted out here."""
+    roles = {id(model): role for role, model in reversed(engine.models.items())}
+    owners: dict[tuple[str, int, int], int] = {}
+    lanes = tuple(_lane(lane, owners, roles.get(id(lane.model), "")) for lane in engine.lanes)
+    return Picture(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
+
+
+def _lane(lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
+    request = lane.choice.request
+    owner = owners.setdefault((request.name, request.arrival_order, lane.choice.index), len(owners))
+    writer = lane.writer
+    return LanePages(lane.model.pool, owner, role, isinstance(lane, DecodeLane), len(writer), writer.table.copy())
+
+
+def _pools(engine: Engine) -> Iterator[PoolPicture]:
+    for pool in dict.fromkeys(model.pool for model in engine.models.values()):
+        roles = tuple(role for role, model in engine.models.items() if model.pool is pool)
+        indexes = {model.index for model in engine.models.values() if model.index is not None and model.pool is pool}
+        with pool.lock:
+            indexed = np.concatenate([np.zeros(0, np.int64), *(index.pages_in_pool() for index in indexes)])
+            yield PoolPicture(pool, roles, pool.all_frames(), indexed, pool.arriving_frames())
+
+
+def _tiers(engine: Engine) -> Iterator[tuple[str, int | None, int | None]]:
+    pools = dict.fromkeys(model.pool for model in engine.models.values())
+    yield "host", sum(pool.num_copies * pool.page_bytes for pool in pools), engine.tiers.host_bytes
+    for store in engine.tiers.stores:
+        yield store.tier, store.used_bytes, store.most_bytes

@@ -1,0 +1,37 @@
+"""The embedding: the row of numbers that stands for each token before the first layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FIRST_VALUES = 6
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Attributes:
+    shape: tokens, hidden size.
+    values: the first values of each token's row, [n, FIRST_VALUES] float32.
+    """
+
+    shape: tuple[int, int]
+    values: np.ndarray
+
+
+class EmbeddingRows:
+    """Collects first values, tile by tile, from the states that a pass hands out."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._hidden = 0
+
+    def see(self, states: np.ndarray) -> None:
+        """`states`: [layers + 1, rows, hidden]; the first of them is the embedding."""
+        self._hidden = states.shape[2]
+        self._parts.append(states[0, :, :FIRST_VALUES].copy())
+
+    def all(self) -> Embedding:
+        values = np.concatenate(self._parts)
+        return Embedding((len(values), self._hidden), values)

@@ -1,0 +1,62 @@
+"""What a step costs: its FLOPs and bytes as counted from the architecture, and what bounds it on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from twostroke.engine.model import Model
+from twostroke.models.cost import Predictor, Rows, Work
+
+READING, COMPUTING = "reading memory", "computing"
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of one or several steps.
+
+    Attributes:
+        weight_bytes: matrices, read once a step for all rows.
+        kv_bytes: K and V of the entries that rows attend to.
+        linear_flops, attention_flops, head_flops: a multiplication and an addition are two.
+        flops, bytes: their sums.
+        intensity: FLOPs per byte.
+        predicted_s: seconds of each kind of work in the order above, at prices fitted to timed steps of this model on
+            this machine (`engine/calibration.py`). Products that reading hides take none.
+        bound: the kind that takes most of them: READING or COMPUTING.
+    """
+
+    weight_bytes: float
+    kv_bytes: float
+    linear_flops: float
+    attention_flops: float
+    head_flops: float
+    flops: float
+    bytes: float
+    intensity: float
+    predicted_s: tuple[float, ...]
+    bound: str
+
+
+def step_work(model: Model, predictor: Predictor, steps: Iterable[Sequence[Rows]]) -> StepWork:
+    """The work of some steps, one after another."""
+    amounts, seconds = Work(0, 0, 0, 0, 0), Work(0, 0, 0, 0, 0)
+    for step in steps:
+        amounts = Work(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
+        seconds = Work(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
+    read, computed = sum(seconds[:2]), sum(seconds[2:])
+    flops, total = sum(amounts[2:]), sum(amounts[:2])
+    return StepWork(
+        *amounts,
+        flops=flops,
+        bytes=total,
+        intensity=flops / total if total else 0.0,
+        predicted_s=tuple(seconds),
+        bound=READING if read > computed else COMPUTING,
+    )
+
+
+def prefill_steps(tokens: int, chunk: int) -> list[list[Rows]]:
+    """The steps of a prompt that is prefilled alone, `chunk` tokens in a step."""
+    starts = range(0, tokens, chunk)
+    return [[Rows(min(chunk, tokens - start), start, int(start + chunk >= tokens))] for start in starts]

@@ -1,0 +1,70 @@
+"""/attention: what a token of a conversation attended to."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+from pydantic import BeforeValidator, Field
+
+from twostroke.explain.attention import TokenAttention, attention_request, check_index
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.exchange import Exchange
+from twostroke.server.http.transport import CLIENT_GONE, ClientGone, json_response, unless_gone, warnings_field
+from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
+from twostroke.server.prepare import check_length, choose_method
+
+router = APIRouter()
+Index = Annotated[int, Field(ge=0), BeforeValidator(whole)]
+
+
+class AttentionBody(Lenient):
+    """The tokens of a conversation so far, and one of them by its index, the last where none is named.
+
+    The weights are means over all layers and heads where none is named. A token was chosen by the row of the token
+    before it, so what the model looked at when it wrote token i is asked for with i - 1.
+    """
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(min_length=1)]
+    position: Index | None = None
+    layer: Index | None = None
+    head: Index | None = None
+
+
+@router.post("/attention")
+async def attention(body: AttentionBody, http: HttpRequest) -> Response:
+    """The attention weights of one token's query, which the engine computes in a step of its own."""
+    engine: AsyncEngine = http.app.state.engine
+    warn_of_fields(http, body)
+    choose_method(engine.name, body.model, None)
+    config = engine.llm.config
+    for name, index, count in (("layer", body.layer, config.num_layers), ("head", body.head, config.num_heads)):
+        if index is not None:
+            check_index(name, index, count)
+    check_length(engine.llm, len(body.tokens) - 1 if body.position is None else body.position)
+    exchange = engine.reserve(1)
+    try:
+        request = await engine.aside(lambda: attention_request(engine.llm, body.tokens, body.position))
+        engine.begin(exchange, [request], None)
+        await unless_gone(http.receive, _end(exchange))
+    except ClientGone:
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        exchange.close()
+    found: TokenAttention = request.result
+    tokenizer = engine.llm.tokenizer
+    facts = {
+        "tokens": found.tokens,
+        "texts": [tokenizer.token_text(id) for id in found.tokens],
+        "positions": found.positions,
+        "weights": [round(float(weight), 6) for weight in found.mean(body.layer, body.head)],
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+    }
+    return json_response(facts | warnings_field(http.scope))
+
+
+async def _end(exchange: Exchange) -> None:
+    async for _ in exchange.updates():
+        pass

@@ -1,0 +1,143 @@
+"""The page's files, and what they ask the server for besides its APIs.
+
+The files are the same for everybody and hold nothing of the server, so a browser gets them without a key. What they
+show comes from routes that need it. A browser must treat the page strictly: it runs and loads only these files, talks
+only to this server, is shown in no other page's frame, and never makes markup of a text (trusted types).
+"""
+
+import dataclasses
+import gzip
+import hashlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.fields import Rule, rules
+from twostroke.methods import METHODS
+from twostroke.methods.method import Method
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.errors import ApiError
+from twostroke.server.http.transport import Streamed, json_response
+from twostroke.server.page.feed import Feed
+
+router = APIRouter()
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """One of the page's files, ready to be sent."""
+
+    media_type: str
+    data: bytes
+    packed: bytes
+    tag: str
+
+    @classmethod
+    def of(cls, path: Path) -> "File":
+        data = path.read_bytes()
+        return cls(
+            TYPES[path.suffix], data, gzip.compress(data, 9, mtime=0), f'"{hashlib.sha256(data).hexdigest()[:24]}"'
+        )
+
+    def sent(self, http: HttpRequest) -> Response:
+        """The file as this client can read it."""
+        headers = HEADERS | {"etag": self.tag, "vary": "accept, accept-encoding"}
+        if http.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        packed = "gzip" in http.headers.get("accept-encoding", "")
+        more = {"content-encoding": "gzip"} if packed else {}
+        return Response(self.packed if packed else self.data, headers=headers | more, media_type=self.media_type)
+
+
+@cache
+def files() -> dict[str, File]:
+    """The page's files by name, read once."""
+    return {path.name: File.of(path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
+
+
+@router.get("/")
+async def root(http: HttpRequest) -> Response:
+    """The page for a browser; a line for others, such as Ollama's command line, which asks (HEAD) first of all."""
+    if "text/html" in http.headers.get("accept", ""):
+        return files()["index.html"].sent(http)
+    return Response("Twostroke is running", media_type="text/plain", headers={"vary": "accept"})
+
+
+@router.get("/page/{name}")
+async def file(name: str, http: HttpRequest) -> Response:
+    """A file that the page loads."""
+    if (found := files().get(name)) is None:
+        raise ApiError(404, f"the page has no file {name:.60}", code="path_not_found")
+    return found.sent(http)
+
+
+@router.get("/methods")
+async def methods(http: HttpRequest) -> Response:
+    """The techniques that this server can serve, with their parameters."""
+    engine: AsyncEngine = http.app.state.engine
+    there = engine.llm.engine.models.keys()
+    offered = [METHODS[name] for name in sorted(METHODS)]
+    listed = [_described(one) for one in offered if there >= set(one().companions)]
+    return json_response({"model": engine.name, "max_model_len": engine.llm.max_model_len, "methods": listed})
+
+
+@router.get("/watch")
+async def watch(http: HttpRequest) -> Response:
+    """What the engine does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
+    engine: AsyncEngine = http.app.state.engine
+    engine.needs_state()
+    feed: Feed = http.app.state.feed
+    return Watching(feed)
+
+
+class Watching(Streamed):
+    """The feed, as one client gets it."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__("text/event-stream")
+        self._feed = feed
+
+    def chunks(self) -> AsyncGenerator[bytes]:
+        return self._feed.messages()
+
+
+def _described(technique: type[Method]) -> dict[str, Any]:
+    about = (technique.__doc__ or "").split("\n\n")[0]
+    known = rules(technique)
+    parameters = [_parameter(field, known.get(field.name)) for field in dataclasses.fields(technique)]
+    return {"name": technique.name, "about": " ".join(about.split()), "parameters": parameters}
+
+
+def _parameter(field: "dataclasses.Field[Any]", rule: Rule | None) -> dict[str, Any]:
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    facts: dict[str, Any] = {"name": field.name, "default": default}
+    if rule is not None:
+        facts |= {"wanted": rule.wanted, "choices": rule.choices, "help": rule.help}
+    return facts

@@ -1,0 +1,88 @@
+// One question to the server, and the answer as it comes.
+
+import { call, events, json, reason } from "./api.js";
+
+/** An answer that nothing has come of yet. */
+export function emptyAnswer(method) {
+  return { name: `page-${random()}`, method, content: "", calls: [], tokens: [], count: 0, state: "waiting" };
+}
+
+function random() {
+  return [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * Ask, and fill `answer` until it is complete, stopped or failed. `changed` is called with every piece.
+ * `answer.state` is then "done", "stopped" or "failed", with the server's message in `answer.error`.
+ */
+export async function ask(body, answer, changed, signal) {
+  const began = performance.now();
+  try {
+    const whole = { ...body, stream: true, stream_options: { include_usage: true } };
+    const response = await call("/v1/chat/completions", { body: whole, signal, headers: { "x-request-id": answer.name } });
+    if (!response.ok) throw new Error(await reason(response));
+    for await (const { data } of events(response)) {
+      if (data.error) throw new Error(data.error.message);
+      take(data, answer, began);
+      changed();
+    }
+    if (!answer.finish) throw new Error("the stream ended before the answer did: the server may have stopped");
+    answer.state = "done";
+  } catch (error) {
+    answer.state = signal.aborted ? "stopped" : "failed";
+    if (!signal.aborted) answer.error = error instanceof TypeError ? "the server cannot be reached" : error.message;
+  }
+  answer.seconds = (performance.now() - began) / 1e3;
+  changed();
+}
+
+/** Add a chunk to an answer. */
+function take(data, answer, began) {
+  if (data.warnings) answer.warnings = data.warnings;
+  if (data.usage) answer.usage = data.usage;
+  const [choice] = data.choices;
+  if (!choice) return;
+  const { delta } = choice;
+  if (delta.content) answer.content += delta.content;
+  for (const call of delta.tool_calls ?? []) {
+    const known = (answer.calls[call.index] ??= { id: call.id, name: call.function.name, arguments: "" });
+    known.arguments += call.function.arguments ?? "";
+  }
+  const ids = choice.token_ids ?? [];
+  if (choice.logprobs?.content) answer.tokens.push(...choice.logprobs.content.map((one, i) => token(one, ids[i])));
+  if (delta.role === undefined) answer.count += 1;
+  answer.state = "answering";
+  answer.first ??= performance.now() - began;
+  if (choice.finish_reason) {
+    answer.finish = choice.finish_reason;
+    answer.timings = choice.timings;
+    answer.counted = choice.method_facts;
+  }
+}
+
+function token({ token: text, logprob, top_logprobs: top }, id) {
+  return { id, text, p: Math.exp(logprob), top: top.map((one) => ({ text: one.token, p: Math.exp(one.logprob) })) };
+}
+
+/** What the model attended to when it wrote a token of an answer, as a plain pass over the same tokens does. */
+export async function attention(prompt, answer, index, chosen) {
+  const { tokens } = await json("/tokenize", { body: prompt });
+  const before = answer.tokens.slice(0, index).map(({ id }) => id);
+  return json("/attention", { body: { tokens: [...tokens, ...before], ...chosen } });
+}
+
+/** The messages of a conversation as the API has them. */
+export function messages(conversation) {
+  const { settings, turns } = conversation;
+  const made = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
+  for (const turn of turns) {
+    if (turn.role !== "assistant") {
+      made.push(turn.role === "user" ? { role: "user", content: turn.content } : { role: "tool", content: turn.content, tool_call_id: turn.id });
+      continue;
+    }
+    const answer = turn.answers[turn.chosen ?? 0];
+    const calls = answer.calls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
+    made.push({ role: "assistant", content: answer.content, ...(calls.length ? { tool_calls: calls } : {}) });
+  }
+  return made;
+}

@@ -1,0 +1,163 @@
+// The engine at work: reads the server's feed while the page is seen, and shows it.
+
+import { call, events, reason } from "./api.js";
+import { bars, barsIn, sparkline } from "./draw.js";
+import { byId, el, oncePerFrame } from "./dom.js";
+import { cachesOf, described, drawPool, unrun } from "./pages.js";
+
+const KEPT = 400; // steps
+const POINTS = 120; // of a sparkline
+const SILENCE_MS = 15_000; // a server that says nothing for so long is gone
+const RETRY_MS = [500, 1000, 2000, 4000];
+
+export class EnginePanel {
+  /** `onPicture(cachesOf)` is called with every picture; `onLink(connected)` when the server goes and comes back. */
+  constructor(onPicture, onLink) {
+    this.onPicture = onPicture;
+    this.onLink = onLink;
+    this.show = oncePerFrame(() => this.draw());
+    this.reset();
+    byId("steps").addEventListener("pointermove", (event) => this.tellStep(event));
+    addEventListener("resize", () => this.show());
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.abort?.abort() : this.wake?.()));
+    this.follow();
+  }
+
+  reset() {
+    this.history = []; // steps
+    this.series = { ttft: [], itl: [], rate: [] };
+    this.seen = []; // [time, tokens] of the last messages
+    this.picture = null;
+    this.maps = [];
+    byId("pools").replaceChildren();
+  }
+
+  async follow() {
+    for (let tries = 0; ; tries++) {
+      if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
+      this.abort = new AbortController();
+      let timer;
+      const alive = () => {
+        clearTimeout(timer);
+        timer = setTimeout(() => this.abort.abort(), SILENCE_MS);
+      };
+      try {
+        const response = await call("/watch", { signal: this.abort.signal });
+        if (!response.ok) throw new Error(await reason(response));
+        for await (const { event, data } of events(response)) {
+          tries = 0;
+          alive();
+          this[event]?.(data);
+        }
+      } catch {
+        // The server is gone, or the page is not seen: below it is tried again.
+      }
+      clearTimeout(timer);
+      if (document.hidden) continue;
+      this.onLink(false);
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
+    }
+  }
+
+  // Events of the feed: twostroke/server/page/feed.py.
+
+  hello(facts) {
+    this.reset();
+    this.facts = facts;
+    this.onLink(true);
+  }
+
+  pages(picture) {
+    picture.cells = picture.pools.map(({ runs }) => unrun(runs));
+    this.picture = picture;
+    this.onPicture((name) => cachesOf(picture, this.facts, name));
+    this.show();
+  }
+
+  /** New steps; the values of each have the names that "hello" gave. */
+  steps({ steps, tokens }) {
+    const { fields } = this.facts;
+    const made = steps.map((values) => Object.fromEntries(fields.map((field, i) => [field, values[i]])));
+    this.history = [...this.history, ...made].slice(-KEPT);
+    const now = performance.now();
+    this.seen = [...this.seen.filter(([time]) => now - time < 2000), [now, tokens]];
+    const [first] = this.seen;
+    const rate = this.seen.length > 1 ? (1e3 * (tokens - first[1])) / (now - first[0]) : 0;
+    this.point("rate", rate);
+    for (const us of made.flatMap((step) => step.ttft_us)) this.point("ttft", us / 1e3);
+    const gaps = made.flatMap((step) => step.itl_us).sort((a, b) => a - b);
+    if (gaps.length) this.point("itl", gaps[gaps.length >> 1] / 1e3);
+    this.show();
+  }
+
+  point(name, value) {
+    this.series[name].push(value);
+    if (this.series[name].length > POINTS) this.series[name].shift();
+  }
+
+  draw() {
+    if (!byId("engine").checkVisibility()) return;
+    const { history } = this;
+    bars(byId("steps"), history.slice(-barsIn(byId("steps"))));
+    for (const name of ["ttft", "itl", "rate"]) {
+      const value = this.series[name].at(-1);
+      byId(`${name}-value`).textContent = value === undefined ? "–" : figure(value, name);
+      sparkline(byId(`${name}-line`), this.series[name]);
+    }
+    const last = history.at(-1);
+    for (const name of ["running", "waiting", "arriving", "preemptions", "evicted"]) {
+      byId(`${name}-value`).textContent = last ? last[name] : 0;
+    }
+    if (this.picture) this.drawPools();
+  }
+
+  drawPools() {
+    const { pools, owners, cells, tiers } = this.picture;
+    pools.forEach((pool, i) => {
+      const map = (this.maps[i] ??= this.makeMap(pool, i));
+      const found = drawPool(map.canvas, cells[i], owners);
+      map.found = found;
+      const used = cells[i].length - found.free;
+      const several = found.each > 1 ? ` One square is ${found.each} pages.` : "";
+      const text = `${used} of ${cells[i].length} pages in use: ${found.owned} of one request, ${found.shared} shared, ${found.prefix} in the prefix index alone, ${found.held} held by values, ${found.arriving} arriving.${several}`;
+      map.text.textContent = text;
+      map.canvas.setAttribute("aria-label", `Pages of the pool. ${text}`);
+    });
+    byId("tiers").replaceChildren(...tiers.filter(([, used, most]) => used || most).map(tier));
+  }
+
+  makeMap({ roles }, i) {
+    const canvas = el("canvas", { role: "img", class: "map" });
+    const text = el("p", { class: "hint" });
+    canvas.addEventListener("pointermove", (event) => {
+      const { each, columns, size } = this.maps[i].found;
+      const at = (Math.floor(event.offsetY / size) * columns + Math.floor(event.offsetX / size)) * each;
+      const code = this.picture.cells[i][at];
+      canvas.title = code === undefined ? "" : `page frame ${at}: ${described(code, this.picture.owners)}`;
+    });
+    byId("pools").append(el("h3", {}, roles.length > 1 || i ? `Pool of ${roles.join(" and ")}` : "Pool"), canvas, text);
+    return { canvas, text };
+  }
+
+  tellStep(event) {
+    const canvas = byId("steps");
+    const shown = this.history.slice(-barsIn(canvas));
+    const step = shown[shown.length - 1 - Math.floor((canvas.clientWidth - event.offsetX) / 5)];
+    canvas.title = step
+      ? `step ${step.number}: ${step.prefill} prefill and ${step.decode} decode rows of ${step.lanes} lanes in ${(step.took_us / 1e3).toFixed(1)} ms`
+      : "";
+  }
+}
+
+/** A tier below the pool: how full it is, where that is known. */
+function tier([name, used, most]) {
+  const size = (bytes) => (bytes === null ? "?" : `${(bytes / 1e6).toFixed(1)} MB`);
+  const text = most ? `${name}: ${size(used)} of ${size(most)}` : `${name}: ${size(used)}`;
+  const bar = most && used !== null ? el("meter", { max: most, value: used }) : null;
+  return el("label", { class: "hint" }, text, bar);
+}
+
+function figure(value, name) {
+  const digits = value < 10 ? 1 : 0;
+  return name === "rate" ? value.toFixed(digits) : `${value.toFixed(digits)} ms`;
+}

@@ -1,0 +1,130 @@
+// Pages of KV: the whole pool as a map, and the cache of one answer as a row.
+
+import { colour, surface } from "./draw.js";
+
+// What a frame holds: twostroke/engine/picture.py.
+const [FREE, PREFIX, SHARED, HELD, ARRIVING, OWNER] = [0, 1, 2, 3, 4, 5];
+const INDEXED = 1 << 14;
+const NAMES = { [PREFIX]: "prefix", [SHARED]: "shared", [HELD]: "held", [ARRIVING]: "arriving", [FREE]: "free" };
+const MOST_CELLS = 6000; // squares; of a larger pool, a square is several pages
+
+/** The cells of a pool from their runs. */
+export function unrun(runs) {
+  let length = 0;
+  for (let i = 0; i < runs.length; i += 2) length += runs[i];
+  const cells = new Uint16Array(length);
+  for (let i = 0, at = 0; i < runs.length; i += 2) cells.fill(runs[i + 1], at, (at += runs[i]));
+  return cells;
+}
+
+/** The colour of a choice, by its request's number. */
+const ownerColour = ([, number, choice]) => `hsl(${(number * 137.5 + choice * 40) % 360} 70% 52%)`;
+
+function fill(code, owners) {
+  const kind = code & ~INDEXED;
+  return kind >= OWNER ? ownerColour(owners[kind - OWNER]) : colour(NAMES[kind]);
+}
+
+/** Draw a pool's map. Returns what is in it, counted. */
+export function drawPool(canvas, cells, owners) {
+  const each = Math.ceil(cells.length / MOST_CELLS);
+  const squares = Math.ceil(cells.length / each);
+  const wide = canvas.clientWidth || 300;
+  const size = Math.max(4, Math.min(12, Math.floor(Math.sqrt((wide * 160) / squares))));
+  const columns = Math.max(1, Math.floor(wide / size));
+  const { context } = surface(canvas, Math.ceil(squares / columns) * size);
+  for (let i = 0; i < squares; i++) {
+    const code = each === 1 ? cells[i] : busiest(cells.subarray(i * each, (i + 1) * each));
+    const [x, y] = [(i % columns) * size, Math.floor(i / columns) * size];
+    context.fillStyle = fill(code, owners);
+    context.fillRect(x, y, size - 1, size - 1);
+    if (code & INDEXED) {
+      context.fillStyle = colour("prefix");
+      context.fillRect(x, y + size - 3, size - 1, 2);
+    }
+  }
+  return { ...counted(cells), each, columns, size };
+}
+
+/** Of several pages in one square, the one to show: any that is not free. */
+function busiest(cells) {
+  return cells.find((code) => code >= OWNER) ?? cells.find((code) => code !== FREE) ?? FREE;
+}
+
+function counted(cells) {
+  const made = { free: 0, prefix: 0, shared: 0, held: 0, arriving: 0, owned: 0 };
+  for (const code of cells) made[NAMES[code & ~INDEXED] ?? "owned"]++;
+  return made;
+}
+
+/** What the page at a place of the map holds, in words. */
+export function described(code, owners) {
+  const kind = code & ~INDEXED;
+  const [name, number, choice] = owners[kind - OWNER] ?? [];
+  const what = kind >= OWNER ? `of request ${number}, choice ${choice}${name ? ` (${name})` : ""}` : NAMES[kind];
+  return code & INDEXED ? `${what}, also in the prefix index` : what;
+}
+
+/** The caches of a request, from a picture: a value for each of its lanes. */
+export function cachesOf(picture, facts, name) {
+  return picture.lanes
+    .filter((lane) => picture.owners[lane.owner][0] === name && lane.spans)
+    .map((lane) => ({ ...facts.pools[lane.pool], ...lane, color: ownerColour(picture.owners[lane.owner]), cells: codes(lane, picture) }));
+}
+
+function codes(lane, picture) {
+  const made = [];
+  for (let i = 0; i < lane.spans.length; i += 4) made.push(picture.cells[lane.pool][lane.spans[i]] ?? HELD);
+  return made;
+}
+
+const SIZE = 10;
+
+/** Draw caches, a row of pages each: as full as they are, with gaps where positions jump. Returns them in words. */
+export function drawCaches(canvas, caches) {
+  const wide = Math.max(SIZE * 4, canvas.clientWidth || canvas.parentElement?.clientWidth || 300);
+  const places = [];
+  let [x, y] = [0, 0];
+  const next = () => {
+    x += SIZE;
+    if (x + SIZE > wide) [x, y] = [0, y + SIZE + 2];
+  };
+  for (const cache of caches) {
+    let before = null;
+    for (let i = 0; i < cache.cells.length; i++) {
+      const [, start, stop, position] = cache.spans.slice(4 * i, 4 * i + 4);
+      if (before !== null && position !== before) next();
+      before = position + stop - start;
+      places.push([x, y, cache, cache.cells[i], start / cache.page_size, stop / cache.page_size]);
+      next();
+    }
+    [x, y] = [0, y + SIZE + 6];
+  }
+  const { context } = surface(canvas, Math.max(SIZE, y));
+  for (const [left, top, cache, code, start, stop] of places) {
+    context.strokeStyle = context.fillStyle = (code & ~INDEXED) === SHARED ? colour("shared") : cache.color;
+    context.strokeRect(left + 0.5, top + 0.5, SIZE - 2, SIZE - 2);
+    context.fillRect(left + start * (SIZE - 1), top, (stop - start) * (SIZE - 1), SIZE - 1);
+  }
+  return caches.map(inWords).join("; ");
+}
+
+function inWords(cache) {
+  const shared = cache.cells.filter((code) => (code & ~INDEXED) === SHARED).length;
+  const bytes = cache.entries * cache.entry_bytes;
+  const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} KB` : `${(bytes / 1e6).toFixed(1)} MB`;
+  const more = shared ? `, ${shared} of them shared` : "";
+  return `KV cache${cache.model === "main" ? "" : ` (${cache.model})`}: ${cache.entries} entries in ${cache.pages} pages${more}, ${size}, at positions ${positions(cache.spans)}`;
+}
+
+/** The ranges of positions, at most three of them. */
+function positions(spans) {
+  const ranges = [];
+  for (let i = 0; i < spans.length; i += 4) {
+    const [, start, stop, position] = spans.slice(i, i + 4);
+    if (ranges.at(-1)?.[1] === position) ranges.at(-1)[1] = position + stop - start;
+    else ranges.push([position, position + stop - start]);
+  }
+  const shown = ranges.slice(0, 3).map(([start, stop]) => `${start} to ${stop - 1}`);
+  return shown.join(", ") + (ranges.length > 3 ? " and more" : "");
+}

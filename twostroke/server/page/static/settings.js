@@ -1,0 +1,103 @@
+// The settings of a conversation: what they are in the form, and in a request.
+
+import { byId, el } from "./dom.js";
+
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const TEXTS = ["system", "tools", "format", "schema", "extra", "method", "other"];
+let methods = [];
+
+/** Show the methods that the server offers. */
+export function offer(list) {
+  methods = list;
+  for (const id of ["method", "other"]) {
+    const select = byId(id);
+    const { value } = select;
+    select.replaceChildren(...list.map(({ name, about }) => el("option", { value: name, title: about }, name)));
+    if (list.some(({ name }) => name === value)) select.value = value;
+  }
+}
+
+/** Fill the form with a conversation's settings, and keep these up to date: `changed` is called after a change. */
+export function bind(settings, changed) {
+  const form = byId("settings");
+  for (const name of [...NUMBERS, ...TEXTS]) byId(name).value = settings[name];
+  for (const name of ["method", "other"]) if (!byId(name).value) byId(name).value = settings[name] = "plain";
+  byId("compare").checked = settings.compare;
+  const show = () => {
+    byId("other-field").hidden = !settings.compare;
+    byId("schema-field").hidden = settings.format !== "json_schema";
+    parameters(settings, "method");
+    parameters(settings, "other");
+    byId("other-parameters-field").hidden = !settings.compare;
+  };
+  form.oninput = (event) => {
+    const { id, value, checked } = event.target;
+    if (id === "compare") settings.compare = checked;
+    else if (event.target.dataset.method) ((settings.parameters[event.target.dataset.method] ??= {})[event.target.name] = value);
+    else settings[id] = value;
+    if (["compare", "format", "method", "other"].includes(id)) show();
+    changed();
+  };
+  show();
+}
+
+/** The fields of a method's parameters. */
+function parameters(settings, which) {
+  const method = methods.find(({ name }) => name === settings[which]);
+  const given = settings.parameters[settings[which]] ?? {};
+  const fields = (method?.parameters ?? []).map(({ name, default: usual, wanted, choices }) => {
+    const attributes = { name, "data-method": method.name, placeholder: plain(usual), title: wanted ?? "" };
+    if (!choices?.length) return el("label", {}, name, el("input", { ...attributes, value: given[name] ?? "" }));
+    const options = ["", ...choices].map((one) => el("option", { value: one, selected: one === given[name] }, one || plain(usual)));
+    return el("label", {}, name, el("select", attributes, options));
+  });
+  byId(`${which}-parameters`).replaceChildren(el("p", { class: "hint" }, method?.about ?? ""), ...fields);
+}
+
+function plain(value) {
+  return typeof value === "string" ? value : JSON.stringify(value ?? null);
+}
+
+/** The fields of a request. Throws an Error that names a setting which cannot be read. */
+export function fields(settings, which = "method") {
+  const made = { logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, settings[which]) };
+  for (const name of NUMBERS) if (settings[name] !== "") made[name] = Number(settings[name]);
+  if (settings.tools.trim()) made.tools = wrapped(parsed("Tools", settings.tools));
+  if (settings.format === "json_object") made.response_format = { type: "json_object" };
+  if (settings.format === "json_schema") {
+    made.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed("JSON schema", settings.schema) } };
+  }
+  return { ...made, ...(settings.extra.trim() ? parsed("Further fields", settings.extra) : {}) };
+}
+
+/** What makes the prompt besides the messages. */
+export function promptFields(settings) {
+  const { tools } = fields(settings);
+  return tools ? { tools } : {};
+}
+
+function chosen(settings, name) {
+  const given = Object.entries(settings.parameters[name] ?? {}).filter(([, value]) => value !== "");
+  return { name, ...Object.fromEntries(given.map(([parameter, value]) => [parameter, value_of(value)])) };
+}
+
+function value_of(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function parsed(label, text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${label} in the settings: ${error.message}`);
+  }
+}
+
+/** Tools as the API has them; functions alone are wrapped. */
+function wrapped(tools) {
+  return [tools].flat().map((one) => (one.type === "function" ? one : { type: "function", function: one }));
+}

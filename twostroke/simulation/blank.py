@@ -1,0 +1,79 @@
+"""What an engine has and a simulation does not read: the contents of pages, and text."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.memory import Layout
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.pool import PagePool
+
+NO_BYTES = memoryview(b"")
+
+
+class NoMemory:
+    """A `Memory` of pages without contents."""
+
+    storage: Any = None
+    layout: Layout = "plain"
+
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        return [NO_BYTES for _ in frames]
+
+    @contextmanager
+    def filling(self, frame: int) -> Generator[memoryview]:
+        yield memoryview(bytearray(self.page_bytes))
+
+    def write_page(self, frame: int, data: memoryview | bytes) -> None: ...
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        raise NotImplementedError("entries of a simulation have no contents")
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        raise NotImplementedError("entries of a simulation have no contents")
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        raise NotImplementedError("entries of a simulation have no contents")
+
+
+class BlankPool(PagePool):
+    """A pool that counts its pages as any other. Nothing is written to them, so no step has to know where they are."""
+
+    most_elsewhere = 1 << 10
+
+    def __init__(self, geometry: Geometry, num_pages: int, page_size: int) -> None:
+        super().__init__(geometry, NoMemory(geometry.entry_bytes * page_size), num_pages, page_size)
+        self._free = [*_countdown(num_pages)]
+
+    def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return []
+
+
+@cache
+def _countdown(count: int) -> tuple[int, ...]:
+    """count - 1, ..., 0: numbers that the free lists of a thousand pools share."""
+    return tuple(range(count - 1, -1, -1))
+
+
+class NoText:
+    """A tokenizer whose tokens have no text and end nothing: the part of `Tokenizer` that requests use."""
+
+    eos_ids: frozenset[int] = frozenset()
+    fingerprint = "none"
+
+    def stream(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> "NoText":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""

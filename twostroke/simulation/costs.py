@@ -1,0 +1,122 @@
+"""How long a simulated step takes: by a roofline of peaks, or at prices that were measured on a machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from twostroke.models.cost import Predictor, Rows, attended
+from twostroke.planning.roofline import Roofline
+from twostroke.planning.specification import VALUE_BYTES
+
+
+class Taken(NamedTuple):
+    """What a step takes on the device: seconds, FLOPs, and bytes of weights and KV read."""
+
+    seconds: float
+    flops: float
+    bytes: float
+
+
+class StepCosts(Protocol):
+    """What steps take.
+
+    Attributes:
+        host_s: seconds in which Python prepares a step, whatever its size.
+        token_s: seconds in which Python handles one token.
+        peak: FLOPs and bytes that a device could do in a second; None if that is not known.
+    """
+
+    @property
+    def peak(self) -> Taken | None: ...
+
+    @property
+    def host_s(self) -> float: ...
+
+    @property
+    def token_s(self) -> float: ...
+
+    def step(self, rows: Sequence[Rows]) -> Taken: ...
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Costs by a predictor, such as the one that a calibration on this machine gives.
+
+    `entered_s`: seconds in which Python handles each token of a chunk.
+    """
+
+    predictor: Predictor
+    host_s: float = 0.0
+    token_s: float = 0.0
+    entered_s: float = 0.0
+    peak: Taken | None = None
+
+    def step(self, rows: Sequence[Rows]) -> Taken:
+        work = self.predictor.cost.work(rows)
+        entered = sum(one.count - one.logits for one in rows)
+        flops = work.linear_flops + work.attention_flops + work.head_flops
+        seconds = self.predictor.seconds(rows) + entered * self.entered_s
+        return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
+
+
+class Peaks:
+    """Costs by a roofline: those of `Roofline.step`, counted quicker.
+
+    Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
+    """
+
+    def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
+        self.roofline, self.host_s, self.token_s = roofline, host_s, token_s
+        self._products: dict[tuple[int, int], Taken] = {}
+        flops: defaultdict[int | None, float] = defaultdict(float)
+        read: defaultdict[int | None, float] = defaultdict(float)
+        for kind in roofline.model.layers:
+            flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
+            read[kind.window] += kind.count * kind.kv_values * VALUE_BYTES / min(roofline.tp, kind.kv_heads)
+        self._windows = [(window, flops[window], read[window]) for window in flops]
+        machine = roofline.machine
+        self.peak = Taken(1.0, machine.flops[roofline.dtype], machine.bandwidth)
+        self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
+        self._bandwidth = machine.bandwidth * machine.memory_share
+
+    def step(self, rows: Sequence[Rows]) -> Taken:
+        flops = read = 0.0
+        count = logits = 0
+        for one in rows:
+            count += one.count
+            logits += one.logits
+            for window, pair_flops, entry_bytes in self._windows:
+                pairs, entries = attended(one, window)
+                flops += pair_flops * pairs
+                read += entry_bytes * entries
+        products = self._of_products(count, logits)
+        seconds = max(flops / self._rate, read / self._bandwidth)
+        return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
+
+    def _of_products(self, count: int, logits: int) -> Taken:
+        """What a step's matrices and links take."""
+        key = count, logits
+        if (known := self._products.get(key)) is None:
+            made = self.roofline.step([Rows(count, 0, logits)])
+            parts = [one for one in made.parts if one.name != "scores"]
+            seconds = made.link_s + sum(one.seconds for one in parts)
+            known = Taken(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
+            self._products[key] = known
+        return known
+
+
+@dataclass(frozen=True)
+class WithHost:
+    """Implements `StepSeconds` for the engine's forecast: what a step takes with what Python adds to it."""
+
+    costs: StepCosts
+
+    def seconds(self, step: Iterable[Rows]) -> float:
+        rows = list(step)
+        if not rows:
+            return 0.0
+        costs = self.costs
+        return costs.step(rows).seconds + costs.host_s + costs.token_s * sum(one.logits for one in rows)

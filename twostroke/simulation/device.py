@@ -1,0 +1,122 @@
+"""A compiled pass that computes nothing: a step takes the time that the cost model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import Output, RaggedBatch
+from twostroke.models.config import ModelConfig
+from twostroke.models.cost import Rows
+from twostroke.sampling.draw import Sampled
+from twostroke.sampling.scores import TokenScore
+from twostroke.simulation.clock import VirtualClock
+from twostroke.simulation.costs import StepCosts, Taken
+
+Watch = Callable[[float, float, Sequence[Rows], Taken], None]  # when a step begins and ends, its rows, what it takes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The part of a `Backend` that engines read.
+
+    `asynchronous`: whether the device computes while Python works (`engine/flight.py`).
+    """
+
+    asynchronous: bool
+    name: str = "simulated"
+    label: str = "simulated"
+    exact: bool = True
+    device: str = "virtual"
+
+
+class NoLogits:
+    """Implements `LazyLogits` by a number of rows."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, rows: slice) -> NoLogits:
+        return NoLogits(len(range(*rows.indices(self._rows))))
+
+    def kept(self) -> NoLogits:
+        return self
+
+    def read(self) -> np.ndarray:
+        raise NotImplementedError("a simulation has no logits")
+
+    def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
+        raise NotImplementedError("a simulation has no logits")
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class Tokens:
+    """Implements `Drawn`: they are there when the device has come so far."""
+
+    __slots__ = ("_clock", "_ready", "_sampled")
+
+    def __init__(self, clock: VirtualClock, ready: float, sampled: list[Sampled]) -> None:
+        self._clock, self._ready, self._sampled = clock, ready, sampled
+
+    def __len__(self) -> int:
+        return len(self._sampled)
+
+    def read(self) -> list[Sampled]:
+        self._clock.until(self._ready)
+        return self._sampled
+
+
+class SimulatedModel:
+    """Implements `CompiledModel`. It is one device, which works on one step after another.
+
+    A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
+    it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
+    vocabulary, which prompts do not have.
+    """
+
+    def __init__(
+        self, config: ModelConfig, clock: VirtualClock, costs: StepCosts, asynchronous: bool, watch: Watch | None = None
+    ) -> None:
+        self.config, self._clock, self._costs = config, clock, costs
+        self._asynchronous, self._watch = asynchronous, watch
+        self._free_at = 0.0  # when the device has done all that it was given
+        self._token = Sampled(config.vocab_size - 1)
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
+        clock, costs = self._clock, self._costs
+        rows = rows_of(batch)
+        clock.advance(costs.host_s)
+        began = max(clock.now, self._free_at)
+        taken = costs.step(rows)
+        self._free_at = ended = began + taken.seconds
+        if not self._asynchronous:
+            clock.until(ended)
+        if self._watch is not None:
+            self._watch(began, ended, rows, taken)
+        return Output(NoLogits(len(batch.wanted)), None)
+
+    def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
+        self._clock.advance(self._costs.token_s * len(rows))
+        return Tokens(self._clock, self._free_at, [self._token] * len(rows))
+
+
+def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
+    """Each sequence's share of a step. Its entries are at positions 0, 1, 2, ..., as those of plain requests are."""
+    starts = batch.row_starts
+    wanted = np.diff(np.searchsorted(batch.wanted, starts)).tolist()
+    firsts = batch.positions[np.array(starts[:-1], np.int64)].tolist()
+    return [
+        Rows(stop - start, first, logits)
+        for start, stop, first, logits in zip(starts, starts[1:], firsts, wanted, strict=False)
+    ]

@@ -1,0 +1,40 @@
+"""The future: what happens when. One thread runs it, so a simulation with the same seed is the same."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Events:
+    """A queue by time; what happens at the same time happens in the order in which it was planned.
+
+    Attributes:
+        now: the time of the event that runs.
+        count: events that have run.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.count = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._planned = 0
+
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        """Plan an action; a moment that has passed is now."""
+        heapq.heappush(self._queue, (max(moment, self.now), self._planned, action))
+        self._planned += 1
+
+    @property
+    def next(self) -> float:
+        """When the next event is; infinity if there is none."""
+        return self._queue[0][0] if self._queue else float("inf")
+
+    def step(self) -> bool:
+        """Run the next event. Returns False if there is none."""
+        if not self._queue:
+            return False
+        self.now, _, action = heapq.heappop(self._queue)
+        self.count += 1
+        action()
+        return True

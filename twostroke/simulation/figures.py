@@ -1,0 +1,160 @@
+"""From calls to figures. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from twostroke.engine.timings import DEFINITIONS as TIMINGS
+from twostroke.engine.timings import mean, percentile
+from twostroke.models.cost import Rows
+from twostroke.simulation.call import Call
+from twostroke.simulation.costs import Taken
+from twostroke.simulation.service import Service
+from twostroke.simulation.timeline import Timeline, of_step
+from twostroke.simulation.worker import Worker
+from twostroke.traffic.objectives import Objectives
+
+PERCENTS = (50, 90, 99)
+DEFINITIONS = {
+    "ttft_s": TIMINGS["ttft_s"],
+    "itl_s": "every gap between consecutive tokens, of all answers together; percentiles within 0.1%",
+    "tpot_s": f"{TIMINGS['tpot_s']}, one figure an answer",
+    "e2e_s": "last token - arrival",
+    "queue_s": "first computed on - arrival",
+    "duration_s": "last token of all - first arrival",
+    "goodput": "answers within every objective that was given / duration_s; of an answer's ITL, its 99th percentile",
+    "hit_rate": "tokens of prefills that prefix indexes had / all tokens of prefills",
+    "busy": "seconds in which devices worked / seconds of all workers",
+}
+
+
+class Spread:
+    """Mean and percentiles of numbers that are too many to keep: counts in intervals that grow by 0.1%.
+
+    The quantile sketch DDSketch (Masson et al. 2019) with a fixed range, from a nanosecond to a year.
+    """
+
+    LEAST, GROWTH = 1e-9, 1.001
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(2 + int(np.log(3.2e7 / self.LEAST) / np.log(self.GROWTH)), np.int64)
+        self._sum = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Seconds, 0 or more."""
+        places = np.log(np.maximum(values, self.LEAST) / self.LEAST) / np.log(self.GROWTH)
+        np.add.at(self._counts, np.minimum(np.rint(places).astype(np.int64), len(self._counts) - 1), 1)
+        self._sum += float(values.sum())
+
+    def figures(self) -> dict[str, float | None]:
+        """The mean, and percentiles by nearest rank; None without numbers."""
+        count = int(self._counts.sum())
+        ranks = np.cumsum(self._counts)
+        found: dict[str, float | None] = {"mean": self._sum / count if count else None}
+        for percent in PERCENTS:
+            place = int(np.searchsorted(ranks, max(1, np.ceil(count * percent / 100))))
+            found[f"p{percent}"] = self.LEAST * self.GROWTH**place if count else None
+        return found
+
+
+class Figures:
+    """Collects what a service did.
+
+    Attributes:
+        timeline: what its workers did in intervals of time.
+    """
+
+    def __init__(self, objectives: Objectives) -> None:
+        self.timeline = Timeline()
+        self._objectives = objectives
+        self._columns: dict[str, list[float]] = {name: [] for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
+        self._gaps = Spread()
+        self._met = self._inputs = self._outputs = 0
+
+    def watch(self, worker: Worker, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
+        """A step of a worker."""
+        engine, seconds = worker.engine, ended - began
+        what = of_step(rows, taken)
+        what.running_s = engine.num_running * seconds
+        what.waiting_s = engine.num_waiting * seconds
+        what.page_s = worker.pool.num_used * seconds
+        self.timeline.add(began, ended, what)
+
+    def ended(self, call: Call) -> None:
+        """A call that has all its tokens."""
+        timings, columns = call.timings, self._columns
+        columns["ttft_s"].append(timings.tokens[0] - call.arrival)
+        columns["e2e_s"].append(timings.tokens[-1] - call.arrival)
+        columns["queue_s"].append((call.scheduled or call.arrival) - call.arrival)
+        if (tpot := timings.tpot) is not None:
+            columns["tpot_s"].append(tpot)
+            self._gaps.add(np.diff(np.array(timings.tokens)))
+        self._met += self._objectives.given and self._objectives.met(timings)
+        self._inputs += call.asked.prompt_tokens
+        self._outputs += len(timings.tokens)
+
+    def summary(self, service: Service) -> dict[str, Any]:
+        """Each figure as in `DEFINITIONS`, and what happened over time."""
+        calls = service.calls
+        done = len(self._columns["ttft_s"])
+        duration = max((call.ended for call in calls if call.ended is not None), default=0.0)
+        duration -= calls[0].arrival if calls else 0.0
+
+        def rate(count: float) -> float | None:
+            return count / duration if duration else None
+
+        cached, entered = sum(call.cached for call in calls), sum(call.entered for call in calls)
+        spreads: dict[str, Any] = {name: _spread(values) for name, values in self._columns.items()}
+        return {
+            "sent": len(calls),
+            "completed": done,
+            "duration_s": duration,
+            "input_tokens": self._inputs,
+            "output_tokens": self._outputs,
+            **spreads,
+            "itl_s": self._gaps.figures(),
+            "requests_per_second": rate(done),
+            "output_tokens_per_second": rate(self._outputs),
+            "total_tokens_per_second": rate(self._inputs + self._outputs),
+            "goodput": rate(self._met) if self._objectives.given else None,
+            "met": self._met / done if self._objectives.given and done else None,
+            "hit_rate": cached / (cached + entered) if cached + entered else None,
+            "preemptions": sum(call.preemptions for call in calls),
+            "moves": sum(call.moves for call in calls),
+            "deaths": service.happened["death"],
+            "lost_transfers": service.happened["lost transfer"],
+            "moved_bytes": service.moved_bytes,
+            "steps": service.num_steps,
+        }
+
+    def over_time(self, service: Service) -> list[dict[str, Any]]:
+        """One row for each interval: what workers did on average; shares of the peaks where these are known."""
+        fleet = service.fleet
+        workers, pages = fleet.size, fleet.size * fleet.setup.pages
+        peak = fleet.setup.costs.peak
+        rows: list[dict[str, Any]] = []
+        for i, one in enumerate(self.timeline.intervals):
+            width = self.timeline.width
+            rows.append(
+                {
+                    "at_s": i * width,
+                    "busy": one.busy_s / (workers * width),
+                    "running": one.running_s / width,
+                    "waiting": one.waiting_s / width,
+                    "kv": one.page_s / (pages * width),
+                    "prefill_tokens_per_second": one.prefill / width,
+                    "decode_tokens_per_second": one.decode / width,
+                    "flops_per_second": one.flops / width,
+                    "bytes_per_second": one.bytes / width,
+                    "compute": None if peak is None else one.flops / (peak.flops * workers * width),
+                    "bandwidth": None if peak is None else one.bytes / (peak.bytes * workers * width),
+                }
+            )
+        return rows
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    return {"mean": mean(values)} | {f"p{percent}": percentile(values, percent) for percent in PERCENTS}

@@ -1,0 +1,60 @@
+"""An engine on a machine that is described by its peaks."""
+
+from __future__ import annotations
+
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.planning.here import stored_format
+from twostroke.planning.machines import find_machine
+from twostroke.planning.models import find_model
+from twostroke.planning.plan import RESERVED
+from twostroke.planning.roofline import Roofline
+from twostroke.planning.weights import weight_format
+from twostroke.simulation.costs import Peaks
+from twostroke.simulation.opening import Setup
+
+
+def machine_setup(
+    name: str,
+    on: str,
+    *,
+    weights: str | None = None,
+    tp: int = 1,
+    efficiency: float | None = None,
+    kv_bytes: int | None = None,
+    page_size: int = 16,
+    index: str = "radix",
+    scheduler: SchedulerConfig | None = None,
+    host_s: float = 0.0,
+) -> Setup:
+    """An engine of `tp` devices. Everything but a CPU keeps a step in flight.
+
+    Args:
+        name, on: a model and a machine, as for `twostroke plan`.
+        weights: a format of `planning.weights`; None is that of the files, or as published.
+        kv_bytes: bytes for KV, on all devices together; None is what the weights leave of 90% of the memory.
+
+    Raises:
+        InvalidRequest, UnknownModel: unknown names; no room for KV.
+    """
+    found = find_model(name)
+    stored = weights is None and found.checkpoint is not None
+    form = (
+        stored_format(found.checkpoint)
+        if stored and found.checkpoint
+        else weight_format(weights or found.model.weights)
+    )
+    machine = find_machine(on, efficiency)
+    roofline = Roofline(found.model, machine, form, tp)
+    room = kv_bytes
+    if room is None:
+        copies = max(1, tp // min(kind.kv_heads for kind in found.model.layers))  # fewer KV heads than devices
+        room = int(tp * machine.memory * (1 - RESERVED) - form.total(found.model)) // copies
+    return Setup(
+        model=found.model,
+        costs=Peaks(roofline, host_s),
+        pages=room // (2 * found.model.kv_values * page_size),
+        page_size=page_size,
+        index=index,
+        asynchronous=machine.kind != "cpu",
+        scheduler=scheduler or SchedulerConfig(),
+    )

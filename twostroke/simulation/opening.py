@@ -1,0 +1,108 @@
+"""Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.engine.engine import Engine
+from twostroke.engine.forecast import Forecast
+from twostroke.engine.model import Model
+from twostroke.engine.opening import INDEXES
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.pool import PagePool
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.cost import Cost
+from twostroke.models.rope import Rope
+from twostroke.planning.specification import Specification
+from twostroke.simulation.blank import BlankPool, NoText
+from twostroke.simulation.clock import VirtualClock
+from twostroke.simulation.costs import StepCosts, WithHost
+from twostroke.simulation.device import Facts, SimulatedModel, Watch
+
+ROLE = "main"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One engine: a model, what its steps take, and the settings that `serve` has too.
+
+    Attributes:
+        pages: pages of its KV pool, each of `page_size` entries.
+        request_s: seconds from the arrival of a request until the engine has it.
+        asynchronous: whether a step is in flight while Python works, as on a GPU.
+    """
+
+    model: Specification
+    costs: StepCosts
+    pages: int
+    page_size: int = 16
+    index: str = "radix"
+    asynchronous: bool = False
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    request_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.index not in INDEXES:
+            raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
+        if self.pages < 1 or self.page_size < 1:
+            raise InvalidRequest(
+                f"the weights of {self.model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
+                f"say --kv-bytes"
+            )
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config or config_of(self.model)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry, on all devices together."""
+        return 2 * self.model.kv_values
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return min(self.config.max_position, self.pages * self.page_size)
+
+    def open(self, clock: VirtualClock, watch: Watch | None = None) -> Engine:
+        """The engine, which reads this clock. `watch` is told of each step."""
+        config = self.config
+        pool = BlankPool(Geometry.of(config, "bfloat16", NoText.fingerprint), self.pages, self.page_size)
+        compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
+        return open_engine(self, clock, compiled, pool, NoText())
+
+
+def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
+    """The engine over a compiled model that moves this clock."""
+    kind = INDEXES[setup.index]
+    index = None if kind is None else kind(pool, setup.model.name)
+    model = Model(
+        name=setup.model.name,
+        id=setup.model.name,
+        backend=cast("Any", Facts(setup.asynchronous)),
+        compiled=compiled,
+        tokenizer=cast(Tokenizer, tokenizer),
+        pool=pool,
+        index=index,
+        cost=Cost(compiled.config, {}, pool.entry_bytes),
+    )
+    # Without an objective nothing asks what a step will take.
+    forecast = None if setup.scheduler.itl_ms is None else Forecast({model: WithHost(setup.costs)})
+    return Engine({ROLE: model}, ROLE, setup.scheduler, clock=clock, forecast=forecast)
+
+
+def config_of(model: Specification) -> ModelConfig:
+    """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it."""
+    layers = tuple(
+        Layer(
+            Attention(kind.heads, kind.kv_heads, kind.head_dim, 1.0, Rope(10_000.0), kind.window),
+            GatedMLP(kind.intermediate),
+        )
+        for kind in model.layers
+        for _ in range(kind.count)
+    )
+    return ModelConfig(model.name, model.vocab, model.hidden, model.max_position, 1e-6, layers, model.tied)

@@ -1,0 +1,182 @@
+"""Routers: which worker gets a call."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from twostroke.errors import InvalidRequest
+from twostroke.simulation.call import Call
+from twostroke.simulation.names import names_of
+from twostroke.simulation.prompts import tokens_of
+from twostroke.simulation.worker import Worker
+
+
+class Router(Protocol):
+    """Chooses among the workers that have joined and not left. It knows what it has sent where, and what it is told."""
+
+    def choose(self, call: Call) -> Worker | None:
+        """The worker for a call, which counts as its load until `done`; None if there is none."""
+        ...
+
+    def done(self, worker: Worker, call: Call) -> None:
+        """The worker has no more to do for the call."""
+        ...
+
+    def join(self, worker: Worker) -> None: ...
+
+    def leave(self, worker: Worker) -> None: ...
+
+    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+        """Pages that the worker's index has got or lost."""
+        ...
+
+
+class RoundRobin:
+    """Each in turn."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+        self._next = 0
+
+    def choose(self, call: Call) -> Worker | None:
+        if not self._workers:
+            return None
+        self._next = (self._next + 1) % len(self._workers)
+        return self._workers[self._next - 1]
+
+    def done(self, worker: Worker, call: Call) -> None: ...
+
+    def join(self, worker: Worker) -> None:
+        self._workers.append(worker)
+
+    def leave(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        self._next = 0
+
+    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
+
+
+class LeastLoaded:
+    """The worker with the fewest pages of prompts and answers that it still has to serve; of equal ones the first."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.loads: dict[Worker, int] = {}
+        self._order: list[tuple[int, int, Worker]] = []  # a heap; entries whose load has changed are skipped
+
+    def choose(self, call: Call) -> Worker | None:
+        worker = self.least()
+        if worker is not None:
+            self.add(worker, self.weight(call))
+        return worker
+
+    def least(self) -> Worker | None:
+        """The worker with the least load."""
+        while self._order:
+            load, _, worker = self._order[0]
+            if self.loads.get(worker) == load:
+                return worker
+            heapq.heappop(self._order)
+        return None
+
+    def weight(self, call: Call) -> int:
+        """Pages of the call's prompt and answer."""
+        return -(-(call.asked.prompt_tokens + call.asked.output_tokens) // self._page_size)
+
+    def add(self, worker: Worker, pages: int) -> None:
+        self.loads[worker] += pages
+        heapq.heappush(self._order, (self.loads[worker], worker.number, worker))
+
+    def done(self, worker: Worker, call: Call) -> None:
+        if worker in self.loads:
+            self.add(worker, -self.weight(call))
+
+    def join(self, worker: Worker) -> None:
+        self.loads[worker] = 0
+        self.add(worker, 0)
+
+    def leave(self, worker: Worker) -> None:
+        del self.loads[worker]
+
+    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
+
+
+class KvAware(LeastLoaded):
+    """The worker with the least load and the fewest pages to compute, both counted in pages.
+
+    This is the cost of Dynamo's KV router at its default weights: pages of the prompt that the worker does not hold,
+    plus pages of what it serves. What workers hold is known from the events of their prefix indexes.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self._holders: defaultdict[bytes, dict[Worker, None]] = defaultdict(dict)
+        self._held: dict[Worker, dict[bytes, None]] = {}
+
+    def choose(self, call: Call) -> Worker | None:
+        best = self.least()
+        if best is None:
+            return None
+        found, prompt = self.overlaps(call, best), -(-call.asked.prompt_tokens // self._page_size)
+
+        def cost(worker: Worker) -> tuple[int, int]:
+            return self.loads[worker] + prompt - found[worker], worker.number
+
+        best = min((best, *found), key=cost)
+        self.add(best, self.weight(call))
+        return best
+
+    def overlaps(self, call: Call, anybody: Worker) -> Counter[Worker]:
+        """Leading pages of the call's prompt that each worker holds; workers without any are left out."""
+        found: Counter[Worker] = Counter()
+        tokens = tokens_of(call.asked.pieces, anybody.model.vocab_size)
+        holders: dict[Worker, None] | None = None
+        for name in names_of(tokens, self._page_size):
+            of_page = self._holders.get(name)
+            if not of_page:
+                break
+            # In order of the pages' arrival, so that a simulation with the same seed is the same.
+            holders = dict(of_page) if holders is None else {one: None for one in holders if one in of_page}
+            if not holders:
+                break
+            found.update(holders.keys())
+        return found
+
+    def join(self, worker: Worker) -> None:
+        super().join(worker)
+        self._held[worker] = {}
+
+    def leave(self, worker: Worker) -> None:
+        super().leave(worker)
+        for name in self._held.pop(worker):
+            self._lost(worker, name)
+
+    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+        held = self._held.get(worker)
+        if held is None:  # it has left meanwhile
+            return
+        for has, name in changes:
+            if has:
+                held[name] = self._holders[name][worker] = None
+            else:
+                del held[name]
+                self._lost(worker, name)
+
+    def _lost(self, worker: Worker, name: bytes) -> None:
+        holders = self._holders[name]
+        del holders[worker]
+        if not holders:
+            del self._holders[name]
+
+
+ROUTERS: Sequence[str] = ("round-robin", "least-loaded", "kv-aware")
+
+
+def make_router(name: str, page_size: int) -> Router:
+    """The router of that name. Raises InvalidRequest, which lists all."""
+    if name not in ROUTERS:
+        raise InvalidRequest(f"the router must be one of {', '.join(ROUTERS)}, not {name!r}")
+    return RoundRobin() if name == "round-robin" else (KvAware if name == "kv-aware" else LeastLoaded)(page_size)

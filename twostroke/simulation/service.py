@@ -1,0 +1,316 @@
+"""A fleet under traffic: calls come, are routed, prefilled, moved, decoded, and survive the deaths of workers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from twostroke.engine.request import Request
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.simulation.audit import leaked
+from twostroke.simulation.call import Call
+from twostroke.simulation.events import Events
+from twostroke.simulation.fleet import Fleet
+from twostroke.simulation.router import LeastLoaded, RoundRobin, Router, make_router
+from twostroke.simulation.worker import Watch, Worker, failed
+from twostroke.traffic.requests import Arrival, Traffic
+
+RARE = (
+    "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
+    "no room", "cut answer", "lost transfer",
+)  # fmt: skip
+RETRY_S = 0.1  # until a call is routed again for which an engine had no room
+
+
+@dataclass(eq=False)
+class Transfer:
+    """KV on its way from one worker to another.
+
+    Attributes:
+        kv: the sender's value, whose pages are its until the receiver has them.
+        arriving: the receiver's value, of pages that nobody reads before all has come; None before it begins.
+    """
+
+    call: Call
+    source: Worker
+    target: Worker
+    kv: KVCache
+    arriving: KVCache | None = None
+
+
+class Service:
+    """Runs traffic on a fleet.
+
+    Attributes:
+        calls: all that have come, in order.
+        events: what happens when.
+        workers: those that live.
+        happened: how often each thing of `RARE` has happened.
+        moved_bytes: bytes of KV that arrived.
+        steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        traffic: Traffic,
+        watch: Watch | None = None,
+        ended: Callable[[Call], None] | None = None,
+    ) -> None:
+        """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
+
+        Raises InvalidRequest: a request does not fit.
+        """
+        longest, most = int((traffic.prompts + traffic.outputs).max()), fleet.setup.most_tokens
+        if longest > most:
+            raise InvalidRequest(
+                f"the longest request has {longest:,} tokens, and an engine has room for {most:,} (positions of "
+                f"{fleet.setup.model.name}, or its KV)"
+            )
+        self.fleet, self.traffic = fleet, traffic
+        self.events = Events()
+        self.calls: list[Call] = []
+        self.happened: Counter[str] = Counter()
+        self.moved_bytes = self.steps = self.stranded = 0
+        self.workers: list[Worker] = []
+        self._watch, self._ended = watch, ended
+        self._arrivals = iter(traffic.arrivals)
+        self._open = 0
+        self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
+        self._inboxes: dict[Worker, deque[Transfer]] = {}  # transfers that have not begun
+        self._transfers: dict[Call, Transfer] = {}
+        self._routers: dict[Worker, Router] = {}
+        self._lives, self._luck = (random.Random(f"{kind} {fleet.faults.seed}") for kind in ("lives", "luck"))
+        size = fleet.setup.page_size
+        self.router = make_router(fleet.router, size)
+        self._decoders: Router | None = None
+        self._numbers = 0
+        for _ in range(fleet.prefill or fleet.together):
+            self._begin(self.router)
+        if fleet.apart:
+            self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
+            for _ in range(fleet.decode):
+                self._begin(self._decoders)
+        if traffic.concurrency is None:
+            self._plan_next()
+        else:
+            for asked in islice(self._arrivals, traffic.concurrency):
+                self.events.at(0.0, partial(self._arrive, asked))
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until every call has all its tokens."""
+        while self.left and self.events.step():
+            pass
+
+    @property
+    def left(self) -> int:
+        """Calls that have not ended, those that have not come included."""
+        return len(self.traffic.arrivals) - len(self.calls) + self._open
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all workers, those that died included."""
+        return self.steps + sum(worker.steps for worker in self.workers)
+
+    def leaked(self) -> int:
+        """Number of used pages of all workers that nobody holds. Between two events it is 0."""
+        moving = [kv for one in self._transfers.values() for kv in (one.kv, one.arriving) if kv is not None]
+        found = 0
+        for worker in self.workers:
+            made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
+            found += leaked(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
+        return found
+
+    # Workers ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, router: Router) -> None:
+        """A worker joins."""
+        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
+        self._numbers += 1
+        self.workers.append(worker)
+        self._inboxes[worker] = deque()
+        self._routers[worker] = router
+        router.join(worker)
+        if self.fleet.router == "kv-aware" and router is self.router:
+            worker.announce(router.tell)
+        if (life_s := self.fleet.faults.life_s) is not None:
+            dies_at = self.events.now + self._lives.expovariate(1 / life_s)
+            if dies_at <= self.fleet.faults.until_s:
+                self.events.at(dies_at, partial(self._die, worker))
+        waiting, self._waiting = self._waiting, []
+        for go_on in waiting:
+            go_on()
+
+    def _die(self, worker: Worker) -> None:
+        """A worker dies. What its users have got stays theirs; the rest is computed elsewhere."""
+        now, faults = self.events.now, self.fleet.faults
+        self.happened["death"] += 1
+        self.happened["death of a busy worker"] += bool(worker.calls)
+        worker.alive = False
+        for call, request in worker.calls.items():
+            self._take_tokens(call, request, now)
+            del request  # it holds pages
+        worker.orphans += worker.calls
+        for transfer in [one for one in self._transfers.values() if worker in (one.source, one.target)]:
+            self.happened["death of a receiver" if worker is transfer.target else "death of a sender"] += 1
+            self._forget(transfer)
+            worker.orphans.append(transfer.call)
+        self.workers.remove(worker)
+        del self._inboxes[worker]
+        self.steps += worker.steps
+        worker.die()
+        self.stranded += worker.pool.num_used
+        self.events.at(now + faults.notice_s, partial(self._notice, worker))
+
+    def _notice(self, worker: Worker) -> None:
+        """The router learns of a death, and gives the worker's calls to others."""
+        router = self._routers.pop(worker)
+        router.leave(worker)
+        self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
+        for call in sorted(worker.orphans, key=lambda call: call.number):
+            self._again(call)
+
+    # Calls ------------------------------------------------------------------------------------------------------
+
+    def _plan_next(self) -> None:
+        """Plan the next arrival of an open loop."""
+        if (asked := next(self._arrivals, None)) is not None:
+            self.events.at(asked.at, partial(self._arrive, asked))
+
+    def _arrive(self, asked: Arrival) -> None:
+        call = Call(len(self.calls), asked, self.events.now)
+        self.calls.append(call)
+        self._open += 1
+        if self.traffic.concurrency is None:
+            self._plan_next()
+        self.events.at(self.events.now + self.fleet.setup.request_s, partial(self._place, call))
+
+    def _place(self, call: Call) -> None:
+        """Give a call to a worker, which prefills it, and decodes it unless others do that."""
+        worker = self.router.choose(call)
+        if worker is None:
+            self.happened["no worker"] += 1
+            self._waiting.append(partial(self._place, call))
+        elif not worker.alive:
+            self.happened["sent to a dead worker"] += 1
+            worker.orphans.append(call)
+        elif self.fleet.apart:
+            worker.prefill(call)
+        else:
+            worker.answer(call)
+
+    def _again(self, call: Call) -> None:
+        """What was done for a call is lost, but for the tokens that its user has."""
+        if call.left:
+            call.moves += 1
+            self._place(call)
+        else:
+            self._end(call)
+
+    def _over(self, worker: Worker, call: Call, request: Request) -> None:
+        """A request of a call has ended."""
+        prefilled = isinstance(request.result, KVCache)
+        self._take_tokens(call, request, self.events.now)
+        worker.leave(call)
+        self._routers[worker].done(worker, call)
+        if failed(request):  # no room for a moment
+            self.happened["no room"] += 1
+            self.events.at(self.events.now + RETRY_S, partial(self._again, call))
+        elif prefilled:
+            self._send(worker, call, request.result)
+        elif call.left:  # its answer was cut, since others held the pages that it needed
+            self.happened["cut answer"] += 1
+            self._again(call)
+        else:
+            self._end(call)
+        self._pump(worker)
+
+    def _take_tokens(self, call: Call, request: Request, now: float) -> None:
+        """Hand over the tokens that a request has made by now."""
+        timings = request.timings
+        call.tokens += [at for at in timings.tokens if at <= now]
+        if call.scheduled is None:
+            call.scheduled = timings.scheduled
+        call.cached += request.cached_tokens
+        call.entered += request.prefilled_tokens - request.cached_tokens
+        call.preemptions += request.preemptions
+
+    def _end(self, call: Call) -> None:
+        call.ended = call.tokens[-1]
+        self._open -= 1
+        if self._ended is not None:
+            self._ended(call)
+        if self.traffic.concurrency is not None and (asked := next(self._arrivals, None)) is not None:
+            self._arrive(asked)
+
+    # Transfers --------------------------------------------------------------------------------------------------
+
+    def _send(self, source: Worker, call: Call, kv: KVCache) -> None:
+        """Send a prompt's KV to a decode worker."""
+        assert self._decoders is not None
+        target = self._decoders.choose(call)
+        if target is None:
+            self._waiting.append(partial(self._again, call))
+        elif not target.alive:
+            target.orphans.append(call)
+        else:
+            self._transfers[call] = transfer = Transfer(call, source, target, kv)
+            self._inboxes[target].append(transfer)
+            self._pump(target)
+
+    def _pump(self, target: Worker) -> None:
+        """Begin the transfers that a worker has room for, in their order."""
+        inbox = self._inboxes[target]
+        while inbox and target.has_room(inbox[0].kv):
+            transfer = inbox.popleft()
+            transfer.arriving = transfer.kv.copy_to(target.pool)
+            target.expected += 1
+            self._begin_transfer(transfer)
+
+    def _begin_transfer(self, transfer: Transfer) -> None:
+        link, faults, now = self.fleet.link, self.fleet.faults, self.events.now
+        assert link is not None
+        size = len(transfer.kv) * self.fleet.setup.entry_bytes
+        free_at = max(now, transfer.source.sends_until, transfer.target.receives_until) + size / link.rate
+        transfer.source.sends_until = transfer.target.receives_until = free_at
+        if faults.lost and now <= faults.until_s and self._luck.random() < faults.lost:
+            self.happened["lost transfer"] += 1
+            self.events.at(now + faults.patience_s, partial(self._lose, transfer))
+        else:
+            self.events.at(free_at + link.latency_s, partial(self._deliver, transfer, size))
+
+    def _deliver(self, transfer: Transfer, size: int) -> None:
+        """All of it has come: the receiver's pages may be read, and the sender's are free."""
+        kv, target = transfer.arriving, transfer.target
+        if kv is None:  # one of the workers died
+            return
+        self._forget(transfer, delivered=True)
+        self.moved_bytes += size
+        target.decode(transfer.call, [kv])
+
+    def _lose(self, transfer: Transfer) -> None:
+        """It has not come for too long: it is prefilled again."""
+        if transfer.arriving is not None:
+            self._forget(transfer)
+            self._again(transfer.call)
+
+    def _forget(self, transfer: Transfer, delivered: bool = False) -> None:
+        """A transfer is over, or will never be: neither side holds pages for it."""
+        target, call, began = transfer.target, transfer.call, transfer.arriving is not None
+        del self._transfers[call]
+        transfer.arriving = None
+        del transfer.kv
+        if began:
+            target.expected -= 1
+        else:
+            self._inboxes[target].remove(transfer)
+        if not delivered and target.alive:
+            self._routers[target].done(target, call)
+            self._pump(target)

@@ -1,0 +1,192 @@
+"""A worker: one engine on a clock of its own, which is ahead of the others' by at most the step that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.kv.cache import KVCache
+from twostroke.models.cost import Rows
+from twostroke.sampling.params import SamplingParams
+from twostroke.simulation.blank import NoText
+from twostroke.simulation.call import Call
+from twostroke.simulation.clock import VirtualClock
+from twostroke.simulation.costs import Taken
+from twostroke.simulation.events import Events
+from twostroke.simulation.names import Announcer
+from twostroke.simulation.opening import ROLE, Setup
+from twostroke.simulation.prompts import tokens_of
+
+IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
+MOST_IDLE = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
+NO_TEXT = NoText()
+
+Over = Callable[["Worker", Call, Request], None]
+Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
+Watch = Callable[["Worker", float, float, Sequence[Rows], Taken], None]  # a step: when it begins and ends, and its work
+Tell = Callable[["Worker", Changes], None]
+
+
+class Stalled(TwostrokeError):
+    """An engine has requests and nothing to do: a mistake in the engine, found by a simulation."""
+
+
+class Worker:
+    """Steps an engine as the engine's thread does: commands are taken between steps.
+
+    A step is computed when it begins, and what it has made is known to others when it ends.
+
+    Attributes:
+        number: which worker.
+        calls: the calls that it serves, each with its request of the engine.
+        orphans: calls that it had when it died, or that were sent to it afterwards.
+        expected: transfers that are on their way here.
+        sends_until, receives_until: when its links are free.
+        steps: steps that had something to do.
+    """
+
+    def __init__(self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None) -> None:
+        """`over` is called when a request has ended, with the call."""
+        self.number, self.setup = number, setup
+        self._events, self._over = events, over
+        self.clock = VirtualClock(events.now)
+        self.engine = setup.open(self.clock, None if watch is None else partial(watch, self))
+        self.model = self.engine.models[ROLE]
+        self.pool = self.model.pool
+        self.calls: dict[Call, Request] = {}
+        self.orphans: list[Call] = []
+        self.expected = self.steps = 0
+        self.sends_until = self.receives_until = 0.0
+        self.alive = True
+        self._arrived: dict[Call, list[KVCache]] = {}  # KV that no stroke has taken yet
+        self._announcer: Announcer | None = None
+        self._tell_router: Tell | None = None
+        self._in_engine: set[Call] = set()  # whose requests are not known to have ended
+        self._awake = False
+        self._idle = 0
+
+    # Requests ---------------------------------------------------------------------------------------------------
+
+    def answer(self, call: Call) -> None:
+        """Prefill its prompt and decode its answer, or what is left of it."""
+        tokens = self._prompt(call)
+
+        def program() -> Program:
+            kv = yield Prefill(tokens)
+            yield Decode(kv)
+
+        self._submit(call, program, call.left, len(tokens))
+
+    def prefill(self, call: Call) -> None:
+        """Prefill alone: the request's result is the KV."""
+        tokens = self._prompt(call)
+
+        def program() -> Program:
+            return (yield Prefill(tokens))
+
+        self._submit(call, program, 1, len(tokens))
+
+    def decode(self, call: Call, arrived: list[KVCache]) -> None:
+        """Decode after KV that has arrived, a list of one, which is taken from it. If it is preempted, it prefills."""
+        tokens = self._prompt(call)
+        self._arrived[call] = arrived
+
+        def program() -> Program:
+            yield Decode(arrived.pop() if arrived else (yield Prefill(tokens)))
+
+        self._submit(call, program, call.left, len(tokens))
+
+    def _prompt(self, call: Call) -> list[int]:
+        """Its prompt, and the tokens that it has got."""
+        vocab = self.model.vocab_size
+        return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
+
+    def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
+        request = Request(program, params, self.model.tokenizer, prompt)
+        request.timings.arrival = self._events.now
+        self.calls[call] = request
+        self._in_engine.add(call)
+        self.engine.submit(request)
+        self.wake()
+
+    def leave(self, call: Call) -> None:
+        """The call's request has ended, and was seen."""
+        del self.calls[call]
+        self._arrived.pop(call, None)
+
+    # Time -------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        if not self._awake:
+            self._awake = True
+            self._events.at(self.clock.now, self._step)
+
+    def _step(self) -> None:
+        self._awake = False
+        if not self.alive:
+            return
+        self.clock.until(self._events.now)
+        worked = self.engine.step()
+        self.steps += worked
+        if self._announcer is not None and (changes := self._announcer.take()):
+            self._events.at(self.clock.now, partial(self._report, changes))
+        if self.engine.num_requests < len(self._in_engine):
+            self._find_ended()
+        if self._in_engine:
+            self._idle = 0 if worked else self._idle + 1
+            if self._idle > MOST_IDLE:
+                raise Stalled(f"worker {self.number} has {len(self._in_engine)} requests and nothing to do")
+            if not worked:
+                self.clock.advance(self.engine.pause() or IDLE_S)
+            self.wake()
+        elif worked:
+            self.wake()
+
+    def _find_ended(self) -> None:
+        ended = [call for call in self._in_engine if self.calls[call].done]
+        for call in sorted(ended, key=lambda call: call.number):
+            self._in_engine.discard(call)
+            self._events.at(self.clock.now, partial(self._tell, call))
+
+    def _tell(self, call: Call) -> None:
+        if self.alive:
+            self._over(self, call, self.calls[call])
+
+    # What others know of it -------------------------------------------------------------------------------------
+
+    def announce(self, tell: Tell) -> None:
+        """Report what its prefix index holds, at the end of each step."""
+        assert self.model.index is not None
+        self._announcer, self._tell_router = Announcer(self.model.index), tell
+
+    def _report(self, changes: Changes) -> None:
+        if self.alive and self._tell_router is not None:
+            self._tell_router(self, changes)
+
+    def has_room(self, kv: KVCache) -> bool:
+        """Whether a value and a page to continue it fit, and its choice may run."""
+        index, missing = self.model.index, kv.num_pages + 1 - self.pool.num_free
+        fits = missing <= 0 or (index is not None and index.can_free(missing))
+        return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
+
+    def arrived(self) -> list[KVCache]:
+        """Values that have arrived and that no stroke has taken yet."""
+        return [kv for values in self._arrived.values() for kv in values]
+
+    def die(self) -> None:
+        """Let go of all that it held. It is no longer `alive`, and its steps and news no longer count."""
+        self.calls.clear()
+        self._arrived.clear()
+        self.engine.close()
+
+
+def failed(request: Request) -> bool:
+    """Whether the pool had no room for a request. Raises any other error of it: that is a mistake."""
+    if request.error is not None and not isinstance(request.error, OutOfPages):
+        raise request.error
+    return request.error is not None

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.needs import needs
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerProcess
@@ -51,12 +53,16 @@ class Load:
         self.ids, self.url, self.model, self.seed = range(1000, min(vocab_size, 30000)), url, model, seed
 
     def prompts(self, count: int, length: int, output: int, prefix: int = 0, groups: int = 1) -> list[Any]:
-        from twostroke.perf.serving.lengths import Range
-        from twostroke.perf.serving.workload import Workload
+        """Prompts of a length; each begins with one of so many prefixes."""
+        from twostroke.traffic.requests import Ask
 
         self.seed += 1
-        sizes = Range(length - prefix, length - prefix), Range(output, output)
-        return Workload(count, *sizes, prefix, groups, self.seed).make(self.ids)
+        rng = np.random.default_rng(self.seed)
+        prefixes, chosen = rng.choice(self.ids, (groups, prefix)), rng.integers(groups, size=count)
+        return [
+            Ask([*prefixes[group].tolist(), *rng.choice(self.ids, length - prefix).tolist()], output)
+            for group in chosen
+        ]
 
     def send(self, plan: Sequence[tuple[Any, float]]) -> list[Any]:
         """Send each prompt at its time in seconds, and return the outcomes. Raises RuntimeError if one fails."""

@@ -19,6 +19,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -231,10 +232,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=7, help="prompts of each length in `hop`")
     asked = parser.parse_args()
-    with needs("bench"):
-        import httpx  # noqa: F401
-    with needs("dynamo"):
-        import dynamo.llm  # noqa: F401  # pyright: ignore[reportMissingImports]
+    for extra, package in (("bench", "httpx"), ("dynamo", "dynamo.llm")):
+        with needs(extra):
+            import_module(package)
     found = measure(asked.model, asked.parts, asked.rounds, lambda line: print(line, flush=True))
     print(f"\nsaved in {save('cluster', DEFINITIONS, asked.model, found)}")
 

@@ -263,7 +263,6 @@ class LateWriter(TcpWriter):
 def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the writer has stopped, the pages are nobody's."""
     monkeypatch.setattr(reception, "END_S", 0.05)
-    monkeypatch.setattr(reception, "STALL_S", 0.3)
     late = Late()
     ends = Ends(pages=20, transport=late)
     late.memory = ends.here.memory

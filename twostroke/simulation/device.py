@@ -27,6 +27,7 @@ class Facts:
     """
 
     asynchronous: bool
+    failure: None = None
     name: str = "simulated"
     label: str = "simulated"
     exact: bool = True

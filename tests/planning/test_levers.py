@@ -73,6 +73,8 @@ def test_refresh_by_hand() -> None:
 def test_the_link_by_hand() -> None:
     """Two all-reduces a layer, of 2 (n - 1) / n rows of bf16, and a latency each."""
     machine = find_machine("h100")
+    gathered = 80 * 3 / 4 * 4096 * (8192 + 2 * 8192 + 28672) * 2
+    assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).gather_bytes(4096) == gathered
     each = 2 * 3 / 4 * 4096 * 8192 * 2 / (450e9 * 0.8) + 5e-6
     assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).step([Rows(4096)]).link_s == pytest.approx(160 * each)
 

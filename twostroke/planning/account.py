@@ -134,7 +134,8 @@ def _tensor_parallelism(plan: Plan) -> list[dict[str, Any]]:
                 "ttft_ms": made.ttft_ms,
                 "itl_ms": made.itl_ms,
                 "all_reduces": roofline.all_reduces,
-                "mb_sent_each": roofline.all_reduce_bytes(rows) / 1e6,
+                "gb_sent": roofline.all_reduces * roofline.all_reduce_bytes(rows) / 1e9,
+                "gb_if_gathered": roofline.gather_bytes(rows) / 1e9,
                 "link_ms_prefill": 1e3 * made.prefill.link_s,
                 "link_ms_decode": 1e3 * made.decode().link_s,
                 "users": made.memory.users,
@@ -157,5 +158,5 @@ def _apart(plan: Plan) -> dict[str, Any]:
 
 def title(name: str) -> str:
     """A field's name as the head of a column."""
-    words = {"ttft": "TTFT", "itl": "ITL", "mb": "MB", "lever": "change", "each": "by each"}
+    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "lever": "change"}
     return " ".join(words.get(word, word) for word in name.split("_"))

@@ -38,7 +38,7 @@ def test_ask(screen: Screen) -> None:
     answer.locator("figcaption button:text('Copied')").wait_for()
     assert screen.page.evaluate("navigator.clipboard.readText()") == 'print("kv")'
     assert re.search(r"\d+ tokens · first after .* ms · .* tokens/s · 0 of \d+", screen.find(".facts").text_content())
-    assert "The answer is complete" in told
+    assert re.match(r"The answer is complete: \d+ tokens. A cache", told)
     assert screen.bodies[0]["messages"] == [{"role": "user", "content": "What is a KV cache?"}]
 
 
@@ -160,6 +160,8 @@ def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:
         float(text.rstrip("%")) for text in screen.find(".weighed").evaluate_all("(all) => all.map((n) => n.title)")
     ]
     assert given == pytest.approx([100 * float(weight) for weight in expected.mean()], abs=0.06)
+    right = "getBoundingClientRect().right"
+    assert screen.find(".weighed").evaluate_all(f"(all) => all.every((one) => one.{right} <= one.closest('.answer').{right})")
     screen.find(".attention select").first.select_option("1")
     screen.find(".attention select").last.select_option("2")
     top = expected.most(1, layer=1, head=2)[0]

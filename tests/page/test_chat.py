@@ -112,7 +112,7 @@ def test_a_tool_is_called_and_its_result_goes_back(screen: Screen) -> None:
     screen.settings(
         {"tools": json.dumps([{"name": "weather", "parameters": warmth | {"additionalProperties": False}}])}
     )
-    screen.extra({"tool_choice": "required"})
+    screen.extra({"tool_choice": "required", "parallel_tool_calls": False})
     screen.ask("How warm is it?")
     call = screen.find(".call")
     assert call.locator("p code").text_content() == "weather"
@@ -161,7 +161,9 @@ def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:
     ]
     assert given == pytest.approx([100 * float(weight) for weight in expected.mean()], abs=0.06)
     right = "getBoundingClientRect().right"
-    assert screen.find(".weighed").evaluate_all(f"(all) => all.every((one) => one.{right} <= one.closest('.answer').{right})")
+    assert screen.find(".weighed").evaluate_all(
+        f"(all) => all.every((one) => one.{right} <= one.closest('.answer').{right})"
+    )
     screen.find(".attention select").first.select_option("1")
     screen.find(".attention select").last.select_option("2")
     top = expected.most(1, layer=1, head=2)[0]

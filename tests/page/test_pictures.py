@@ -40,6 +40,7 @@ def test_pictures(open_page: Callable[..., Screen], real: Serving) -> None:
     screen = open_page(real.url, viewport={"width": 1360, "height": 820}, device_scale_factor=1)
     screen.page.set_default_timeout(120_000)
     screen.settings({"temperature": "0", "max_tokens": "160"})
+    assert others(real, 0) == 200  # now the others find what they have in common, and share its pages
     with ThreadPoolExecutor(4) as clients:
         sent = [clients.submit(others, real, number) for number in range(1, 5)]
         screen.ask(QUESTION, wait=False)

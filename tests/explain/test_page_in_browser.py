@@ -93,6 +93,18 @@ def test_from_a_cell_to_its_arithmetic_and_back(opened: Callable[..., Any], made
     assert "Click a cell" in panel.inner_text()
 
 
+def test_a_token_leads_to_its_row_or_its_step(opened: Callable[..., Any], made: Explanation) -> None:
+    tab = opened("tokens")
+    tab.locator("#tokens .token").nth(5).click()
+    tab.wait_for_function("location.hash === '#attention'")
+    tab.wait_for_function("document.querySelector('main .panel').innerText.includes('looks at')")
+    assert tab.locator(".map td[aria-selected=true]").count() == 1
+    tab.locator("#tokens .token").nth(len(made.tokens) + 2).click()
+    tab.wait_for_function("location.hash === '#decode'")
+    step = made.decode[2]
+    assert f"as entry {step.token_in.index}" in tab.locator(".panel").inner_text()
+
+
 def test_cells_are_reached_by_the_keyboard(opened: Callable[..., Any]) -> None:
     tab = opened("attention")
     tab.locator(".map td[tabindex='0']").focus()

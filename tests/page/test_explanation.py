@@ -1,8 +1,7 @@
-"""The page in Debian's Chromium: walked by keys, at a phone's width, and down to a cell's arithmetic."""
+"""The page of an explanation in the same browser: walked by keys, at a phone's width, down to a cell's arithmetic."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,6 @@ from twostroke.explain.explanation import Explanation
 from twostroke.explain.page import write_page
 
 made = test_page.made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        # As root, Chromium runs only without its sandbox.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     return Traffic(arrivals, pattern)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     concurrency=st.sampled_from([None, None, 2]),

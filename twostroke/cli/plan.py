@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from twostroke.planning.plan import Plan
 
 
+def _here(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="This machine", **settings)
+
+
 def plan(
-    model: Annotated[str, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")
+    ] = None,
     *,
-    on: Annotated[str, typer.Option(help="A named machine, such as h100, or a TOML or JSON file of one.")],
+    on: Annotated[
+        str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
     concurrency: Annotated[int, typer.Option(help="Sequences that decode at once.")] = 1,
@@ -45,21 +53,50 @@ def plan(
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
     ] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page with plots into this file.")] = None,
+    measure: Annotated[
+        bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")
+    ] = False,
+    verify: Annotated[
+        bool, _here("--verify", help="Instead: run this engine here, and show how far off its predictions are.")
+    ] = False,
+    models: Annotated[
+        list[str] | None,
+        _here(metavar="MODEL", help="What is verified: names, with commas between.", show_default="three small ones"),
+    ] = None,
+    quick: Annotated[bool, _here("--quick", help="Fewer and shorter cells: 90 s a model, not 6 minutes.")] = False,
+    seconds: Annotated[float | None, _here(help="For each model.", show_default="330, or 80 if --quick")] = None,
+    threads: Annotated[int | None, _here(help="CPU threads.", show_default="one for each core")] = None,
+    output: Annotated[
+        Path | None, _here(dir_okay=False, metavar="FILE", help="Keep raw numbers in this file, model by model.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
+    if measure:
+        from twostroke.cli.plan_measure import run as run_measure
+
+        run_measure(threads, output, as_json)
+        return
+    if verify:
+        from twostroke.cli.plan_verify import run as run_verify
+
+        run_verify([*([model] if model else []), *(models or [])], quick, seconds, threads, output, as_json)
+        return
+    if model is None or on is None:
+        missing = "a model" if model is None else "--on MACHINE"
+        raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
     from twostroke.cli.plan_tables import print_tables
     from twostroke.planning.account import account
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.machines import find_machine
+    from twostroke.planning.measured import machine_for
     from twostroke.planning.models import find_model
     from twostroke.planning.plan import Workload, make_plan
     from twostroke.planning.techniques import Companion, techniques
     from twostroke.planning.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
-    machine = find_machine(on, efficiency)
+    machine = machine_for(on, efficiency, note)
     form = stored_format(checkpoint) if weights is None and checkpoint is not None else None
     form = form or weight_format(weights or found.weights)
     companion = None
@@ -73,15 +110,17 @@ def plan(
     workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
     made = make_plan(found, machine, form, tp, workload, known[method])
     engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
-    limits = Limits(1, ENGINE_FORMATS, known) if engine else Limits(max_tp, tuple(FORMATS), known)
+    limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
     facts = account(made, limits)
     if engine:
         assert checkpoint is not None
         facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
     if html is not None:
+        from twostroke.planning.advice import advise
         from twostroke.planning.page import write_page
 
-        write_page(html, made, facts)
+        advised = advise(made, limits)
+        write_page(html, made, advised.plan if advised.steps else None, facts)
         note(f"wrote {html}")
     if as_json:
         print_json(facts)

@@ -22,10 +22,11 @@ class Machine:
     Attributes:
         memory: bytes.
         bandwidth: bytes/s between memory and processor.
-        flops: peak FLOP/s by dtype.
+        flops: peak FLOP/s by dtype; "attention", where it is known, is that of scores and weighted values.
         link, host: bytes/s one way to another device, and to host memory; None if unknown.
         compute, memory_share, link_share: fractions of the peaks that are expected.
         link_latency: seconds that an all-reduce of a few bytes takes.
+        disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown.
     """
 
     name: str
@@ -41,6 +42,8 @@ class Machine:
     memory_share: float
     link_share: float
     link_latency: float = 0.0
+    disk: float | None = None
+    loopback: float | None = None
 
     def __post_init__(self) -> None:
         rates = {"bandwidth": self.bandwidth, "memory": self.memory, **{f"{k} rate": v for k, v in self.flops.items()}}
@@ -125,5 +128,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
         compute=needed("compute", 1),
         memory_share=needed("memory", 1),
         link_share=number("link", 1) or 1.0,
+        disk=number("disk_gbs", 1e9),
+        loopback=number("loopback_gbs", 1e9),
         link_latency=number("link_us", 1e-6) or 0.0,
     )

@@ -104,14 +104,17 @@ class Roofline:
         return self._part(name, flops, read / self.tp, self.dtype)
 
     def _attention(self, rows: Sequence[Rows]) -> Part:
-        """Scores and weighted values, in bf16. KV heads are copied to all devices if there are fewer than devices."""
+        """Scores and weighted values, at the rate of attention or else of bf16.
+
+        KV heads are copied to all devices if there are fewer than devices.
+        """
         flops = read = 0.0
         for kind in self.model.layers:
             for one in rows:
                 pairs, entries = attended(one, kind.window)
                 flops += kind.count * kind.pair_flops * pairs / self.tp
                 read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
-        return self._part("scores", flops, read, "bf16")
+        return self._part("scores", flops, read, self.machine.dtype(("attention",)))
 
     def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:
         machine = self.machine

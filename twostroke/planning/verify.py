@@ -7,7 +7,7 @@ has KV pages of its own.
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -147,7 +147,8 @@ def verify(
         results = [Result(cell, figure, value) for cell in fitting for figure, value in predict(timed, cell).items()]
         made = Verification(name, results, timed)
         made.left_out = {one.name: "longer than the model's context" for one in cells if one not in fitting}
-        _rounds(llm, made, fitting, began + seconds, progress)
+        left = max(began + seconds - time.perf_counter(), (1 - CALIBRATION_SHARE) * seconds)
+        _rounds(llm, made, fitting, time.perf_counter() + left, progress)
         made.drift = _drift(llm, timed)
     made.seconds = time.perf_counter() - began
     made.others = max(0.0, busy_seconds() - busy - (time.process_time() - mine)) / made.seconds
@@ -269,7 +270,7 @@ class _Contexts:
 
 
 @contextmanager
-def _budget(llm: LLM, tokens: int) -> Iterator[None]:
+def _budget(llm: LLM, tokens: int) -> Generator[None]:
     """A step's token budget for a while."""
     before = llm.engine.config
     llm.engine.config = replace(before, max_step_tokens=tokens)

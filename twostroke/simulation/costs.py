@@ -115,7 +115,8 @@ class Peaks:
         self._windows = [(window, flops[window], read[window]) for window in flops]
         machine = roofline.machine
         self.peak = Taken(1.0, machine.flops[roofline.dtype], machine.bandwidth)
-        self._rate, self._bandwidth = machine.flops["bf16"] * machine.compute, machine.bandwidth * machine.memory_share
+        self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
+        self._bandwidth = machine.bandwidth * machine.memory_share
 
     def step(self, rows: Sequence[Rows]) -> Taken:
         if (contexts := contexts_of(rows)) is not None:

@@ -1,0 +1,139 @@
+"""`twostroke plan --verify`: predictions beside measurements on this machine."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.errors import InvalidRequest
+from twostroke.system import strict_json
+from twostroke.system.save import replacing
+
+if TYPE_CHECKING:
+    from twostroke.planning.verify import Verification
+
+MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
+SECONDS, QUICK_SECONDS = 330.0, 80.0  # for a model
+DEFINITIONS = {
+    "predicted_s": "made before the cell is measured, from steps of other shapes and requests of other lengths",
+    "measured_s": "median of raw_s, one value a round; of an ITL, each value is a median over gaps (mixed: a mean)",
+    "error": "predicted / measured - 1",
+    "ttft_error, itl_error": "means of the absolute errors of a model's cells; both must be at most `limit`",
+    "drift": "how much slower a decode step is after all rounds than it was predicted before",
+    "others_cpu": "processor time of other processes while it ran, in cores",
+}
+
+
+def run(
+    models: list[str],
+    quick: bool,
+    seconds: float | None,
+    threads: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
+    from twostroke.checkpoints.resolve import open_checkpoint
+    from twostroke.planning.cells import CELLS, QUICK
+    from twostroke.planning.verify import verify
+
+    if seconds is not None and not seconds >= 1:
+        raise InvalidRequest(f"--seconds must be at least 1, not {seconds:g}")
+    _check(output)
+    budget = seconds or (QUICK_SECONDS if quick else SECONDS)
+    found: list[Verification] = []
+    names = [name for one in models for name in one.split(",")] or list(MODELS)
+    for name in names:
+        open_checkpoint(name)  # an unknown name ends it before minutes are spent
+    for name in names:
+        note(f"{name}: calibrating and measuring for about {budget:.0f} s")
+        with stderr_console().status(name) as status:  # shown on a terminal alone
+            progress = partial(_tell, status, name)
+            found.append(verify(name, QUICK if quick else CELLS, budget, threads, progress))
+        if not as_json:
+            _print(found[-1])
+        if output is not None:
+            save(output, found[-1])
+    if as_json:
+        print_json({"definitions": DEFINITIONS, "models": [one.as_dict() for one in found]})
+    if not all(one.holds for one in found):
+        raise typer.Exit(1)
+
+
+def _tell(status: Status, name: str, text: str) -> None:
+    status.update(f"{name}: {text}")
+
+
+def _check(output: Path | None) -> None:
+    """Raise InvalidRequest before anything is measured if results could not be kept."""
+    if output is None:
+        return
+    if not output.parent.is_dir():
+        raise InvalidRequest(f"--output {output}: there is no directory {output.parent}")
+    if output.exists():
+        _known(output)
+
+
+def _known(output: Path) -> dict[str, Any]:
+    """Models that a file of results has already."""
+    try:
+        return dict(json.loads(output.read_text())["models"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InvalidRequest(f"--output {output} exists and is no file of results: name another") from None
+
+
+def save(output: Path, one: "Verification") -> None:
+    """Write a model's raw numbers; others that the file has stay."""
+    from twostroke.system.machine import describe
+
+    known = _known(output) if output.exists() else {}
+    known[one.model] = one.as_dict() | describe()
+    text = strict_json.dumps({"definitions": DEFINITIONS, "models": known}, indent=1)
+    with replacing(output) as file:
+        file.write(f"{text}\n".encode())
+
+
+def _print(one: "Verification") -> None:
+    console = Console(highlight=False)
+    table = Table(title=one.model, title_justify="left", title_style="bold", box=None, header_style="bold")
+    for name in ("cell", "", "predicted ms", "measured ms", "error", "rounds"):
+        table.add_column(name, justify="left" if name in ("cell", "") else "right")
+    for result in one.results:
+        if result.median is None or result.error is None:
+            continue
+        table.add_row(
+            result.cell.name,
+            result.figure,
+            f"{1e3 * result.predicted:,.2f}",
+            f"{1e3 * result.median:,.2f}",
+            f"{result.error:+.1%}",
+            str(len(result.measured)),
+        )
+    console.print(table)
+    for line in remarks(one):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def remarks(one: "Verification") -> list[str]:
+    """The verdict, and what limits its validity."""
+    from twostroke.planning.verify import LIMIT
+
+    errors = {name: one.error(name) for name in ("TTFT", "ITL")}
+    shown = ", ".join(f"{name} {'not measured' if e is None else f'{e:.1%}'}" for name, e in errors.items())
+    verdict = "holds" if one.holds else "does not hold"
+    lines = [f"{one.model}: mean absolute error {shown}; at most {LIMIT:.0%} of each was promised: {verdict}"]
+    if not one.quiet:
+        lines.append(f"not quiet: other processes took {one.others:.1f} cores, so this says little: run it alone")
+    if abs(one.drift) > LIMIT / 2:
+        lines.append(f"the machine changed meanwhile: a decode step takes {one.drift:+.0%} of what was predicted first")
+    reasons = dict.fromkeys(one.left_out.values())
+    for reason in reasons:
+        names = [name for name, why in one.left_out.items() if why == reason]
+        lines.append(f"left out ({reason}): {'; '.join(names)}")
+    return lines

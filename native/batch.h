@@ -91,8 +91,9 @@ inline void deal(Attention& plan, int members) {
   for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
 }
 
-// The work of a layer with this window, for these rows (ascending), by `members` members.
-inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members) {
+// The work of a layer with this window, for these rows (ascending), by `members` members of each of `ranks` ranks.
+inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members,
+                                int ranks) {
   Attention plan;
   int64_t all = 0;
   for (int i = 0, s = 0, entries = entries_of(batch, 0); i < int(rows.size());) {
@@ -111,12 +112,14 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
     const Piece& piece = plan.pieces[index];
     const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
     // A long unit is split if there are few others.
-    const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * EVEN > all;
+    const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * ranks * EVEN > all;
     for (int split = 0; split < (apart ? splits : 1); split++)
-      for (int head = 0; head < c.kv_heads; head++)
+      for (int head = c.first_kv_head; head < c.last_kv_head; head++)
         plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
-    for (int head = 0; apart && head < c.kv_heads; head++, plan.num_partials += size_t(splits) * queries)
-      plan.shared.push_back({index, head, splits, plan.num_partials});
+    if (!apart) continue;
+    for (int head = c.first_kv_head; head < c.last_kv_head; head++)
+      plan.shared.push_back({index, head, splits, plan.num_partials + size_t(head * splits) * queries});
+    plan.num_partials += size_t(c.kv_heads * splits) * queries;
   }
   deal(plan, members);
   return plan;

@@ -75,10 +75,14 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
 void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
   float* out = pass.room.of(0).x;
-  m.team->share(pass.batch.num_rows, own.member, [&](int row) {
+  // A rank that has a part of the embedding looks up its tokens.
+  auto absent = [&](int64_t token) { return token < m.embed->first || token >= m.embed->first + m.embed->rows; };
+  auto look_up = [&](int row) {
     float *weights = own.row.get<float>(hidden), *x = out + size_t(row) * hidden;
+    const int64_t token = pass.batch.tokens[row];
+    if (m.embed && absent(token)) return;
     if (m.embed)
-      unpack_row(*m.embed, int(pass.batch.tokens[row]), weights);
+      unpack_row(*m.embed, int(token) - m.embed->first, weights);
     else
       read_row(Format(m.config.embedding_format), pass.batch.embeddings + row * m.config.embedding_bytes(), hidden, weights);
     const F scale = set1(m.config.embedding_scale);
@@ -87,13 +91,16 @@ void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
       store(x + i, a), store(x + i + 16, b);
       to.put(row, i, a, b);
     }
-  });
+  };
+  if (!m.embed) return m.spread(pass.batch.num_rows, own, look_up);
+  m.team->share(pass.batch.num_rows, own.member, look_up);
+  m.meet(own);
 }
 
 // Some rows of x, packed.
 void gather(Model& m, Model::Private& own, std::span<const int64_t> rows, const float* x, float* out) {
   const size_t hidden = m.config.hidden;
-  m.team->share(int(rows.size()), own.member, [&](int i) { std::copy_n(x + rows[i] * hidden, hidden, out + i * hidden); });
+  m.spread(int(rows.size()), own, [&](int i) { std::copy_n(x + rows[i] * hidden, hidden, out + i * hidden); });
 }
 
 // The inputs of a block's first product.
@@ -119,8 +126,12 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   // A layer's output is added to the residual, directly in one step or after a norm in the other.
   auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
                     const Normed* to, const auto& finish) {
-    if (!norm) return add_linear(m, own, layer, rows, n, before, out, to, finish);
+    if (!norm) {
+      add_linear(m, own, layer, rows, n, before, out, to, finish);
+      return m.meet(own);
+    }
     store_linear(m, own, layer, rows, n, made, finish);
+    m.meet(own);
     post_norm_add(m, own, norm, n, made, before, out, to);
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
@@ -133,6 +144,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
   const Rows attended = Rows::in(rest.attended, n, b.o.cols);
   attention(m, own, heads, plan, kv, rest.partials, attended, fetching(b.o));
+  m.meet(own);
   const Mlp& mlp = b.mlps[0];
   const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most
   if (!last)

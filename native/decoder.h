@@ -24,11 +24,11 @@ inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int firs
   }
 }
 
-// Panels in the order of computation.
+// Panels in the order of computation: of all outputs, or of those that a rank computes (ranks.h).
 struct Linear {
   std::vector<Job> jobs;
   const float* bias = nullptr;
-  int cols, width = 0;
+  int cols, width = 0;  // of the whole layer
   int unit = 2;  // panels that are computed together
   Kinds kinds;
 
@@ -38,12 +38,12 @@ struct Linear {
     for (auto* part : parts) kinds.add(part->format);
     if (pairs) {
       for (int p = 0; p < parts[0]->rows / PANEL; p++)
-        for (auto* part : parts) jobs.push_back({part, p, p * PANEL});
-      width = parts[0]->rows, unit = PAIRS_UNIT;
+        for (auto* part : parts) jobs.push_back({part, p, part->first + p * PANEL});
+      width = parts[0]->all, unit = PAIRS_UNIT;
     } else {
       for (auto* part : parts) {
-        for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + p * PANEL});
-        width += part->rows;
+        for (int p = 0; p < part->rows / PANEL; p++) jobs.push_back({part, p, width + part->first + p * PANEL});
+        width += part->all;
       }
     }
     link();
@@ -75,6 +75,7 @@ struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
+  int32_t first_kv_head, last_kv_head;  // of those that attend here: all, or a rank's
   float eps, attention_scale, embedding_scale;
 
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
@@ -102,6 +103,7 @@ struct Decoder {
   Config config;
   const Matrix* embed;  // null if a batch contains the rows
   std::vector<Block> blocks;
+  const Matrix* head_matrix = nullptr;  // which a rank may have no row of
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;
 };

@@ -35,7 +35,7 @@ inline void route_tile(const float* x, const float* weights, int cols, const flo
 void route(Model& m, Model::Private& own, const Router& router, const Normed& from, const float* scales, const float* x,
            float* logits) {
   const int cols = from.rows.cols, count = from.rows.count, tiles = ceil_div(count, ROUTER_TILE);
-  m.team->share(tiles * ceil_div(router.experts, PANEL), own.member, [&](int piece) {
+  m.spread(tiles * ceil_div(router.experts, PANEL), own, [&](int piece) {
     const int row = piece % tiles * ROUTER_TILE, expert = piece / tiles * PANEL;
     const int rows = std::min(ROUTER_TILE, count - row), experts = std::min(PANEL, router.experts - expert);
     float* normed = own.row.get<float>(size_t(ROUTER_TILE) * cols);
@@ -104,6 +104,7 @@ void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& f
                    gating(m, mlp.gate_up, inputs.scales, out, mlp.down));
     }
   }, [&] { fetch_start(m, own, b.mlps[groups[0].expert].down, from.rows.count); });
+  m.meet(own);
 }
 
 // Units of outputs for which a member goes through all experts: as many as possible while each member has some pieces,
@@ -120,7 +121,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
   const auto& groups = own.routes.groups();
   const Linear& first_down = b.mlps[groups[0].expert].down;
   const auto emit = adding(first_down, before, out, to);
-  const int units = first_down.units(), some = mixed_at_once(first_down, m.team->size());
+  const int units = first_down.units(), some = units ? mixed_at_once(first_down, m.team->size()) : 1;
   m.team->share(ceil_div(units, some), own.member, [&](int piece) {
     const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
     F* sums = own.added.get<F>(size_t(round_up(count, ROW_BLOCK)) * panels);  // [blocks of rows, panels, ROW_BLOCK]
@@ -147,6 +148,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
     const Job* jobs = &first_down.jobs[unit * first_down.unit];
     for (int row = 0; row < count; row += ROW_BLOCK) emit(jobs, panels, row, std::min(ROW_BLOCK, count - row), block_of(row));
   }, finish);
+  m.meet(own);
 }
 
 // The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.

@@ -4,6 +4,10 @@
 #include "layers.h"
 #include "pass.h"
 
+// The chunks of a head, or of a rank's part, which begins with a whole chunk; they are counted from its first.
+inline int own_chunks(const Linear& layer) { return chunks_of(int(layer.jobs.size()) * PANEL); }
+inline int first_chunk(const Linear& layer) { return layer.jobs.empty() ? 0 : layer.jobs[0].column / CHUNK; }
+
 // The panels of a chunk: the first, and one past the last.
 inline std::pair<int, int> panels_of(const Linear& layer, int chunk) {
   constexpr int PANELS = CHUNK / PANEL;
@@ -24,13 +28,15 @@ constexpr int HEAD_PHASES = 3;  // at most
 inline void run_head(Model& m, Model::Private& own, const Product& product, int count) {
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, m.head_norm);
-  const int chunks = chunks_of(layer.width);
-  m.team->share(chunks, own.member, [&](int chunk) {
-    multiply_chunk(own, layer, chunk, rows, count, storing(layer, product.out));
+  const int chunks = chunks_of(layer.width), before = first_chunk(layer);
+  m.team->share(own_chunks(layer), own.member, [&](int i) {
+    const int chunk = before + i;
+    multiply_chunk(own, layer, i, rows, count, storing(layer, product.out));
     for (size_t r = 0; r < size_t(count); r++)
       product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, m.config.vocab, chunk);
   });
-  m.team->share(count, own.member, [&](int r) {
+  m.meet(own);
+  m.spread(count, own, [&](int r) {
     product.summaries[r] = merge_chunks(product.chunks + size_t(r) * chunks, chunks);
   });
 }

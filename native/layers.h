@@ -133,7 +133,7 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
 void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* made, const float* before,
                    float* out, const Normed* to) {
   const int n = m.config.hidden;
-  m.team->share(count, own.member, [&](int row) {
+  m.spread(count, own, [&](int row) {
     const size_t at = size_t(row) * n;
     float* normed = own.row.get<float>(n);
     rms_norm(made + at, norm, n, m.config.eps, normed);
@@ -168,5 +168,6 @@ Rows gated_linear(Model& m, Model::Private& own, const Mlp& mlp, const Normed& f
   const float* scales = scales_of(m, own, from);
   linear(m, own, mlp.gate_up, from.rows, count, gating(m, mlp.gate_up, scales, out, mlp.down),
          [&] { fetch_start(m, own, mlp.down, count); });
+  m.meet(own);
   return out;
 }

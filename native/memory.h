@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -24,9 +25,10 @@ inline std::shared_ptr<uint8_t> map_memory(size_t size) {
   return {memory, [base, room](uint8_t*) { munmap(base, room); }};
 }
 
-// Memory that grows.
+// Memory that grows, or a place of fixed size that it is lent.
 class Buffer {
  public:
+  void lend(uint8_t* place, size_t size) { memory_ = {place, [](uint8_t*) {}}, size_ = size, fixed_ = true; }
   template <class T>
   T* get(size_t count) {
     if (count * sizeof(T) > size_) grow(count * sizeof(T));
@@ -36,6 +38,7 @@ class Buffer {
  private:
   void grow(size_t size) {
     constexpr size_t LARGE = HUGE_PAGE / 8;  // the C library would keep freed memory
+    if (fixed_) throw std::bad_alloc();
     memory_.reset();
     if (size < LARGE)
       memory_.reset((uint8_t*)std::aligned_alloc(LINE, round_up(size, LINE)), std::free);
@@ -46,6 +49,7 @@ class Buffer {
   }
   std::shared_ptr<uint8_t> memory_;
   size_t size_ = 0;
+  bool fixed_ = false;
 };
 
 // Memory for matrices, one after another, so that a core that streams a matrix already prefetches the next one.

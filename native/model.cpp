@@ -1,14 +1,19 @@
 // The C interface: see twostroke/backends/native/library.py. The Python side describes the model once.
+#include <optional>
+
 #include "block.h"
 #include "head.h"
+#include "exchange.h"
 #include "likeliest.h"
+#include "orders.h"
 #include "search.h"
 #include "sketch_making.h"
 
 // A team has one run at a time. Threads of the caller take turns, each for a whole call.
 using Turn = std::lock_guard<std::recursive_mutex>;
 
-// Runs job(own, product) for rows of the caller. Members may still read its data when this returns.
+// Runs job(own, product) for rows of the caller. Members may still read its data when this returns. Without `out` the
+// results are another rank's.
 template <class Job>
 static void multiply_rows(Model& m, const Linear& layer, const float* x, int count, float* out, Summary* summaries,
                           int phases, const Job& job) {
@@ -17,9 +22,44 @@ static void multiply_rows(Model& m, const Linear& layer, const float* x, int cou
   Product& product = m.products[run];
   product.begin(layer, x, count, out);
   m.team->run(run, phases, product.pure, m.job([&product, job](Model::Private& own) { job(own, product); }));
-  if (product.pure) std::copy_n(product.out, size_t(count) * layer.width, out);
+  if (product.copied && out) std::copy_n(product.out, size_t(count) * layer.width, out);
   if (summaries) std::copy_n(product.summaries, count, summaries);
 }
+
+static void run_logits(Model& m, const float* x, int count, float* out, Summary* summaries) {
+  auto job = [&m, count](Model::Private& own, Product& product) { run_head(m, own, product, count); };
+  multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
+}
+
+static const Search& run_search(Model& m, const float* x, int count, const Noise* noises, bool by_sketch) {
+  const int run = m.team->vacant();
+  Search& search = m.searches[run];
+  search.begin(*m.head, x, noises, count, by_sketch);
+  const bool pure = !m.ranks;
+  m.team->run(run, SEARCH_PHASES, pure, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
+  return search;
+}
+
+static const Pass& run_pass(Model& m, const Batch& batch, uint16_t* kv, const int64_t* strides, bool by_row) {
+  const int run = m.team->vacant(), blocks = int(m.blocks.size());
+  Pass& pass = m.passes[run];
+  pass.begin(m, batch, kv, strides, m.team->size(), m.common, by_row);
+  m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
+    embed(m, own, pass, inputs_of(m, pass, 0));
+    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {m.blocks[0].qkv.groups()});
+    for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
+  }));
+  return pass;
+}
+
+// Gives an order for this model to the other ranks.
+static void give(Model& m, const Shelf& shelf, Order order) {
+  auto& models = m.ranks->models;
+  order.model = int(std::find(models.begin(), models.end(), &m) - models.begin());
+  m.ranks->give(shelf.packed(order));
+}
+
+static uint32_t lost(const Model& m) { return m.ranks ? m.ranks->lost() : 0; }
 
 // Calls found(row, chunk) for [rows, count] logits, row after row, on all members of the team.
 template <class Found, class Find>
@@ -77,9 +117,9 @@ void twostroke_settle(void* team) {
   ((Team*)team)->settle();
 }
 
-// An empty matrix; null if there is no memory.
-void* twostroke_matrix(int format, int rows, int cols) {
-  auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr, 0.0f});
+// An empty matrix, or the part of one of `all` rows that begins at row `begin`; null if there is no memory.
+void* twostroke_matrix(int format, int rows, int cols, int begin, int all) {
+  auto matrix = std::make_unique<Matrix>(Matrix{Format(format), rows, cols, nullptr, nullptr, 0.0f, begin, all});
   matrix->memory = take_memory(matrix->bytes());
   matrix->data = matrix->memory.get();
   return matrix->data ? matrix.release() : nullptr;
@@ -102,6 +142,12 @@ void twostroke_pack(void* team, void* matrix, int first, int count, const uint8_
   packed.highest = std::max(packed.highest, *std::max_element(highest.begin(), highest.end()));
 }
 
+// The bound of a matrix's weights. Raises it to that of the whole matrix, of which this is a part.
+float twostroke_matrix_bound(void* matrix, float bound) {
+  Matrix& m = *(Matrix*)matrix;
+  return m.highest = std::max(m.highest, bound);
+}
+
 void twostroke_matrix_free(void* matrix) { delete (Matrix*)matrix; }
 
 int64_t twostroke_matrix_bytes(void* matrix) { return ((Matrix*)matrix)->bytes(); }
@@ -113,6 +159,7 @@ void twostroke_read_row(int format, const uint8_t* raw, int cols, float* out) { 
 // A model without blocks, which are added later. Without matrices it can multiply others.
 void* twostroke_model(void* team, const Config* config, void* embed, void* head, const float* norm) {
   auto* m = new Model(*config, (const Matrix*)embed, (Team*)team);
+  m->head_matrix = (const Matrix*)head;
   if (head) m->head = std::make_unique<Linear>(std::vector{(const Matrix*)head}), m->head_norm = norm;
   return m;
 }
@@ -132,18 +179,27 @@ void twostroke_multiply(void* model, void* matrix, const float* x, int count, fl
 }
 
 // Normalizes [count, hidden] of a pass, and computes logits [count, rows of the head] and summaries of the tokens'
-// logits.
-void twostroke_logits(void* model, const float* x, int count, float* out, Summary* summaries) {
+// logits. Returns 0, or which rank is lost (ranks.h): then the results mean nothing.
+int twostroke_logits(void* model, const float* x, int count, float* out, Summary* summaries) {
   Model& m = *(Model*)model;
-  auto job = [&m, count](Model::Private& own, Product& product) { run_head(m, own, product, count); };
-  multiply_rows(m, *m.head, x, count, out, summaries, HEAD_PHASES, job);
+  const Turn turn(m.team->turn);
+  std::optional<Ranks::Pinned> pinned;
+  if (m.ranks && !lost(m)) {
+    pinned.emplace(*m.ranks);
+    Shelf shelf(*m.ranks);
+    Order order{.kind = Order::LOGITS, .count = count, .x = x};
+    shelf.put(order.x, size_t(count) * m.head->cols);
+    give(m, shelf, order);
+  }
+  run_logits(m, x, count, out, summaries);
+  return int(lost(m));
 }
 
 // Makes a sketch for twostroke_search. Returns its bytes; 0 if it would be of no use, -1 if there is no memory.
 int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
-  const Matrix& head = *m.head->jobs[0].matrix;
+  const Matrix& head = *m.head_matrix;
   if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
     m.sketch = Sketch::of(head, m.head_norm, *m.team);
@@ -153,17 +209,28 @@ int64_t twostroke_sketch(void* model) {
   return m.sketch ? int64_t(m.sketch->bytes()) : 0;
 }
 
+// For ranks, some of which could not make theirs.
+void twostroke_drop_sketch(void* model) { ((Model*)model)->sketch.reset(); }
+
 // The tokens with the largest logits, with noise, for rows [count, hidden] of a pass; -1 if the largest is not finite.
 // If `highest` is not null, the sketch is used, and its upper bounds of panels are stored there: [count, panels].
-void twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
+// Returns as twostroke_logits.
+int twostroke_search(void* model, const float* x, int count, const Noise* noises, int32_t* tokens, float* highest) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
-  const int run = m.team->vacant();
-  Search& search = m.searches[run];
-  search.begin(*m.head, x, noises, count, m.sketch && (highest || count <= SKETCH_PAYS));
-  m.team->run(run, SEARCH_PHASES, true, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
+  const bool by_sketch = m.sketch && (highest || count <= SKETCH_PAYS);
+  std::optional<Ranks::Pinned> pinned;
+  if (m.ranks && !lost(m)) {
+    pinned.emplace(*m.ranks);
+    Shelf shelf(*m.ranks);
+    Order order{.kind = Order::SEARCH, .count = count, .x = x, .noises = noises, .by_sketch = by_sketch};
+    shelf.put(order.x, size_t(count) * m.head->cols), shelf.put(order.noises, count);
+    give(m, shelf, order);
+  }
+  const Search& search = run_search(m, x, count, noises, by_sketch);
   end_search(search, count, chunks_of(m.head->width), tokens);
-  if (highest) std::copy_n(search.highest, count * m.head->jobs.size(), highest);
+  if (highest) std::copy_n(search.highest, size_t(count) * (m.head->width / PANEL), highest);
+  return int(lost(m));
 }
 
 // The summaries of [rows, count] logits.
@@ -226,19 +293,96 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
 
 // Runs all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], whose first three
 // dimensions have strides; result: [wanted, hidden]. Members may still read weights and `kv` when this,
-// twostroke_logits or twostroke_search returns: call twostroke_settle before freeing either.
-void twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
+// twostroke_logits or twostroke_search returns: call twostroke_settle before freeing either. Returns as twostroke_logits.
+int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
-  const int run = m.team->vacant(), blocks = int(m.blocks.size());
-  Pass& pass = m.passes[run];
-  pass.begin(m, *batch, kv, strides, m.team->size(), m.common);
-  m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
-    embed(m, own, pass, inputs_of(m, pass, 0));
-    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {m.blocks[0].qkv.groups()});
-    for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
-  }));
-  pass.hand_out(result);
+  if (!m.ranks) {
+    run_pass(m, *batch, kv, strides, false).hand_out(result);
+    return 0;
+  }
+  if (lost(m)) return int(lost(m));
+  const Ranks::Pinned pinned(*m.ranks);
+  Shelf shelf(*m.ranks);
+  Order order{.kind = Order::FORWARD, .batch = shelved(m, shelf, *batch)};
+  for (const Ranks::Pool& pool : m.ranks->pools) {
+    if (const int64_t at = (uint8_t*)kv - pool.data; pool.data && at >= 0 && at < int64_t(pool.bytes))
+      order.pool = int(&pool - m.ranks->pools.data()), order.kv = at;
+  }
+  std::copy_n(strides, 3, order.strides);
+  give(m, shelf, order);
+  run_pass(m, order.batch, kv, strides, true).hand_out(result);
+  const size_t queries = m.blocks.size() * batch->num_queries * m.config.heads * m.config.dim;
+  if (queries) std::copy_n(order.batch.queries, queries, batch->queries);
+  const size_t states = (m.blocks.size() + 1) * batch->num_states * m.config.hidden;
+  if (batch->num_states) std::copy_n(order.batch.states, states, batch->states);
+  return int(lost(m));
 }
+
+// Ranks: see ranks.h. `memory` of `bytes` is shared and zeroed; `cores` is a list of `num_cores`, which may be empty.
+void* twostroke_ranks(uint8_t* memory, int64_t bytes, int rank, int size, double patience_s, const int32_t* cores,
+                      int num_cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int i = 0; i < num_cores; i++) CPU_SET(cores[i], &set);
+  return new Ranks(memory, bytes - 2 * HUGE_PAGE, rank, size, patience_s, set);
+}
+void twostroke_ranks_free(void* ranks) { delete (Ranks*)ranks; }
+
+// Lets a model compute with others. In all ranks the same models join in the same order.
+void twostroke_join(void* model, void* ranks) {
+  Ranks& with = *(Ranks*)ranks;
+  ((Model*)model)->join(with);
+  with.models.push_back(model);
+}
+
+// Where this process has the memory of a pool, or nowhere any more. In all ranks a pool has the same number.
+void twostroke_pool(void* ranks, int number, uint8_t* data, int64_t bytes) {
+  auto& pools = ((Ranks*)ranks)->pools;
+  if (number >= int(pools.size())) pools.resize(number + 1);
+  pools[number] = {data, size_t(bytes)};
+}
+
+// By rank 0: lets the others return from twostroke_follow, as there is a message for them.
+void twostroke_listen(void* ranks) { ((Ranks*)ranks)->give(Order{.kind = Order::LISTEN}); }
+
+// By the others: follows orders until there is a message (0), or a rank is lost (see twostroke_logits).
+int twostroke_follow(void* handle) {
+  Ranks& ranks = *(Ranks*)handle;
+  Order given;
+  while (ranks.take(given)) {
+    if (given.kind == Order::LISTEN) return 0;
+    const Order order = Shelf(ranks).unpacked(given);
+    if (order.kind == Order::EXCHANGE) {
+      exchange(ranks, order.count, order.width, order.model, order.sums);
+      continue;
+    }
+    Model& m = *(Model*)ranks.models[order.model];
+    if (order.kind == Order::FORWARD)
+      run_pass(m, order.batch, (uint16_t*)(ranks.pools[order.pool].data + order.kv), order.strides, true);
+    else if (order.kind == Order::LOGITS)
+      run_logits(m, order.x, order.count, nullptr, nullptr);
+    else
+      run_search(m, order.x, order.count, order.noises, order.by_sketch);
+  }
+  return int(ranks.lost());
+}
+
+// By rank 0, for measurements: see exchange.h.
+int64_t twostroke_exchange(void* handle, int rows, int width, int rounds, int sums) {
+  Ranks& ranks = *(Ranks*)handle;
+  const Ranks::Pinned pinned(ranks);
+  ranks.give(Order{.kind = Order::EXCHANGE, .model = rounds, .count = rows, .width = width, .sums = bool(sums)});
+  return exchange(ranks, rows, width, rounds, sums);
+}
+// The same: see Ranks::take_account.
+void twostroke_account(void* ranks, int64_t* meetings, int64_t* waited_ns) {
+  std::tie(*meetings, *waited_ns) = ((Ranks*)ranks)->take_account();
+}
+
+// Marks a rank as lost, for all ranks.
+void twostroke_lose(void* ranks, int rank) { ((Ranks*)ranks)->lose(1 + rank); }
+// 0, or 1 + the rank that was lost first, or 1000 + one that was late.
+int twostroke_lost(void* ranks) { return int(((Ranks*)ranks)->lost()); }
 }
 #pragma GCC visibility pop

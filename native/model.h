@@ -15,6 +15,7 @@ struct Model : Decoder {
     std::vector<Job> candidates, jobs;
     std::vector<Choice> choices;
     Routes routes;
+    uint32_t meeting = 0;  // of ranks, the next
   };
   std::vector<Private> own;
   std::vector<Pass> passes;  // [runs of the team]
@@ -22,19 +23,44 @@ struct Model : Decoder {
   std::vector<Product> products;
   std::vector<Search> searches;
   std::unique_ptr<Sketch> sketch;  // of the head
+  Ranks* ranks = nullptr;  // with which it computes; null if alone
 
   Model(const Config& config, const Matrix* embed, Team* team)
-      : Decoder{config, embed, {}, {}, {}}, team(team), own(team->all()), passes(team->runs()), products(team->runs()),
+      : Decoder{config, embed, {}, nullptr, {}, nullptr}, team(team), own(team->all()), passes(team->runs()), products(team->runs()),
         searches(team->runs()) {
     for (int i = 0; i < team->all(); i++) own[i].member = i;
   }
 
-  // body(own) as a job of the team.
+  // Lets it compute with other ranks, which have its other parts.
+  void join(Ranks& with) {
+    ranks = &with;
+    for (Pass& pass : passes) pass.share(with);
+    for (Product& product : products) product.share(with);
+    for (Search& search : searches) search.share(with);
+    common.lend(with.region(COMMON), with.region_bytes());
+  }
+
+  // body(own) as a job of the team, after which all ranks have done it.
   template <class Body>
   Team::Job job(const Body& body) {
-    return [this, body](int member) {
+    const uint32_t meeting = ranks ? ranks->next_meeting() : 0;
+    return [this, body, meeting](int member) {
+      own[member].meeting = meeting;
       body(own[member]);
+      meet(own[member]);
       own[member].work.end();
     };
+  }
+
+  // Called after a phase whose results other ranks read, or whose inputs they may write next.
+  void meet(Private& own) {
+    if (ranks) ranks->meet(own.meeting++);
+  }
+  // As Team::share, followed by a meeting, for pieces that any rank can compute: each takes a part.
+  template <class Piece>
+  void spread(int count, Private& own, const Piece& piece) {
+    const int first = ranks ? ranks->first(count) : 0, last = ranks ? ranks->last(count) : count;
+    team->share(last - first, own.member, [&](int i) { piece(first + i); });
+    meet(own);
   }
 };

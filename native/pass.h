@@ -4,35 +4,40 @@
 #include <numeric>
 
 #include "noise.h"
+#include "ranks.h"
 #include "room.h"
 #include "summary.h"
 
-// A single product. Small results are first stored here and then copied, so that its pieces are pure.
+// A single product. Small results are first stored here and then copied, so that its pieces are pure; so are those of
+// several ranks, each of which computes a part.
 struct Product {
   const float* x;
   uint8_t* inputs;  // packed rows
   float* out;
   Summary *chunks, *summaries;  // [rows, chunks], [rows]
-  bool pure;
+  bool pure, copied;
 
   void begin(const Linear& layer, const float* lent, int count, float* result) {
     constexpr size_t QUICKLY_COPIED = 1 << 20;
     const size_t values = size_t(count) * layer.cols, x_size = round_up(sizeof(float) * values, LINE);
     const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE), out_size = sizeof(float) * count * layer.width;
     const size_t parts = size_t(count) * chunks_of(layer.width), summed = round_up(sizeof(Summary) * (parts + count), LINE);
-    pure = out_size <= QUICKLY_COPIED;
-    uint8_t* at = memory_.get<uint8_t>(x_size + ready + summed + (pure ? out_size : 0));
+    pure = !shared_ && out_size <= QUICKLY_COPIED, copied = shared_ || pure;
+    uint8_t* at = memory_.get<uint8_t>(x_size + ready);
     std::copy_n(lent, values, (float*)at);
     x = (float*)at, inputs = at + x_size;
-    chunks = (Summary*)(inputs + ready), summaries = chunks + parts;
-    out = pure ? (float*)(inputs + ready + summed) : result;
+    chunks = (Summary*)made_.get<uint8_t>(summed + (copied ? out_size : 0)), summaries = chunks + parts;
+    out = copied ? (float*)((uint8_t*)chunks + summed) : result;
   }
+  void share(const Ranks& ranks) { made_.lend(ranks.region(PRODUCT), ranks.region_bytes()), shared_ = true; }
 
  private:
-  Buffer memory_;
+  Buffer memory_, made_;
+  bool shared_ = false;
 };
 
-// An argmax of each row's products with noise, in separate memory, so that its pieces are pure.
+// An argmax of each row's products with noise, in separate memory, so that its pieces are pure, unless several ranks
+// compute them.
 struct Search {
   const float* x;
   Noise* noises;            // [rows]
@@ -44,19 +49,19 @@ struct Search {
 
   void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count, bool by_sketch) {
     sketched = by_sketch;
-    const size_t values = size_t(count) * layer.cols, panels = sketched ? layer.jobs.size() : 0;
-    const size_t floats = values + count * (2 * panels + 1);
+    const size_t values = size_t(count) * layer.cols, panels = sketched ? layer.width / PANEL : 0;
     const size_t ready = round_up(Rows::bytes(count, layer.cols), LINE);
     const size_t bests = size_t(count) * chunks_of(layer.width);
-    inputs = memory_.get<uint8_t>(ready + sizeof(float) * floats + sizeof(Best) * bests + sizeof(Noise) * count);
-    float* at = (float*)(inputs + ready);
-    x = at, likely = at + values, highest = likely + count * panels, floors = highest + count * panels;
-    found = (Best*)(floors + count), noises = (Noise*)(found + bests);
-    std::copy_n(lent, values, at), std::copy_n(lent_noises, count, noises);
+    inputs = memory_.get<uint8_t>(ready + sizeof(float) * values + sizeof(Noise) * count);
+    x = (float*)(inputs + ready), noises = (Noise*)(x + values);
+    likely = (float*)found_.get<uint8_t>(sizeof(float) * count * (2 * panels + 1) + sizeof(Best) * bests);
+    highest = likely + count * panels, floors = highest + count * panels, found = (Best*)(floors + count);
+    std::copy_n(lent, values, (float*)x), std::copy_n(lent_noises, count, noises);
   }
+  void share(const Ranks& ranks) { found_.lend(ranks.region(PRODUCT), ranks.region_bytes()); }
 
  private:
-  Buffer memory_;
+  Buffer memory_, found_;
 };
 
 constexpr int DECODE_ROWS = 32;  // with more rows, prefetched data is evicted before its use
@@ -67,8 +72,16 @@ class Pass {
   Batch batch{};  // copied; angles by row, not by position
   Room room;
 
-  // `common` is memory of all passes of the model.
-  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members, Buffer& common) {
+  // Lets its rows lie where all ranks have them.
+  void share(const Ranks& ranks) {
+    ranks_ = &ranks;
+    memory_.lend(ranks.region(PASS), ranks.region_bytes());
+    rest_memory_.lend(ranks.region(REST), ranks.region_bytes());
+  }
+
+  // `common` is memory of all passes of the model. The batch has angles by position, or `by_row`.
+  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members, Buffer& common,
+             bool by_row = false) {
     batch = lent, kv_ = kv, config_ = &model.config;
     std::copy_n(strides, 3, strides_);
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
@@ -81,7 +94,7 @@ class Pass {
     cos_.clear(), sin_.clear();
     for (int rope = 0; rope < config_->num_ropes; rope++)
       for (size_t row = 0; row < rows; row++) {
-        const size_t at = (size_t(rope) * lent.turns + lent.positions[row]) * half;
+        const size_t at = (size_t(rope) * lent.turns + (by_row ? row : lent.positions[row])) * half;
         cos_.insert(cos_.end(), lent.cos + at, lent.cos + at + half);
         sin_.insert(sin_.end(), lent.sin + at, lent.sin + at + half);
       }
@@ -97,14 +110,19 @@ class Pass {
       plans_.push_back(plan(b.window, all_, members));
       partials = std::max(partials, plans_.back().attention.num_partials);
     }
-    room = Room(model, model.blocks.size(), memory_, common, rows, partials * (config_->dim + 16));
+    room = Room(model, model.blocks.size(), memory_, common, choices_, rows, partials * (config_->dim + 16));
     if (!cut_) return;
     last_plan_ = plan(model.blocks.back().window, wanted_, members);
-    rest_ = Room(model, 1, rest_memory_, rest_memory_, wanted_.size(), last_plan_.attention.num_partials * (config_->dim + 16));
+    rest_ = Room(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
+                 last_plan_.attention.num_partials * (config_->dim + 16));
   }
 
-  // Whether its pieces may be computed twice, and after the pass is over: see threads.h.
-  bool pure() const { return room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !batch.num_queries && !batch.num_states; }
+  // Whether its pieces may be computed twice, and after the pass is over: see threads.h. Not in memory of several ranks,
+  // where the next pass is.
+  bool pure() const {
+    const bool returns = batch.num_queries || batch.num_states;
+    return !ranks_ && room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !returns;
+  }
 
   // Whether a block continues with only some rows after its keys and values; these rows, and their memory.
   bool cut(size_t block) const { return cut_ && block == last_; }
@@ -155,7 +173,7 @@ class Pass {
     std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
   Plan plan(int window, std::span<const int64_t> rows, int members) const {
-    Plan made{window, plan_attention(*config_, batch, rows, window, members), {}};
+    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->size : 1), {}};
     for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
       made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
     return made;
@@ -180,5 +198,6 @@ class Pass {
   size_t last_ = 0;  // block
   bool cut_ = false;
   Room rest_;
-  Buffer memory_, rest_memory_;
+  Buffer memory_, rest_memory_, choices_, rest_choices_;
+  const Ranks* ranks_ = nullptr;
 };

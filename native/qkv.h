@@ -79,7 +79,7 @@ void store_entries(Model& m, Model::Private& own, const Heads& from, Layer kv) {
   const Batch& batch = from.batch;
   m.team->share_once(batch.num_rows, own.member, [&](int row) {
     const uint16_t* k = from.entries + size_t(row) * 2 * kv.kv_heads * kv.dim;
-    for (int h = 0; h < kv.kv_heads; h++, k += kv.dim)
-      kv.store(batch.pages[row], h, int(batch.slots[row]), k, k + kv.kv_heads * kv.dim);
+    for (int h = from.config.first_kv_head; h < from.config.last_kv_head; h++)
+      kv.store(batch.pages[row], h, int(batch.slots[row]), k + h * kv.dim, k + (kv.kv_heads + h) * kv.dim);
   });
 }

@@ -20,8 +20,9 @@ class Room {
   };
 
   Room() = default;
-  // Memory of `blocks` blocks, and of an x after the last.
-  Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, size_t rows, size_t partials)
+  // Memory of `blocks` blocks, and of an x after the last. `choices` is of this process alone: indices from memory that a
+  // lost rank left incomplete would lead anywhere.
+  Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
     for (const Block& b : model.blocks) {
@@ -36,8 +37,8 @@ class Room {
     apart_ = size_ * count <= APART;
     if (!apart_) size_ = measure();
     const size_t size = apart_ ? size_ * count : size_;
-    memory_ = (apart_ ? memory : common).get<uint8_t>(size + sizeof(Choice) * choices_ * blocks);
-    all_choices_ = (Choice*)(memory_ + size);
+    memory_ = (apart_ ? memory : common).get<uint8_t>(size);
+    all_choices_ = choices.get<Choice>(choices_ * blocks);
   }
   bool apart() const { return apart_; }
 

@@ -16,18 +16,18 @@ inline F of_tokens(const Model& m, F products, int column) {
 inline void search_all(Model& m, Model::Private& own, const Search& search, int count) {
   const Linear& layer = *m.head;
   const Rows rows = prepare(m, own, layer, search.x, count, search.inputs, m.head_norm);
-  const int chunks = chunks_of(layer.width);
-  m.team->share(chunks, own.member, [&](int chunk) {
+  const int chunks = chunks_of(layer.width), before = first_chunk(layer);
+  m.team->share(own_chunks(layer), own.member, [&](int i) {
     Highest* highest = own.found.get<Highest>(count);
     std::fill_n(highest, count, Highest{});
-    multiply_chunk(own, layer, chunk, rows, count, [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    multiply_chunk(own, layer, i, rows, count, [&](const Job* jobs, int n, int first, int block, const F* sums) {
       for (int r = 0; r < block; r++)
         for (int i = 0; i < n; i++) {
           const F products = of_tokens(m, sums[i * ROW_BLOCK + r], jobs[i].column);
           highest[first + r].look(products, search.noises[first + r], jobs[i].column);
         }
     });
-    for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = highest[r].best();
+    for (int r = 0; r < count; r++) search.found[r * chunks + before + i] = highest[r].best();
   });
 }
 
@@ -37,14 +37,15 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
   const Sketch& sketch = *m.sketch;
   const Rows rows = prepare_together(m, own, layer, search.x, count, search.inputs, m.head_norm);
   const SketchRows sketched = sketch.prepare(layer.kinds, rows, search.noises, own.sketched);
-  const int chunks = chunks_of(layer.width), panels = int(layer.jobs.size());
-  m.team->share(chunks, own.member, [&](int chunk) {
-    const auto [first, end] = panels_of(layer, chunk);
+  const int chunks = chunks_of(layer.width), panels = layer.width / PANEL;
+  const int before = first_chunk(layer), skipped = before * (CHUNK / PANEL);  // chunks and panels of other ranks
+  m.team->share(own_chunks(layer), own.member, [&](int i) {
+    const auto [first, end] = panels_of(layer, i);
     for (int p = first; p < end; p++) {
       float likely[SKETCH_ROWS], highest[SKETCH_ROWS];
-      sketch.bounds(p, sketched, likely, highest);
+      sketch.bounds(p, skipped + p, sketched, likely, highest);
       for (int r = 0; r < count; r++) {
-        const size_t at = size_t(r) * panels + p;
+        const size_t at = size_t(r) * panels + skipped + p;
         search.likely[at] = likely[r], search.highest[at] = highest[r];
       }
     }
@@ -55,27 +56,31 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
       for (int r = 0; r < count; r++) highest[r].look(of_tokens(m, sums[r], job.column), search.noises[r], job.column);
     });
   };
+  m.meet(own);
   // A product that is likely to be the largest, or close to it.
   m.team->share(count, own.member, [&](int r) {
     const float* likely = search.likely + size_t(r) * panels;
-    Job job = layer.jobs[std::max_element(likely, likely + panels) - likely];
+    const ptrdiff_t best = std::max_element(likely, likely + panels) - likely - skipped;
+    if (best < 0 || best >= ptrdiff_t(layer.jobs.size())) return;  // another rank's
+    Job job = layer.jobs[best];
     job.next = job.begin();
     Highest found[SKETCH_ROWS];
     look_at(job, found);
     search.floors[r] = found[r].best().value;
   });
-  m.team->share(chunks, own.member, [&](int chunk) {
+  m.meet(own);
+  m.team->share(own_chunks(layer), own.member, [&](int i) {
     own.candidates.clear();
-    const auto [first, end] = panels_of(layer, chunk);
+    const auto [first, end] = panels_of(layer, i);
     for (int p = first; p < end; p++) {
       bool may_win = false;
-      for (int r = 0; r < count; r++) may_win |= !(search.highest[size_t(r) * panels + p] < search.floors[r]);
+      for (int r = 0; r < count; r++) may_win |= !(search.highest[size_t(r) * panels + skipped + p] < search.floors[r]);
       if (may_win) own.candidates.push_back(layer.jobs[p]);
     }
     for (size_t i = 0; i + 1 < own.candidates.size(); i++) own.candidates[i].next = own.candidates[i + 1].begin();
     Highest found[SKETCH_ROWS];  // another member may be in this piece, and must not read incomplete data
     for (const Job& job : own.candidates) look_at(job, found);
-    for (int r = 0; r < count; r++) search.found[r * chunks + chunk] = found[r].best();
+    for (int r = 0; r < count; r++) search.found[r * chunks + before + i] = found[r].best();
   });
 }
 

@@ -57,9 +57,10 @@ class Sketch {
 
   // Packs `rows`, the packed inputs of the head, for the sketch, in `memory`.
   SketchRows prepare(Kinds kinds, Rows rows, const Noise* noises, Buffer& memory) const;
-  // For a panel and each row: an estimate and an upper bound of its largest product with noise.
-  void bounds(int panel, const SketchRows& rows, float* likely, float* highest) const {
-    with_count(rows.count, [&]<int M>() { multiply<M>(panel, rows, likely, highest); });
+  // For a panel and each row: an estimate and an upper bound of its largest product with noise. `number`: that of the
+  // panel in the whole head, of which this may be a rank's part.
+  void bounds(int panel, int number, const SketchRows& rows, float* likely, float* highest) const {
+    with_count(rows.count, [&]<int M>() { multiply<M>(panel, number, rows, likely, highest); });
   }
 
  private:
@@ -70,7 +71,7 @@ class Sketch {
   void look(const float* norm, Team& team);
   bool draw(int panel, F* weights) const;
   template <int M>
-  void multiply(int panel, const SketchRows& rows, float* likely, float* highest) const;
+  void multiply(int panel, int number, const SketchRows& rows, float* likely, float* highest) const;
   template <int M = SKETCH_ROWS, class Action>
   static void with_count(int count, const Action& action) {
     if (count == M) return action.template operator()<M>();
@@ -133,7 +134,7 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, B
 }
 
 template <int M>
-[[gnu::noinline]] void Sketch::multiply(int p, const SketchRows& rows, float* likely, float* highest) const {
+[[gnu::noinline]] void Sketch::multiply(int p, int number, const SketchRows& rows, float* likely, float* highest) const {
   const SketchPanel& from = panel(p);
   const uint8_t* quants = (const uint8_t*)(&from + 1);
   F acc[M];  // in registers only if all loops over it are unrolled
@@ -173,7 +174,7 @@ template <int M>
     const F product = add(fma(wide_product, load(from.wide_scale), acc[m]), set1(row.mean + row.slack));
     const F off = fma(load(from.rest), set1(row.rest), mul(load(from.size), set1(row.size)));
     const Noise& noise = rows.noises[m];
-    const F added = gumbel(noise, p * PANEL);
+    const F added = gumbel(noise, number * PANEL);
     found[m] = with_noise(product, noise, added), found[SKETCH_ROWS + m] = with_noise(add(product, off), noise, added);
   }
   if constexpr (M == SKETCH_ROWS) {

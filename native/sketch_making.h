@@ -42,7 +42,7 @@ inline void Sketch::look(const float* norm, Team& team) {
   for (int c = 0; c < cols; c++) {
     double total = 0;
     for (int i = 0; i < count; i++) total += sums[size_t(i) * cols + c], size[c] += squares[size_t(i) * cols + c];
-    mean_[c] = float(total / (count * PANEL));
+    mean_[c] = float(total / (std::max(count, 1) * PANEL));
     all += double(mean_[c]) * mean_[c];
   }
   mean_size_ = float(std::sqrt(all));

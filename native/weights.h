@@ -42,6 +42,7 @@ struct Matrix {
   std::shared_ptr<uint8_t> memory;  // shared with neighbouring matrices
   uint8_t* data;
   float highest = 0;  // bound of the weights' magnitude; not computed for bfloat16
+  int first = 0, all = rows;  // of a part of a matrix: its first row, and the rows of the whole
 
   const Layout& layout() const { return LAYOUTS[format]; }
   int groups() const { return cols / GROUP; }

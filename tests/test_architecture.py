@@ -14,7 +14,8 @@ from twostroke.backends.native import library
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
-REFERENCE = {f"backends/reference/{name}.py" for name in ("backend", "decoder", "memory", "operations")}
+REFERENCE_FILES = ("backend", "decoder", "group", "memory", "operations", "ranks")
+REFERENCE = {f"backends/reference/{name}.py" for name in REFERENCE_FILES}
 WITH_TORCH = {*REFERENCE, "pruning.py", "distilling.py"}
 
 

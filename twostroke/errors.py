@@ -60,6 +60,10 @@ class EngineFailed(EngineStopped):
     """The engine takes no more requests, because a step has failed."""
 
 
+class RankLost(EngineFailed):
+    """A process that computes a part of the model (tensor parallelism) has ended, or does not answer."""
+
+
 class InvalidRequest(TwostrokeError):
     """A request's parameters are out of range or do not fit the model."""
 

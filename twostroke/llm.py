@@ -30,6 +30,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import HostBudget
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
+from twostroke.ranks.processes import require_size
 from twostroke.sampling.params import SamplingParams
 from twostroke.scoring import score, scored_request
 from twostroke.system.cores import count_threads
@@ -69,6 +70,7 @@ class LLM:
         student: str | Checkpoint | None = None,
         draft: str | Checkpoint | None = None,
         threads: int | None = None,
+        tp: int = 1,
         kv_bytes: int | None = None,
         page_size: int = 16,
         prefix_index: str = "radix",
@@ -96,8 +98,10 @@ class LLM:
                 re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
             draft: a model with the same tokenizer that guesses tokens; names as for `student`. If its geometry
                 differs, it has a separate pool with the same number of pages.
-            threads: CPU threads, at most 8 per core. None uses one per core that is available to this process by its
-                affinity and its container's CPU quota.
+            threads: CPU threads, at most 8 per core, of each rank. None uses one per core that is available to this
+                process by its affinity and its container's CPU quota; ranks divide these.
+            tp: tensor parallelism: the number of processes (ranks) on this host that compute together. The bits of all
+                results are those of one (docs/tensor-parallelism.md).
             kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
                 its container's limit; file cache counts as available), at most 4 GiB; on a GPU, 70% of what its
                 memory has free beside the weights.
@@ -125,7 +129,8 @@ class LLM:
         if prefix_index not in INDEXES:
             raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
         check_weights(weights)  # before anything is fetched
-        threads = count_threads(threads)
+        require_size(tp)
+        threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)
         try:
@@ -135,7 +140,7 @@ class LLM:
                 self.verified.require()
             checkpoint = quantize(opened, weights, threads)
             chosen = create_backend(
-                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size
+                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp
             )
 
             def pool_for(geometry: Geometry) -> PagePool:

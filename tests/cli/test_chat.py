@@ -53,6 +53,24 @@ def test_commands(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None
     assert result.stderr.count("TTFT") == 4
 
 
+def test_a_chat_that_outgrows_the_context(run: Callable[..., Result], tiny: str) -> None:
+    """It is told on stderr, and in the facts of the turn; without room it is refused if so wished."""
+    options = ("chat", "-m", tiny, *OPTIONS, "--kv-bytes", 160 * 768, "--backend", "reference", "--json")
+    lines = "the fox jumps over the lazy dog\n" * 6
+    result = run(*options, stdin=lines)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    gone = [turn["left_out"]["messages"] for turn in facts["turns"]]
+    assert sum(gone) > 0
+    assert len(facts["messages"]) == 12 - sum(gone)
+    assert result.stderr.count("the context is full: the ") == sum(count > 0 for count in gone)
+    refused = run(*options, "--when-full", "refuse", stdin=lines)
+    assert refused.exit_code == 1
+    assert "shorten it" in refused.stderr
+    wrong = run(*options, "--when-full", "forget", stdin="")
+    assert "when_full must be one of refuse, drop, window" in wrong.stderr
+
+
 def test_a_saved_conversation_goes_on(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:
     talk = tmp_path / "talk"
     whole = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\njumps\n")

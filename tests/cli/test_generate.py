@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from twostroke.conversation.fitting import with_cut_passages
 from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method, registry
 
@@ -281,3 +282,14 @@ def test_a_technique_that_cannot_be_loaded(run: Callable[..., Result], tiny: str
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {technique} cannot be used: line 4: ImportError: cannot import name")
     assert result.stderr.count("\n") == 1
+
+
+def test_passages_are_cut_to_a_budget(run: Callable[..., Result], tiny: str, llm: LLM) -> None:
+    """As the shorter text, and told on stderr."""
+    text = "the quick brown fox jumps\n\nover the lazy dog\n\nwho jumps?"
+    [cut], left_out = with_cut_passages([{"role": "user", "content": text}], 6, llm.tokenizer)
+    options = ("generate", "-m", tiny, "--max-tokens", 9, "--ignore-eos")
+    shorter = run(*options, "--prompt", text, "--passage-budget", 6)
+    assert left_out.passages == 2
+    assert shorter.stdout == run(*options, "--prompt", cut["content"]).stdout
+    assert left_out.text in shorter.stderr

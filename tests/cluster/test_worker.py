@@ -1,7 +1,7 @@
 """What a worker does with a request, with Dynamo's package and without its processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM
     """A test that is given a worker which runs, and its model."""
 
     @asynccontextmanager
-    async def opened(llm: LLM, folder: Path) -> AsyncIterator[Worker]:
+    async def opened(llm: LLM, folder: Path) -> AsyncGenerator[Worker]:
         worker = Worker(llm, "both", Place(cards=folder))
         await worker.start(1)
         try:

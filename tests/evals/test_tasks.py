@@ -13,7 +13,8 @@ import pytest
 from twostroke.checkpoints import fetch
 from twostroke.errors import FetchError, InvalidRequest
 from twostroke.evals.task import Item, Task, encode_answer, encode_prompt, random_stream
-from twostroke.evals.tasks import ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.evals.tasks import ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.evals.tasks import cloze as cloze_task
 from twostroke.evals.tasks.names import draw_names, names_of, ordinal
 from twostroke.llm import LLM
 
@@ -46,6 +47,29 @@ def test_the_answer_is_in_the_middle_and_nowhere_else(names: int, different: int
         before, after = asked.partition("?")[0].split(" and directly before ")
         found = [b for a, b, c in zip(listed, listed[1:], listed[2:], strict=False) if (a, c) == (before, after)]
         assert found == [item.answers[0]]
+
+
+def test_the_word_occurs_once_and_in_the_sentence_asked_for(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    article = (
+        "The river was crossed by the general {0} in a cold winter. It is now a {1} of some fame in the whole land."
+    )
+    texts = [
+        article.format(*names) for names in (("Alberto", "Museum"), ("Bertoldo", "Castle"), ("Carlotta", "Temple"))
+    ]
+    monkeypatch.setattr(cloze_task, "articles", lambda: iter(texts))
+    for item in Cloze(2).items(tokenizer, 20, seed=1):
+        *passages, question = text(item).split("\n\n")
+        word = str(item.answers[0])
+        assert len(passages) == 2
+        assert all(passage in texts for passage in passages)
+        assert sum(passage.count(word) for passage in passages) == 1
+        assert word not in question
+        asked = question.partition("for one word: ")[2].partition(" Which word is it?")[0]
+        assert sum(asked.replace("____", word) in passage for passage in passages) == 1
+        assert Cloze().correct(item, f"It is {word.lower()}.")
+        assert not Cloze().correct(item, f"{word}s")
+    assert Cloze(2).items(tokenizer, 7, seed=1) == Cloze(2).items(tokenizer, 20, seed=1)[:7]
+    assert Cloze(2).items(tokenizer, 7, seed=2) != Cloze(2).items(tokenizer, 7, seed=1)
 
 
 @pytest.mark.parametrize("task", [NameIndex(12), MiddleMatch(), LongForm()])

@@ -212,7 +212,8 @@ def check_map(found: tuple[np.ndarray, ...], expected: torch.Tensor) -> None:
 def test_both_ways(tiny_llm: TinyLLM) -> None:
     """Counted by the engine, and equal to the formulas; the same tokens, also where they are drawn."""
     llm = tiny_llm()
-    for sampling in ({}, {"temperature": 1.5, "seed": 3}):
+    drawn: dict[str, Any] = {"temperature": 1.5, "seed": 3}
+    for sampling in ({}, drawn):
         made = explained(llm, max_tokens=7, aspects=Aspects(naive=6), **sampling)
         found, p, g = made.both_ways, len(made.tokens), 6
         assert found is not None

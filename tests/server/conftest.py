@@ -47,10 +47,10 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **settings: Any) -> Generator[Serving]:
-    """A server on a free port of the loopback interface."""
+def serving(llm: LLM, port: int = 0, **settings: Any) -> Generator[Serving]:
+    """A server on a port of the loopback interface, a free one unless it is given."""
     chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
-    server = make_server(llm, Settings(**(chosen | settings)), "127.0.0.1", 0)
+    server = make_server(llm, Settings(**(chosen | settings)), "127.0.0.1", port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     eventually(lambda: server.started)

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.server.conftest import LONG, Serving, eventually, serving
+from twostroke.conversation.fitting import with_cut_passages
 from twostroke.llm import LLM
 from twostroke.methods import method
 
@@ -390,3 +391,56 @@ def test_openais_defaults_where_a_model_states_none(client: openai.OpenAI, refer
     common: Any = {"max_tokens": 20, "seed": 5}
     made = client.completions.create(model="tiny", prompt="the quick", **common)
     assert [choice.text for choice in made.choices] == texts(reference, ["the quick"], **common, temperature=1.0)[0]
+
+
+def test_a_chat_that_outgrows_the_context(client: openai.OpenAI, server: Serving) -> None:
+    """The oldest turns go, whole; the answer is that of the chat without them; what is gone is told three times."""
+    system: Any = {"role": "system", "content": "be quick"}
+    turns: Any = [{"role": role, "content": "the fox? " * 100} for _ in range(4) for role in ("user", "assistant")]
+    turns.append({"role": "user", "content": "the end"})
+    most, fields = server.llm.config.max_position, {"model": "tiny", "max_tokens": 8, "temperature": 0}
+
+    def size(messages: Any) -> int:
+        return len(server.llm.tokenizer.encode_chat(messages))
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(messages=[system, *turns], **fields)
+    assert refused.value.code == "context_length_exceeded"
+    raw = client.chat.completions.with_raw_response.create(
+        messages=[system, *turns], extra_body={"truncation": "auto"}, **fields
+    )
+    made: Any = raw.parse()
+    starts = [start for start in range(0, 9, 2) if size([system, *turns[start:]]) + 8 <= most]
+    kept = [system, *turns[min(starts) :]]
+    assert 0 < min(starts) < 8
+    assert made.usage.prompt_tokens == size(kept)
+    without = client.chat.completions.create(messages=kept, **fields)
+    assert made.choices[0].message.content == without.choices[0].message.content
+    gone = size([system, *turns]) - size(kept)
+    assert made.left_out == {"messages": min(starts), "tokens": gone}
+    told = f"not all of the conversation is in the prompt: the {min(starts)} oldest messages ({gone:,} tokens) left out"
+    assert made.warnings == [told]
+    assert raw.headers["x-twostroke-warnings"] == told
+    chunks = list(
+        client.chat.completions.create(
+            messages=[system, *turns], stream=True, extra_body={"truncation": "auto"}, **fields
+        )
+    )
+    assert chunks[0].left_out == made.left_out  # pyright: ignore
+    long: Any = [{"role": "user", "content": "the fox? " * 1500}]
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(messages=long, extra_body={"truncation": "auto"}, **fields)
+
+
+def test_passages_are_cut_to_a_budget(client: openai.OpenAI, server: Serving) -> None:
+    """As if the client had sent the shorter passages."""
+    text = "\n\n".join(["the quick brown fox " * 10, "jumps over " * 3, "who jumps?"])
+    fields: Any = {"model": "tiny", "max_tokens": 8, "temperature": 0}
+    made: Any = client.chat.completions.create(
+        messages=[{"role": "user", "content": text}], extra_body={"passage_budget": 20}, **fields
+    )
+    [cut], left_out = with_cut_passages([{"role": "user", "content": text}], 20, server.llm.tokenizer)
+    without = client.chat.completions.create(messages=[cut], **fields)  # pyright: ignore
+    assert made.choices[0].message.content == without.choices[0].message.content
+    assert made.usage.prompt_tokens == len(server.llm.tokenizer.encode_chat([cut]))
+    assert made.left_out == {"passages": left_out.passages, "passage_tokens": left_out.passage_tokens}

@@ -82,7 +82,7 @@ def decisions(fleet: Fleet, traffic: Traffic) -> tuple[list[Any], list[Any]]:
     log = Log(service)
     service.run()
     calls = [(one.tokens, one.scheduled, one.cached, one.entered, one.moves, one.preemptions) for one in service.calls]
-    return log.lines, [*calls, service.deaths, service.lost, service.moved_bytes, service.stranded]
+    return log.lines, [*calls, sorted(service.happened.items()), service.moved_bytes, service.stranded]
 
 
 PIECES = st.tuples(st.integers(0, 3), st.sampled_from([1, 15, 16, 17, 40]))
@@ -119,7 +119,8 @@ def fleet_of(setup: Setup, drawn: dict[str, Any]) -> Fleet:
     faults = Faults(drawn["life_s"], 0.2, 0.05, drawn["lost"], 0.1, drawn["seed"])
     aware = drawn["router"] == "kv-aware" and setup.index == "off"
     router = "least-loaded" if aware else drawn["router"]
-    return Fleet(setup, *drawn["sizes"], router, Link(1e7, 1e-3), faults)
+    together, prefill, decode = drawn["sizes"]
+    return Fleet(setup, together, prefill, decode, router, Link(1e7, 1e-3), faults)
 
 
 def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:

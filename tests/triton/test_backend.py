@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.backends.test_step_in_flight import batch
+from tests.explain.test_states import asked
 from twostroke.backends.rows import Stored
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
@@ -46,6 +47,22 @@ def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
     assert logits is not None
     assert expected is not None
     assert distance(logits, expected) < 0.05
+
+
+@pytest.mark.parametrize(("family", "count"), [("gemma3", 4), ("llama", 30)])
+def test_hidden_states(family: str, count: int, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
+    """Before, between and after the layers, where products are added at once and where they are added in parts."""
+    llm = on_gpu(family)
+    mine, theirs = asked(llm, ids(count), 3), asked(tiny_llm(family), ids(count), 3)
+    assert mine.states is not None
+    assert theirs.states is not None
+    assert distance(mine.states[0], theirs.states[0]) < 0.01  # the table in bfloat16
+    for layer, (states, expected) in enumerate(zip(mine.states, theirs.states, strict=True)):
+        assert distance(states, expected) < 0.05, layer
+    tail = mine.kv.tail
+    assert tail is not None
+    assert tail.logits is not None
+    assert np.array_equal(llm.model.compiled.rows_of(mine.states[-1, -1:]).read()[0], tail.logits)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -13,8 +13,9 @@ from twostroke.llm import LLM
 from twostroke.methods import Method, Plain
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
+from twostroke.wire.handle import Handle
 from twostroke.wire.outgoing import Outgoing
-from twostroke.wire.programs import Arriving, across, prefilled_by, receiving, sending
+from twostroke.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
 from twostroke.wire.receiver import Receiver
 from twostroke.wire.sender import Sender
 from twostroke.wire.transport import Transport
@@ -45,12 +46,24 @@ class Pair:
         self.first.engine.run([Request(lambda: program, SamplingParams(), self.first.tokenizer)])
         return outgoing
 
-    def request(self, outgoing: Outgoing, prompt: list[int], method: Method | None = None, **fields: Any) -> Request:
-        """The second model's request, which goes on from there."""
-        params = SamplingParams(**fields)
-        arriving = Arriving(lambda: self.receiver.receive(outgoing.handle), params.n)
+    def request(
+        self,
+        outgoing: Outgoing | Handle,
+        prompt: list[int],
+        method: Method | None = None,
+        here: bool = False,
+        **fields: Any,
+    ) -> Request:
+        """The second model's request, which goes on from there; with `here`, it computes what does not come."""
+        params, handle = SamplingParams(**fields), outgoing if isinstance(outgoing, Handle) else outgoing.handle
+        arriving = Arriving(lambda: self.receiver.receive(handle), params.n)
         chosen, asked = method or Plain(), self._prompt(prompt)
-        return Request(lambda: receiving(chosen, asked, arriving), params, self.second.tokenizer, len(prompt))
+
+        def program() -> Program:
+            rest = receiving(chosen, asked, arriving)
+            return or_here(rest, chosen, asked) if here else rest
+
+        return Request(program, params, self.second.tokenizer, len(prompt))
 
     def moved(self, prompt: list[int], method: Method | None = None, **fields: Any) -> list[Token]:
         """The answer to a prompt that one model prefills and the other continues."""

@@ -1,6 +1,7 @@
 """The choice of a backend."""
 
 import logging
+import os
 from collections.abc import Mapping
 
 from twostroke.backends.interface import Backend
@@ -9,6 +10,7 @@ from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
+from twostroke.ranks.processes import under_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +27,13 @@ def create_backend(
     config: ModelConfig,
     matrices: Mapping[str, RawTensor],
     page_size: int,
+    tp: int = 1,
 ) -> Backend:
     """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
     "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log. On
     "cuda" it is the Triton backend, and the reference where that cannot run the model.
-    "native" is the variant with the fastest prefill that the processor can run.
+    "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of ranks.
 
     Raises:
         InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
@@ -42,6 +45,10 @@ def create_backend(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     reason, on_cpu = None, device.partition(":")[0] == "cpu"
+    if tp > 1 and (backend == "triton" or not on_cpu):
+        raise InvalidRequest(f"tp={tp} computes on CPUs: leave out device and backend, or tp")
+    if tp > 1 and under_torchrun() and backend != "reference":
+        raise InvalidRequest("ranks that torchrun starts compute with backend=reference; native ones need no torchrun")
     if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
         made = _triton(device, dtype, config, matrices)
         if not isinstance(made, str):
@@ -56,7 +63,7 @@ def create_backend(
             asked = f"on {device}" if dtype == "auto" else f"in {dtype} on {device}"
             reason = f"it computes in float32 on a CPU, not {asked}"
         if reason is None and (backend in NATIVE or dtype == "auto"):
-            return native.NativeBackend(threads, variant)
+            return native.NativeBackend(threads, variant, tp)
         if backend in NATIVE:
             raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
     try:
@@ -68,10 +75,21 @@ def create_backend(
         log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
+    if tp > 1:
+        follow_torchrun()
     try:
-        return ReferenceBackend(device, dtype, threads)
+        return ReferenceBackend(device, dtype, threads, tp)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def follow_torchrun() -> None:
+    """In a process that `torchrun` has started as another rank than 0: follow rank 0, and end with it (SystemExit)."""
+    if under_torchrun() and os.environ["RANK"] != "0":
+        from twostroke.backends.reference.follower import follow_torchrun
+
+        follow_torchrun()
+        raise SystemExit(0)
 
 
 def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor]) -> Backend | str:

@@ -42,6 +42,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from twostroke.backends.memory import Memory
+from twostroke.errors import EngineFailed
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Draw, Sampled
@@ -191,6 +192,7 @@ class Backend(Protocol):
         device: "cpu", or another PyTorch device name.
         threads: number of CPU threads.
         formats: the formats of weight matrices that it computes with; None for all. Others are re-encoded on load.
+        failure: why it computes nothing any more, since a rank is lost; None while it does.
         dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
 
@@ -217,6 +219,9 @@ class Backend(Protocol):
 
     @property
     def formats(self) -> Collection[str] | None: ...
+
+    @property
+    def failure(self) -> EngineFailed | None: ...
 
     @property
     def dtype(self) -> str: ...

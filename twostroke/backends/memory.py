@@ -90,6 +90,11 @@ class HostMemory:
         keys, values = self.storage[:, 0], self.storage[:, 1]
         self._sides = _Side(keys, "columns" if pairs else None), _Side(values, "slots" if pairs else None)
 
+    @property
+    def address(self) -> int:
+        """Where the first page is; the others follow without a gap."""
+        return self._pages.ctypes.data
+
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         return [self._pages[frame].data.toreadonly() for frame in frames]
 

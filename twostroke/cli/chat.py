@@ -54,11 +54,11 @@ def chat(
     Replies are sampled with the model's own generation defaults where it states any (`twostroke models show`),
     else with a temperature of 0.7 and a top-p of 0.9.
     """
-    sampling.params()  # wrong ones are reported before the model is loaded
-    with model_options.open() as llm:
-        from twostroke.conversation import Conversation, Overflow
+    from twostroke.conversation import Conversation, Overflow
 
-        overflow = Overflow(when_full, sinks)
+    sampling.params()  # wrong ones are reported before the model is loaded
+    overflow = Overflow(when_full, sinks)
+    with model_options.open() as llm:
         own = llm.generation or UNSTATED
         fields = own | sampling.fields()
         if load is None:

@@ -20,7 +20,7 @@ from twostroke.cli.options import (
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.evals.options import Options
 from twostroke.evals.task import Task
-from twostroke.evals.tasks import ArcChallenge, ArcEasy, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.evals.tasks import ArcChallenge, ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
 from twostroke.fields import rules
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _add_command(kind: type[Task]) -> None:
         evaluate(kind(**vars(parameters)), contenders, eval_options, model_options, as_json)
 
 
-for _task in (NameIndex, MiddleMatch, ArcChallenge, ArcEasy, LongForm, Perplexity):
+for _task in (NameIndex, MiddleMatch, Cloze, ArcChallenge, ArcEasy, LongForm, Perplexity):
     _add_command(_task)
 
 

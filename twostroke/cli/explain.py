@@ -8,9 +8,10 @@ import typer
 
 from twostroke.cli.generate import prompt_tokens, read_prompt
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
-from twostroke.cli.report import note, print_json
+from twostroke.cli.report import Loading, note, print_json
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
+from twostroke.system.save import replaceable
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def explain(
     text = read_prompt(text, prompt, prompt_file)
     if system is not None and chat is False:
         raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    if html is not None:
+        replaceable(html)
     params = sampling.params()
     method = method_options.build()
     model_options.check_companions(method)
@@ -68,7 +71,8 @@ def explain(
 
         tokens = prompt_tokens(llm, text, chat, system)
         aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
-        made = explain(llm, text, tokens, params, aspects)
+        with Loading(f"answering {len(tokens):,} tokens, and watching"):
+            made = explain(llm, text, tokens, params, aspects)
         if html is not None:
             from twostroke.explain.page import write_page
 

@@ -86,7 +86,10 @@ class ModelOptions:
     model: Annotated[
         str, _model("--model", "-m", help="A catalog name, a GGUF file, a Hugging Face directory, or a hub id.")
     ] = DEFAULT_MODEL
-    threads: Annotated[int | None, _model(help="CPU threads.", show_default="one for each core")] = None
+    threads: Annotated[int | None, _model(help="CPU threads of each process.", show_default="one for each core")] = None
+    tp: Annotated[
+        int, _model(min=1, help="Tensor parallelism: processes on this host that compute together, with equal results.")
+    ] = 1
     dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
     weights: Annotated[
         str,

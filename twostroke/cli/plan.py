@@ -144,7 +144,7 @@ def plan(
         load = make_load(made, traffic, Objectives(ttft_s, itl_s, percentile))
         made = replace(made, workload=replace(shape, concurrency=concurrency or load.sequences))
     engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
-    limits = Limits(1, ENGINE_FORMATS, known) if engine else Limits(max_tp, tuple(FORMATS), known)
+    limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
     facts = account(made, limits)
     if load is not None:
         facts["load"] = load_facts(load)
@@ -152,9 +152,11 @@ def plan(
         assert checkpoint is not None
         facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
     if html is not None:
+        from twostroke.planning.advice import advise
         from twostroke.planning.page import write_page
 
-        write_page(html, made, facts)
+        advised = advise(made, limits)
+        write_page(html, made, advised.plan if advised.steps else None, facts)
         note(f"wrote {html}")
     if as_json:
         print_json(facts)

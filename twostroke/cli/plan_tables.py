@@ -8,7 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-WORDS = {"memory": "It does not fit", "TTFT": "TTFT is over its objective", "ITL": "ITL is over its objective"}
+WORDS = {
+    "memory": "It does not fit",
+    "TTFT": "TTFT is over its objective",
+    "ITL": "ITL is over its objective",
+    "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
+}
 COLOURS = {"nothing to do": "green", "misses the objective": "yellow", "does not fit": "red"}
 
 
@@ -134,7 +139,10 @@ def _also(console: Console, facts: dict[str, Any]) -> None:
         f"KV from a tier is quicker than computing it above {facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s",
     ]
     if chunk is not None:
-        lines.append(f"chunks of at most {chunk:,} tokens keep ITL beside a prefill")
+        lines.append(
+            f"chunks of at most {chunk:,} tokens keep ITL beside a prefill; TTFT is then "
+            f"{facts['ttft_in_chunks_ms']:,.1f} ms"
+        )
     elif facts["workload"]["itl_ms"] is not None and facts["workload"]["concurrency"] > 1:
         lines.append("no chunk keeps ITL beside a prefill")
     move = "" if apart["transfer_ms"] is None else f", {apart['transfer_ms']:.1f} ms over the link"
@@ -178,9 +186,11 @@ def _levers(facts: dict[str, Any]) -> Table:
 
 
 def _table(rows: list[dict[str, Any]], left: tuple[str, ...] = ()) -> Table:
+    from twostroke.planning.account import title
+
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in left else "right", overflow="fold")
+        table.add_column(title(name), justify="left" if name in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
     return table

@@ -74,6 +74,8 @@ def serve(
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
     if log_format not in ("text", "json"):
         raise typer.BadParameter("text or json", param_hint="--log-format")
+    from twostroke.backends.choose import follow_torchrun
+
     with extra("serve", "serving"):
         from twostroke.server.http.loading import LoadingPage
         from twostroke.server.listen import address_text, end_at_signals, listen, make_server
@@ -96,6 +98,8 @@ def serve(
         body_timeout_s=body_timeout,
         keep_alive_s=keep_alive,
     )
+    if model_options.tp > 1:
+        follow_torchrun()  # only rank 0 listens
     end_at_signals()
     sockets = listen(host, port)
     url = f"http://{address_text(host, sockets[0].getsockname()[1])}/v1"
@@ -112,6 +116,8 @@ def serve(
     note(f"KV: {tiers_text(llm)}")
     with llm:
         server.run(sockets)
+    if server.lost_at is not None:
+        raise typer.Exit(1)
 
 
 def _itl_text(llm: "LLM", asked: float | str) -> str:

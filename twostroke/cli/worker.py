@@ -1,7 +1,8 @@
 """`twostroke worker`: a worker of NVIDIA Dynamo."""
 
 import os
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -28,26 +29,38 @@ def worker(
         str | None,
         _worker(envvar="DYN_EVENT_PLANE", help="Tell routers what the prefix index holds, over nats or zmq."),
     ] = None,
+    as_student: Annotated[
+        bool, _worker("--as-student", help="The model is the student of the prefill workers' model (OverFill).")
+    ] = False,
+    transport: Annotated[str, _worker(help="How values go between workers: nixl, tcp, or auto.")] = "auto",
+    cards: Annotated[
+        Path | None, _worker(help="A directory for the model's card.", show_default="in this user's data")
+    ] = None,
     max_running: Annotated[int, _worker(min=1, help="Most choices generated at once.")] = 256,
     method_module: MethodModule = None,
     model_options: ModelOptions,
 ) -> None:
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
     from twostroke.cluster.local import listen_at
+    from twostroke.wire.choose import Choice, open_transport
 
     listen_at(os.environ, host)  # before Dynamo is imported, which reads it
     with extra("dynamo", "a worker"):
         from dynamo.common.backend.run import run
 
-        from twostroke.cluster.worker import ROLES, Place, Worker
-    if role not in ROLES:
-        raise typer.BadParameter(f"one of {', '.join(ROLES)}", param_hint="--role")
+        from twostroke.cluster.worker import MODES, Place, Worker
+    if role not in MODES:
+        raise typer.BadParameter(f"one of {', '.join(MODES)}", param_hint="--role")
+    if transport not in get_args(Choice):
+        raise typer.BadParameter(f"one of {', '.join(get_args(Choice))}", param_hint="--transport")
     load_method_modules(method_module)
     llm = model_options.open(max_running=max_running)
+    pages = None if role == "both" else open_transport(cast("Choice", transport), llm.pool)
     note(f"{llm!r} in namespace {namespace} (process {os.getpid()})")
 
     async def make(_: list[str] | None) -> Any:
-        made = Worker(llm, role, Place(namespace, discovery, events, served_name))
+        place = Place(namespace, discovery, events, host, served_name, cards)
+        made = Worker(llm, role, place, student=as_student, transport=pages)
         return made, made.config()
 
     with llm:

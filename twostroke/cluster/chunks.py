@@ -35,9 +35,9 @@ def chunk(token: Token, tokenizer: Tokenizer, link: Mapping[str, str]) -> dict[s
     return made
 
 
-def ending(reason: str, choice: int = 0) -> dict[str, Any]:
+def ending(reason: str) -> dict[str, Any]:
     """The last chunk of an answer whose last token was delivered before."""
-    return {"token_ids": [], "index": choice, "finish_reason": reason}
+    return {"token_ids": [], "index": 0, "finish_reason": reason}
 
 
 def usage(prompt: int, generated: int, cached: int) -> dict[str, Any]:

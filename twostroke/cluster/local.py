@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -49,10 +51,11 @@ def listen_at(environment: MutableMapping[str, str], host: str, discovery: Path 
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens at now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port of the loopback interface that nobody listens at now; below 32768, as Dynamo wants that of its metrics."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(20000, 32768)))
+            return free.getsockname()[1]
 
 
 def _listens(address: str) -> bool:
@@ -68,11 +71,22 @@ class Member:
     """A child process of the cluster, with a file for what it writes."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        self.name, self.log = name, log
+        self.name, self.log, self.port = name, log, free_port()
+        environment = environment | {"DYN_SYSTEM_PORT": str(self.port)}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A number of its Prometheus metrics. Raises KeyError if there is none of the name with these labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            for line in answer.read().decode().splitlines():
+                series, _, value = line.rpartition(" ")
+                known = all(f'{label}="{text}"' in series for label, text in labels.items())
+                if series.partition("{")[0] == name and known:
+                    return float(value)
+        raise KeyError(name)
 
     def kill(self) -> None:
         """End it as a crash does."""
@@ -99,8 +113,25 @@ class LocalCluster:
         front_end: Dynamo's.
     """
 
-    def __init__(self, folder: Path, model: str, *, migration_limit: int = 3, router: str = "round-robin") -> None:
-        """`folder` takes logs, model cards and discovery; `model` is what clients call the model."""
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        *,
+        migration_limit: int = 3,
+        router: str = "round-robin",
+        events: str | None = None,
+    ) -> None:
+        """Start the front end.
+
+        Args:
+            folder: takes logs, model cards and discovery.
+            model: what clients call the model.
+            migration_limit: how often a request may go to another worker.
+            router: "round-robin", "kv", ...
+            events: what carries KV events, as the router "kv" needs them: "zmq", which listens at all addresses of the
+                machine, or "nats", a server.
+        """
         self.folder, self.model = folder, model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -109,6 +140,8 @@ class LocalCluster:
         self._options = ["--migration-limit", str(migration_limit), "--router-mode", router]
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        if events is not None:
+            self._environment["DYN_EVENT_PLANE"] = events
         self._environment["DYN_LOG"] = "info"  # with a line for each request, see `serving`
         listen_at(self._environment, "127.0.0.1", folder / "discovery")
         self.front_end = self._start_front_end()
@@ -127,7 +160,8 @@ class LocalCluster:
     def add(self, *options: str) -> Member:
         """Start a worker with these options besides. `ready` waits for it."""
         name = f"worker-{len(self.workers)}"
-        arguments = ["-m", "twostroke", "worker", "--served-name", self.model, *self.options, *options]
+        own = ["--served-name", self.model, "--cards", str(self.folder / "cards")]
+        arguments = ["-m", "twostroke", "worker", *own, *self.options, *options]
         self.workers.append(self._member(name, arguments))
         return self.workers[-1]
 

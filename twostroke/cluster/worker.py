@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
-from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from prometheus_client import Gauge
 
 from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
@@ -21,6 +22,7 @@ from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
 from twostroke.cluster.events import Events, Publisher
 from twostroke.cluster.link import link
+from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
 from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
@@ -28,9 +30,16 @@ from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars
 from twostroke.server.observability.metrics import Metrics
+from twostroke.wire.channel import WireError
+from twostroke.wire.sender import LOOPBACK
+from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
-ROLES = {"both": DisaggregationMode.AGGREGATED}
+MODES = {
+    "both": DisaggregationMode.AGGREGATED,
+    "prefill": DisaggregationMode.PREFILL,
+    "decode": DisaggregationMode.DECODE,
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Place:
         namespace: workers and front ends of one namespace find each other.
         discovery: how they do: "file", "etcd", ...
         events: what carries KV events: "zmq", "nats"; None: the router gets none.
+        host: where it listens for workers that fetch its values.
         served_name: what clients call the model; None for its own name.
         cards: where model cards are written; None for this user's data.
     """
@@ -48,6 +58,7 @@ class Place:
     namespace: str = "twostroke"
     discovery: str = "file"
     events: str | None = None
+    host: str = LOOPBACK
     served_name: str | None = None
     cards: Path | None = None
 
@@ -58,12 +69,18 @@ class Worker(LLMEngine):
     Who opened the model closes it, once the worker has ended.
     """
 
-    def __init__(self, llm: LLM, role: str, place: Place) -> None:
+    def __init__(
+        self, llm: LLM, role: str, place: Place, *, student: bool = False, transport: Transport | None = None
+    ) -> None:
+        """`role`: one of MODES. `student`, `transport`: see `roles`."""
         self.llm, self.role, self.place = llm, role, place
+        self._prefilling = Prefilling(llm, place.host, transport) if role == "prefill" else None
+        self._answering = Decoding(llm, student, transport) if role == "decode" else Both(llm)
         self.name = place.served_name or llm.name
         self._card = write_card(llm, place.cards)
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
+        self._gauges()
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
         self._events: Events | None = None
@@ -75,13 +92,13 @@ class Worker(LLMEngine):
     def config(self) -> WorkerConfig:
         return WorkerConfig(
             namespace=self.place.namespace,
-            component="backend",
+            component="prefill" if self.role == "prefill" else "backend",
             model_name=str(self._card),
             served_model_name=self.name,
             discovery_backend=self.place.discovery,
             event_plane=self.place.events,
             enable_kv_routing=self.place.events is not None,
-            disaggregation_mode=ROLES[self.role],
+            disaggregation_mode=MODES[self.role],
         )
 
     # Start and end ----------------------------------------------------------------------------------------------------
@@ -107,6 +124,10 @@ class Worker(LLMEngine):
             self._events = None
         if self._thread.alive:
             await asyncio.to_thread(self._thread.stop)  # its requests end with EngineStopped
+        await asyncio.to_thread((self._prefilling or self._answering).close)
+
+    async def is_quiescent(self) -> bool:
+        return self._prefilling is None or self._prefilling.idle
 
     async def health_check_payload(self) -> dict[str, Any] | None:
         return build_health_check_payload(self.llm.tokenizer.bos_id or 0)
@@ -114,36 +135,74 @@ class Worker(LLMEngine):
     # Requests ---------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[Any]:
-        """The chunks of an answer. A request that Dynamo drops is cancelled when its iterator is closed."""
+        """The chunks of an answer, or of a prefill worker the one that names its value.
+
+        A request that Dynamo drops is cancelled when its iterator is closed. If the front end has died, that is done
+        outside of the event loop, so nothing here may wait while it ends.
+        """
         try:
-            asked, prepared = await asyncio.to_thread(self._prepare, request, context.id())
-            async with aclosing(self._answer(asked, prepared)) as chunks:
-                async for made in chunks:
-                    yield made
+            asked = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
+            if is_probe(request):  # Dynamo looks whether this worker lives
+                made = self._answer(Both(self.llm), asked, None)
+            elif self._prefilling is not None:
+                made = self._prefill(self._prefilling, asked)
+            else:
+                made = self._answer(
+                    self._answering, asked, (request.get("prefill_result") or {}).get("disaggregated_params")
+                )
+            async with aclosing(made) as chunks:
+                async for one in chunks:
+                    yield one
         except InvalidRequest as error:
             raise InvalidArgument(str(error)) from error
-        except EngineStopped as error:
+        except (EngineStopped, WireError) as error:
             raise EngineShutdown(str(error)) from error  # another worker takes over
 
-    def _prepare(self, message: Mapping[str, Any], id: str) -> tuple[Asked, Request]:
-        asked = read(message, id, self.llm.generation, self._grammars)
-        return asked, asked.request(self.llm)
-
-    async def _answer(self, asked: Asked, request: Request) -> AsyncGenerator[dict[str, Any]]:
+    async def _answer(
+        self, role: Role, asked: Asked, handed: Mapping[str, Any] | None
+    ) -> AsyncGenerator[dict[str, Any]]:
+        request = await asyncio.to_thread(role.request, asked, handed)
         pointer, generated, ended = link(asked.prompt), len(asked.given), set[int]()
+        try:
+            async with aclosing(self._updates(request)) as news:
+                async for update in news:
+                    for token in update.tokens:
+                        generated += 1
+                        made = chunk(token, self.llm.tokenizer, pointer)
+                        if token.finish_reason is not None:
+                            ended.add(token.choice)
+                            made["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
+                        if len(ended) < len(request.choices):  # Dynamo's adapter ends the stream at the first reason
+                            made.pop("finish_reason", None)
+                        yield made
+        finally:
+            role.ended(handed)
+        if not ended:  # as where the last token was delivered by a worker that died
+            yield ending(request.choices[0].track.finish_reason or "stop")
+
+    async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
+        request, outgoing = await asyncio.to_thread(role.request, asked)
+        try:
+            # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
+            yield ending("length") | {
+                "disaggregated_params": {HANDLE: outgoing.handle.to_json()},
+                "worker_trace_link": link(asked.prompt),
+            }
+            async with aclosing(self._updates(request)) as news:
+                async for _ in news:
+                    pass
+        finally:
+            if not request.done:
+                outgoing.fail("its request was cancelled")
+
+    async def _updates(self, request: Request) -> AsyncGenerator[Update]:
         async with aclosing(updates(self._thread, [request])) as news:
             async for update in news:
-                self._count(update)
-                for token in update.tokens:
-                    generated += 1
-                    made = chunk(token, self.llm.tokenizer, pointer)
-                    if token.finish_reason is not None:
-                        ended.add(token.choice)
-                        made["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
-                    yield made
-        for choice in request.choices:
-            if choice.index not in ended:  # as where the last token was delivered by a worker that died
-                yield ending(choice.track.finish_reason or "stop", choice.index)
+                if update.tokens:
+                    self._metrics.output_tokens(len(update.tokens))
+                if update.done:
+                    self._metrics.finished(update.request, update.error)
+                yield update
 
     # What is told -----------------------------------------------------------------------------------------------------
 
@@ -156,6 +215,17 @@ class Worker(LLMEngine):
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
+
+    def _gauges(self) -> None:
+        registry = self._metrics.registry
+        if self._prefilling is not None:
+            sender = self._prefilling.sender
+            offered = Gauge("twostroke_offered_values", "Values held for decode workers", registry=registry)
+            offered.set_function(lambda: sender.num_offers)
+        if isinstance(self._answering, Decoding):
+            receiver = self._answering.receiver
+            held = Gauge("twostroke_quarantined_pages", "Pages that a late write may still reach", registry=registry)
+            held.set_function(lambda: receiver.num_quarantined)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [0]
@@ -171,9 +241,3 @@ class Worker(LLMEngine):
             rate = index.hit_tokens / index.queried_tokens if index is not None and index.queried_tokens else None
             used = pool.num_used / pool.num_pages
             self._snapshots.publish(0, ComponentSnapshot(pool.num_used, pool.num_pages, used, 0, rate))
-
-    def _count(self, update: Update) -> None:
-        if update.tokens:
-            self._metrics.output_tokens(len(update.tokens))
-        if update.done:
-            self._metrics.finished(update.request, update.error)

@@ -45,8 +45,8 @@ class LeftOut:
         return ", ".join(parts)
 
 
-def without_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range | None:
-    """The messages after the first system message that stay: the most turns that fit; None if not even the last does.
+def without_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range:
+    """The messages after the first system message that stay: as many turns as fit, and always the last.
 
     Args:
         roles: of all messages.
@@ -54,8 +54,8 @@ def without_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range
     """
     begun = int(roles[0] in SYSTEM)
     starts = [begun, *(i for i, role in enumerate(roles) if role == "user" and i > begun)]
-    found = bisect_left(starts, True, key=lambda start: fits(range(start, len(roles))))
-    return None if found == len(starts) else range(starts[found], len(roles))
+    found = bisect_left(starts[:-1], True, key=lambda start: fits(range(start, len(roles))))
+    return range(starts[found], len(roles))
 
 
 def with_cut_passages(

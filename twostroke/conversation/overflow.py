@@ -78,7 +78,8 @@ def fitted(
 
 def _fits(llm: LLM, base: KVCache, more: int) -> bool:
     """Whether so many tokens behind `base` fit into the pool and the model's positions."""
-    pages = base.num_pages + -(-more // llm.pool.page_size)  # a window has two pages that are not full
+    # Pages, since a window has two that are not full; and one more, since a page that is cut may have to be copied.
+    pages = base.num_pages + -(-more // llm.pool.page_size) + 1
     return pages <= llm.pool.num_pages and base.next_position + more <= llm.model.max_position
 
 
@@ -106,13 +107,10 @@ def _without_oldest(llm: LLM, turn: Turn, aim: int, room: int, extension: Extens
         return len(tokenizer.encode(tokenizer.chat([*begun, *messages[stay.start :]]), add_bos=False))
 
     stay = without_oldest([message["role"] for message in messages], lambda stay: length(stay) <= aim)
-    if stay is None:  # the turn alone may take more
-        stay = range(len(messages) - 1, len(messages))
-        llm.model.require_room(length(stay) + room - 1)
+    left = length(stay)
+    llm.model.require_room(left + room - 1)
     kept = [*begun, *messages[stay.start :]]
-    left_out = LeftOut(
-        messages=len(messages) - len(kept), tokens=length(range(len(begun), len(messages))) - length(stay)
-    )
+    left_out = LeftOut(messages=len(messages) - len(kept), tokens=length(range(len(begun), len(messages))) - left)
     prompt = tokenizer.chat(kept)
     return Turn(kept, prompt, *extension(prompt), left_out)
 

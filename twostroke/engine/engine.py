@@ -28,7 +28,7 @@ from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
 from twostroke.engine.track import Token
 from twostroke.engine.turns import Turns
 from twostroke.engine.watch import Watch
-from twostroke.errors import ContextLengthExceeded, EngineStopped, OutOfPages, TwostrokeError
+from twostroke.errors import ContextLengthExceeded, EngineFailed, EngineStopped, OutOfPages, TwostrokeError
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.tiers import Tiers
 
@@ -157,6 +157,11 @@ class Engine:
         """Number of the pool's pages that are held by prefix indexes."""
         models = dict.fromkeys(self.models.values())
         return sum(model.index.num_in_pool for model in models if model.index is not None and model.pool is pool)
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        """Why nothing can be computed any more: a rank of a backend is lost."""
+        return next((found for model in self.models.values() if (found := model.backend.failure) is not None), None)
 
     @property
     def preemptions(self) -> int:
@@ -302,9 +307,10 @@ class Engine:
     def _step(self) -> bool:
         try:
             return self._advance()
-        except BaseException:  # a mistake here, or a later Ctrl-C: what is in flight is lost
+        except BaseException as error:  # a mistake here, or a later Ctrl-C: what is in flight is lost
+            reason = error if isinstance(error, EngineFailed) else EngineStopped(CUT)
             for request in list(self._requests):
-                self._fail({request}, EngineStopped(CUT))
+                self._fail({request}, reason)
             raise
 
     def _advance(self) -> bool:
@@ -443,6 +449,8 @@ class Engine:
         """Call `action` on behalf of requests; an exception ends these requests and no others."""
         try:
             action(*args)
+        except EngineFailed:  # nothing can be computed any more
+            raise
         except Exception as error:
             if not isinstance(error, TwostrokeError):
                 log.exception("a program or a kernel failed")

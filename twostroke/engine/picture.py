@@ -88,14 +88,13 @@ class Picture:
 
     Attributes:
         owners: the choices that have started: (the request's name or "", its number, index of the choice).
-        host_pages: pages in the host's memory; host_bytes: those that prefix indexes keep there.
+        tiers: of each tier below the pool: its name, the bytes in it, and the most it may hold; None if not known.
     """
 
     owners: tuple[tuple[str, int, int], ...]
     lanes: tuple[LanePages, ...]
     pools: tuple[PoolPicture, ...]
-    host_pages: int
-    host_bytes: int
+    tiers: tuple[tuple[str, int | None, int | None], ...]
 
 
 def take_picture(engine: Engine) -> Picture:
@@ -103,9 +102,7 @@ def take_picture(engine: Engine) -> Picture:
     roles = {id(model): role for role, model in reversed(engine.models.items())}
     owners: dict[tuple[str, int, int], int] = {}
     lanes = tuple(_lane(lane, owners, roles.get(id(lane.model), "")) for lane in engine.lanes)
-    pools = tuple(_pools(engine))
-    host = {id(model.index.host): model.index.host.used for model in engine.models.values() if model.index is not None}
-    return Picture(tuple(owners), lanes, pools, sum(one.pool.num_copies for one in pools), sum(host.values()))
+    return Picture(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
 
 
 def _lane(lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
@@ -122,3 +119,10 @@ def _pools(engine: Engine) -> Iterator[PoolPicture]:
         with pool.lock:
             indexed = np.concatenate([np.zeros(0, np.int64), *(index.pages_in_pool() for index in indexes)])
             yield PoolPicture(pool, roles, pool.all_frames(), indexed, pool.arriving_frames())
+
+
+def _tiers(engine: Engine) -> Iterator[tuple[str, int | None, int | None]]:
+    pools = dict.fromkeys(model.pool for model in engine.models.values())
+    yield "host", sum(pool.num_copies * pool.page_bytes for pool in pools), engine.tiers.host_bytes
+    for store in engine.tiers.stores:
+        yield store.tier, store.used_bytes, store.most_bytes

@@ -229,8 +229,13 @@ class Placement:
 
         Pages are evicted when they are needed, a few in each step, since what goes to the host is copied.
         """
-        free = pool.num_free
-        return pages <= free or pages <= free + self._unused(pool)
+        missing = pages - pool.num_free
+        if missing <= 0:
+            return True
+        indexes = [m.index for m in self._models if m.index is not None and m.pool is pool]
+        if len(indexes) == 1:
+            return indexes[0].can_free(missing)
+        return missing <= self._unused(pool)
 
     def _unused(self, pool: PagePool) -> int:
         """Number of the pool's pages that only prefix indexes hold."""

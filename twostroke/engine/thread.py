@@ -17,6 +17,7 @@ from twostroke.errors import EngineFailed, EngineStopped
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # time after which an idle thread looks whether a rank is lost
 STALLED_S = 0.05  # pause after a step in which no request could advance, so that a mistake does not occupy a core
 
 
@@ -46,8 +47,9 @@ def _look() -> None:
 class EngineThread:
     """Runs the step loop. Every method may be called from any thread; this one alone touches the engine.
 
-    It sleeps while there is nothing to do. A step that raises is fatal: the engine's state cannot be trusted any
-    more, so every request ends with `EngineStopped`, now and later, and `failure` says why.
+    It sleeps while there is nothing to do. A step that raises, or a rank that is lost while it sleeps, is fatal: the
+    engine's state cannot be trusted any more, so every request ends with `EngineStopped`, now and later, and `failure`
+    says why.
     """
 
     def __init__(
@@ -130,17 +132,22 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            pause: float | None = None
+            pause = LOOK_S
             while self._obey(pause):
-                pause = self._step() if self._owners else None
+                if (lost := self._engine.failure) is not None:
+                    raise lost
+                pause = self._step() if self._owners else LOOK_S
+        except EngineFailed as error:
+            log.critical("the engine has failed: %s", error)
+            self.failure = error
         except Exception as error:
             log.critical("the engine has failed", exc_info=True)
             self.failure = EngineFailed(f"the engine has failed ({type(error).__name__}: {error}): start it again")
         finally:
             self._close()
 
-    def _obey(self, pause: float | None) -> bool:
-        """Run all commands in the queue, after waiting at most `pause` seconds for the first (None: without limit)."""
+    def _obey(self, pause: float) -> bool:
+        """Run all commands in the queue, after waiting at most `pause` seconds for the first."""
         try:
             command = self._commands.get(timeout=pause) if pause != 0 else self._commands.get_nowait()
             while command is not None:
@@ -150,7 +157,7 @@ class EngineThread:
             return True
         return False
 
-    def _step(self) -> float | None:
+    def _step(self) -> float:
         """Step and publish. Returns how long to wait for commands before the next one."""
         started = time.perf_counter()
         worked = self._engine.step()
@@ -163,7 +170,7 @@ class EngineThread:
         if updates:
             self._publish(updates)
         if not self._owners:
-            return None
+            return LOOK_S
         if worked or updates:
             return 0
         return self._engine.pause() or STALLED_S  # an arrival is a command

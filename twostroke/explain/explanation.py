@@ -62,7 +62,8 @@ class Explanation:
         text: the answer.
         finish_reason: why it ended.
         timed_alike: whether the request that was timed made the same tokens.
-        both_ways: the first tokens of the answer with and without the cache; None if not asked for.
+        both_ways: the first tokens of the answer with and without the cache; None if not asked for, or if the pool has
+            no room for both values.
         method: what a technique does to the cache; None for the plain request.
     """
 
@@ -161,9 +162,11 @@ def explain(
 
 
 def _both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> BothWays | None:
-    if not steps:
+    steps = min(steps, max(1, MOST_NAIVE_TOKENS // len(tokens)))
+    pages = -(-(len(tokens) + steps) // llm.pool.page_size)
+    if not steps or 2 * pages > llm.pool.num_pages:
         return None
-    return both_ways(llm, tokens, params, max(1, min(steps, MOST_NAIVE_TOKENS // len(tokens))))
+    return both_ways(llm, tokens, params, steps)
 
 
 def model_facts(llm: LLM) -> ModelFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -123,15 +124,15 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
     n = len(made.tokens)
     _say(
         console,
-        f"Of the {n:,} x {n:,} scores of a head, {prefill.pairs:,} are computed: no token sees a later one"
+        f"Of the {n:,} x {n:,} scores of a head, {prefill.pairs:,} count: no token sees a later one"
         + ("." if made.attention.window is None else f", nor further back than {made.attention.window:,} positions."),
     )
     _say(
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
-        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not "
-        "stored: no later token needs it.",
+        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no "
+        "later token needs it.",
     )
     steps = plural(prefill.steps, "step")
     _say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
@@ -181,14 +182,14 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
     each = join * (starts[1] if len(starts) > 1 else 1)
     cell = "" if each == 1 else f" A cell is {each:,} x {each:,} tokens."
     _say(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
-    share = sum(float(row[0]) for row in rows) / len(rows)
+    share, first = sum(float(row[0]) for row in rows) / len(rows), starts[1] if len(starts) > 1 else 1
     if share > 0.3:
-        _say(
-            console,
-            f"{share:.0%} goes to the first token: an attention sink, where heads look that find nothing else.",
-            "dim",
-        )
-    _say(console, f"The last token attends most to {_attended(made, made.prefill.attends)} (mean over all layers).")
+        tokens = "the first token: an" if first == 1 else f"the first {first} tokens, with the"
+        _say(console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim")
+    if len(starts) == len(made.tokens):
+        last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
+        _say(console, f"The last token attends most to {_attended(made, last)}.")
+    _say(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
 
 
 def _attended(made: Explanation, attends: Iterable[tuple[int, float]], count: int = 3) -> str:
@@ -229,16 +230,14 @@ def _decode(console: Console, made: Explanation, everything: bool) -> None:
     if not steps:
         _say(console, "No step: the first token, which prefill gave, is the whole answer.")
         return
-    attended = "attends most to"
-    table = _table(">entry", "token in", "token out", ">probability", attended, ">cache", ">read", ">time")
+    table = _table("token in", "token out", ">probability", "attends most to", ">entries", ">read", ">time")
     for step in steps:
         table.add_row(
-            str(step.token_in.index),
             Text(quoted(step.token_in.text)),
             Text(quoted(step.token_out.text)),
             f"{step.token_out.probability:.3f}",
-            Text(_attended(made, step.attends, 2)),
-            f"{step.before.entries:,} > {step.after.entries:,}",
+            Text(_attended(made, step.attends, 3 if everything else 2), no_wrap=True, overflow="ellipsis"),
+            f"{step.before.entries:,} → {step.after.entries:,}",
             amount(step.work.bytes, "B"),
             ms(step.seconds),
         )

@@ -22,7 +22,7 @@ class StepWork:
         flops, bytes: their sums.
         intensity: FLOPs per byte.
         predicted_s: seconds of each kind of work in the order above, at prices fitted to timed steps of this model on
-            this machine (`engine/calibration.py`).
+            this machine (`engine/calibration.py`). Products that reading hides take none.
         bound: the kind that takes most of them: READING or COMPUTING.
     """
 

@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.tiers.traffic import Traffic
+
+LOOK = 512  # pages that are looked at together for those that could leave
 
 
 class HostBudget:
@@ -135,6 +137,14 @@ class PrefixIndex(ABC):
         """Number of frames that `evict` could free."""
         with self.pool.lock:
             return self.pool.num_freed(np.array([*self._order, *self._hosted], np.int64))
+
+    def can_free(self, count: int) -> bool:
+        """Whether `evict` could free so many frames. Looks at pages that would go first, and rarely at all."""
+        with self.pool.lock:
+            pages, found = chain(self._order, self._hosted), 0
+            while found < count and (some := list(islice(pages, LOOK))):
+                found += self.pool.num_freed(np.array(some, np.int64))
+            return found >= count
 
     def clear(self) -> None:
         """Drop all pages from the index."""

@@ -15,6 +15,7 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
     """All facts; `verdict` is one of three answers, "nothing to do", "misses the objective" and "does not fit"."""
     load, machine, memory = plan.workload, plan.machine, plan.memory
     advised = advise(plan, limits)
+    chunk = plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None
     return {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
@@ -64,7 +65,8 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
             if load.concurrency > 1 and chunk < load.prompt
             for step in [plan.mixed(chunk)]
         ],
-        "largest_chunk": plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None,
+        "largest_chunk": chunk,
+        "ttft_in_chunks_ms": None if chunk is None else plan.ttft_beside_ms,
         "tensor_parallelism": _tensor_parallelism(plan),
         "apart": _apart(plan if plan.fits else advised.plan),
         "verdict": plan.verdict,
@@ -151,3 +153,9 @@ def _apart(plan: Plan) -> dict[str, Any]:
         "transfer_ms": None if made.transfer_s is None else 1e3 * made.transfer_s,
         "prefill_workers_per_decode_worker": made.prefill_per_decode,
     }
+
+
+def title(name: str) -> str:
+    """A field's name as the head of a column."""
+    words = {"ttft": "TTFT", "itl": "ITL", "mb": "MB", "lever": "change", "each": "by each"}
+    return " ".join(words.get(word, word) for word in name.split("_"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twostroke.planning.levers import TRIED, Family, Lever, Limits, tensor_parallelism
+from twostroke.planning.levers import TRIED, Family, Lever, Limits, prefill_workers, tensor_parallelism
 from twostroke.planning.plan import Plan
 
 LEAST = 0.01  # the part of what is wrong that a lever has to take away to be worth trying
@@ -14,8 +14,8 @@ class Step:
     """One decision.
 
     Attributes:
-        problem: "memory", "TTFT" or "ITL".
-        binds: what the problem is bound by: "memory", "compute", "bandwidth" or "link".
+        problem: "memory", "TTFT", "ITL", or "both together".
+        binds: what the problem is bound by: "memory", "compute", "bandwidth", "link", or "interference" of strokes.
         before: the plan with the steps before.
         lever: what is changed; its plan has all changes so far.
     """
@@ -44,7 +44,7 @@ class Advice:
 
 
 def problems(plan: Plan) -> list[str]:
-    """What is wrong, in the order in which it is tackled: "memory", "TTFT", "ITL"."""
+    """What is wrong, in the order in which it is tackled: "memory", "TTFT", "ITL", "both together"."""
     return [*([] if plan.fits else ["memory"]), *plan.missed()]
 
 
@@ -52,6 +52,8 @@ def binds(plan: Plan, problem: str) -> str:
     """What a problem is bound by."""
     if problem == "memory":
         return "memory"
+    if problem == "both together":
+        return "interference"
     return (plan.prefill if problem == "TTFT" else plan.decode()).bound
 
 
@@ -60,7 +62,7 @@ def amount(plan: Plan, problem: str) -> float:
     if problem == "memory":
         memory = plan.memory
         return (memory.weights + memory.passing + plan.workload.concurrency * memory.kv_per_user) / plan.capacity
-    return plan.ttft_ms if problem == "TTFT" else plan.itl_ms
+    return {"TTFT": plan.ttft_ms, "ITL": plan.itl_ms, "both together": plan.ttft_beside_ms}[problem]
 
 
 def advise(plan: Plan, limits: Limits, leave_out: Sequence[Family] = ()) -> Advice:
@@ -75,7 +77,7 @@ def advise(plan: Plan, limits: Limits, leave_out: Sequence[Family] = ()) -> Advi
 
 def without_more_devices(plan: Plan, limits: Limits) -> Advice:
     """The same where no device can be added."""
-    return advise(plan, limits, (tensor_parallelism,))
+    return advise(plan, limits, (tensor_parallelism, prefill_workers))
 
 
 def _next(plan: Plan, limits: Limits, leave_out: Sequence[Family]) -> Iterator[Step]:
@@ -97,4 +99,5 @@ def _next(plan: Plan, limits: Limits, leave_out: Sequence[Family]) -> Iterator[S
 def _helps(plan: Plan, lever: Lever, problem: str, wrong: Sequence[str]) -> bool:
     """Whether a lever takes away a part of a problem and makes no new one."""
     better = amount(lever.plan, problem) < (1 - LEAST) * amount(plan, problem)
-    return better and set(problems(lever.plan)) <= set(wrong)
+    new = set(problems(lever.plan)) - set(wrong)
+    return better and (not new or new == {"both together"})  # which is told only where each alone is kept

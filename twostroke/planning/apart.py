@@ -1,6 +1,6 @@
 """Prefill and decode on machines of their own (DistServe, Zhong et al. 2024, arXiv:2401.09670), or not."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.planning.plan import Plan
 
@@ -32,34 +32,30 @@ class Apart:
 
 def apart(plan: Plan) -> Apart:
     """Whether to disaggregate. No queueing is counted."""
-    load, machine = plan.workload, plan.machine
-    size = plan.model.kv_bytes(plan.technique.kept(load.prompt))
-    link = machine.link if machine.link is not None else machine.host
-    transfer = None if link is None else size / (link * machine.link_share)
-    decode = load.output * plan.decode().seconds / load.concurrency
-    pays, why = _decided(plan, transfer)
-    return Apart(pays, why, size, transfer, plan.prefill.seconds, decode)
-
-
-def _decided(plan: Plan, transfer: float | None) -> tuple[bool, str]:
     load = plan.workload
+    size = plan.model.kv_bytes(plan.technique.kept(load.prompt))
+    decode = load.output * plan.decode().seconds / load.concurrency
+    pays, why = _decided(replace(plan, apart=False))
+    return Apart(pays, why, size, plan.transfer_s, plan.prefill.seconds, decode)
+
+
+def _decided(plan: Plan) -> tuple[bool, str]:
+    load, transfer = plan.workload, plan.transfer_s
     if not plan.fits:
         return False, "one worker does not even fit"
     if load.concurrency == 1:
         return False, "nobody decodes beside a prefill"
     if load.itl_ms is None:
         return False, "no objective for ITL asks for it"
-    if plan.decode().seconds * 1e3 > load.itl_ms:
-        return False, "decode alone misses the objective for ITL"
-    chunk = plan.largest_chunk()
-    if chunk is not None:
-        ttft = 1e3 * plan.chunked_ttft(chunk)
-        if load.ttft_ms is None or ttft <= load.ttft_ms:
-            return False, f"chunks of {chunk:,} tokens keep both objectives on the same devices (TTFT {ttft:,.0f} ms)"
+    if plan.missed() not in ([], ["both together"]):
+        return False, f"{' and '.join(plan.missed())} would still be missed"
+    if not plan.missed():
+        chunk, ttft = plan.largest_chunk(), plan.ttft_beside_ms
+        return False, f"chunks of {chunk:,} tokens keep both objectives on the same devices (TTFT {ttft:,.0f} ms)"
     if transfer is None:
         return False, "the link is unknown"
     if transfer > plan.prefill.seconds:
         return False, "the link takes longer than the prefill"
-    if load.ttft_ms is not None and 1e3 * (plan.prefill.seconds + transfer) > load.ttft_ms:
-        return False, "TTFT is missed by a prefill alone"
+    if replace(plan, apart=True).missed():
+        return False, "TTFT would be missed with the transfer"
     return True, "no chunk keeps TTFT and ITL together, and the link is quicker than the prefill"

@@ -39,11 +39,13 @@ class Limits:
         tp: most devices for tensor parallelism.
         formats: formats that weights may be in.
         techniques: by the names of `--method`.
+        apart: whether prefill and decode may have workers of their own.
     """
 
     tp: int
     formats: tuple[str, ...]
     techniques: Mapping[str, Technique]
+    apart: bool = True
 
 
 Family = Callable[[Plan, Limits], Iterator[Lever]]
@@ -57,6 +59,13 @@ def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever]:
             more = tp - plan.tp
             needs = f"{more} more device{'s' if more > 1 else ''}"
             yield Lever("devices", f"tensor parallelism of {tp}", replace(plan, tp=tp), needs)
+
+
+def prefill_workers(plan: Plan, limits: Limits) -> Iterator[Lever]:
+    """Prefill and decode apart: neither waits for the other (DistServe, Zhong et al. 2024, arXiv:2401.09670)."""
+    if limits.apart and not plan.apart and plan.transfer_s is not None and plan.transfer_s <= plan.prefill.seconds:
+        name = "prefill and decode on workers of their own"
+        yield Lever("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
 
 
 def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever]:
@@ -143,14 +152,15 @@ TRIED: Mapping[str, tuple[Family, ...]] = {
         half_of_the_kv, tensor_parallelism, quantized_weights, speculation, students, dropping, fewer_sequences,
         shorter_prompts,
     ),
+    "both together": (tensor_parallelism, prefill_workers, quantized_weights, fewer_sequences, shorter_prompts),
 }  # fmt: skip
 
 
 def what_ifs(plan: Plan, limits: Limits) -> list[Lever]:
     """Every change alone, and what the techniques that raise quality would cost."""
     order = (
-        prefix_caching, tensor_parallelism, quantized_weights, half_of_the_kv, speculation, students, dropping,
-        compression, fewer_sequences, shorter_prompts,
+        prefix_caching, tensor_parallelism, prefill_workers, quantized_weights, half_of_the_kv, speculation, students,
+        dropping, compression, fewer_sequences, shorter_prompts,
     )  # fmt: skip
     found = [lever for family in order for lever in family(plan, limits)]
     if not plan.technique.method:

@@ -1,5 +1,6 @@
 """The plan of a deployment: memory, both strokes, and what binds."""
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
@@ -70,7 +71,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """One configuration and what is predicted of it."""
+    """One configuration and what is predicted of it.
+
+    Attributes:
+        tp: devices that share each product.
+        apart: prefill runs on workers of its own, each like this one, which send the KV of prompts over the link.
+    """
 
     model: Specification
     machine: Machine
@@ -78,6 +84,7 @@ class Plan:
     tp: int
     workload: Workload
     technique: Technique = PLAIN
+    apart: bool = False
 
     @property
     def roofline(self) -> Roofline:
@@ -152,9 +159,24 @@ class Plan:
         return 16 * found or None
 
     @property
+    def transfer_s(self) -> float | None:
+        """Seconds in which the KV of a prompt crosses the link, all after the prefill; None if the link is unknown."""
+        link = self.machine.link if self.machine.link is not None else self.machine.host
+        size = self.model.kv_bytes(self.technique.kept(self.workload.prompt))
+        return None if link is None else size / (link * self.machine.link_share)
+
+    @property
     def ttft_ms(self) -> float:
-        """Milliseconds of a prefill without queueing."""
-        return 1e3 * self.prefill.seconds
+        """Milliseconds of a prefill without queueing, and of what follows it before the first token."""
+        return 1e3 * (self.prefill.seconds + ((self.transfer_s or 0.0) if self.apart else 0.0))
+
+    @property
+    def ttft_beside_ms(self) -> float:
+        """TTFT in chunks that keep the objective for ITL beside the other sequences; infinite if none does."""
+        if self.apart or self.workload.concurrency == 1 or self.workload.itl_ms is None:
+            return self.ttft_ms
+        chunk = self.largest_chunk()
+        return math.inf if chunk is None else 1e3 * self.chunked_ttft(chunk)
 
     @property
     def itl_ms(self) -> float:
@@ -187,9 +209,15 @@ class Plan:
         return found if found <= LARGEST_BATCH else None
 
     def missed(self) -> list[str]:
-        """Objectives that are predicted to be missed: "TTFT", "ITL"."""
+        """Objectives that are predicted to be missed: "TTFT", "ITL"; or "both together", if each alone is kept.
+
+        Where sequences decode beside a prefill, a long step keeps them waiting, and short chunks take long.
+        """
         limits = (("TTFT", self.ttft_ms, self.workload.ttft_ms), ("ITL", self.itl_ms, self.workload.itl_ms))
-        return [name for name, value, limit in limits if limit is not None and value > limit]
+        alone = [name for name, value, limit in limits if limit is not None and value > limit]
+        most = math.inf if self.workload.ttft_ms is None else self.workload.ttft_ms
+        beside = self.ttft_beside_ms
+        return alone or (["both together"] if beside > most or beside == math.inf else [])
 
     @property
     def verdict(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
-from twostroke.errors import EngineStopped, InvalidRequest
+from twostroke.errors import EngineStopped, InvalidRequest, RankLost
 from twostroke.llm import LLM
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
@@ -89,6 +89,11 @@ class AsyncEngine:
     @property
     def failure(self) -> ApiError | None:
         return None if self._thread.failure is None else from_engine(self._thread.failure)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank of the model is lost, so that only another process can serve it."""
+        return isinstance(self._thread.failure, RankLost)
 
     @property
     def in_flight(self) -> int:

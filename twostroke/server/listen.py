@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from twostroke.server.app import create_app
 from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings
 
+LOST_S = 3  # that a server without one of its ranks still answers, so that its health can be seen
 FAREWELL_S = 5  # to send errors to open connections, once the grace time is over
 SWITCH_S = 0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
 BACKLOG = 2048  # connections that wait to be accepted
@@ -71,11 +73,19 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: Any, grace_s: float) -> None:
         super().__init__(config)
         self._app, self._grace_s = app, grace_s
+        self.lost_at: float | None = None  # when a rank was found to be lost
 
     def warm(self) -> None:
         """Prepare what the first calls would wait for, and the process for being a server."""
         sys.setswitchinterval(SWITCH_S)
         self._app.state.engine.warm()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; True ends the server. It ends when a rank of the model is lost."""
+        ended, engine = await super().on_tick(counter), self._app.state.engine
+        if engine.lost and self.lost_at is None:
+            self.lost_at = time.monotonic()
+        return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + LOST_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""

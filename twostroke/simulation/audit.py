@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.engine import Engine
@@ -14,9 +15,11 @@ from twostroke.kv.pool import PagePool
 def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
-    Holders are the prefix indexes, the strokes in flight with the values that they extend, and `others`.
+    Holders are the prefix indexes, the strokes in flight with the values that they extend, results of choices that the
+    step in flight has ended, and `others`.
     """
     held: set[int] = set()
+    values: list[Any] = list(others)
     for model in dict.fromkeys(engine.models.values()):
         if model.index is not None and model.pool is pool:
             held.update(model.index.pages)
@@ -24,8 +27,10 @@ def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> in
         for lane in choice.lanes:
             held.update(lane.writer.table[:, PAGE].tolist())
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
-            others = others if base is None else [*others, base]
-    for kv in others:
-        if kv.pool is pool:
+            values += [] if base is None else [base]
+    flying = engine._flight.step
+    values += [] if flying is None else [chunk.lane.choice.result for chunk in flying.chunks]
+    for kv in values:
+        if isinstance(kv, KVCache) and kv.pool is pool:
             held.update(kv.table[:, PAGE].tolist())
     return pool.num_used - len(held)

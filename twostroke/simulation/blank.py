@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,16 @@ class BlankPool(PagePool):
 
     def __init__(self, geometry: Geometry, num_pages: int, page_size: int) -> None:
         super().__init__(geometry, NoMemory(geometry.entry_bytes * page_size), num_pages, page_size)
+        self._free = [*_countdown(num_pages)]
 
     def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         return []
+
+
+@cache
+def _countdown(count: int) -> tuple[int, ...]:
+    """count - 1, ..., 0: numbers that the free lists of a thousand pools share."""
+    return tuple(range(count - 1, -1, -1))
 
 
 class NoText:

@@ -124,8 +124,8 @@ class Figures:
             "hit_rate": cached / (cached + entered) if cached + entered else None,
             "preemptions": sum(call.preemptions for call in calls),
             "moves": sum(call.moves for call in calls),
-            "deaths": service.deaths,
-            "lost_transfers": service.lost,
+            "deaths": service.happened["death"],
+            "lost_transfers": service.happened["lost transfer"],
             "moved_bytes": service.moved_bytes,
             "steps": service.num_steps,
         }

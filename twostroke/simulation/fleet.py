@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
@@ -18,6 +19,7 @@ class Faults:
         down_s: seconds until another takes its place, with an empty pool.
         notice_s: seconds until the router knows of a death, and gives its calls to others.
         lost: share of transfers that never arrive; the receiver waits `patience_s` for them.
+        until_s: when nothing goes wrong any more.
     """
 
     life_s: float | None = None
@@ -25,6 +27,7 @@ class Faults:
     notice_s: float = 1.0
     lost: float = 0.0
     patience_s: float = 5.0
+    until_s: float = math.inf
     seed: int = 0
 
     def __post_init__(self) -> None:

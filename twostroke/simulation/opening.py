@@ -90,7 +90,9 @@ def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool
         index=index,
         cost=Cost(compiled.config, {}, pool.entry_bytes),
     )
-    return Engine({ROLE: model}, ROLE, setup.scheduler, clock=clock, forecast=Forecast({model: WithHost(setup.costs)}))
+    # Without an objective nothing asks what a step will take.
+    forecast = None if setup.scheduler.itl_ms is None else Forecast({model: WithHost(setup.costs)})
+    return Engine({ROLE: model}, ROLE, setup.scheduler, clock=clock, forecast=forecast)
 
 
 def config_of(model: Specification) -> ModelConfig:

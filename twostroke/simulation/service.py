@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,10 @@ from twostroke.simulation.router import LeastLoaded, RoundRobin, Router, make_ro
 from twostroke.simulation.worker import Watch, Worker, failed
 from twostroke.traffic.requests import Arrival, Traffic
 
+RARE = (
+    "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
+    "no room", "cut answer", "lost transfer",
+)  # fmt: skip
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
 
 
@@ -46,7 +50,8 @@ class Service:
         calls: all that have come, in order.
         events: what happens when.
         workers: those that live.
-        deaths, lost: workers that died, transfers that were lost. moved_bytes: bytes of KV that arrived.
+        happened: how often each thing of `RARE` has happened.
+        moved_bytes: bytes of KV that arrived.
         steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
     """
 
@@ -70,7 +75,8 @@ class Service:
         self.fleet, self.traffic = fleet, traffic
         self.events = Events()
         self.calls: list[Call] = []
-        self.deaths = self.lost = self.moved_bytes = self.steps = self.stranded = 0
+        self.happened: Counter[str] = Counter()
+        self.moved_bytes = self.steps = self.stranded = 0
         self.workers: list[Worker] = []
         self._watch, self._ended = watch, ended
         self._arrivals = iter(traffic.arrivals)
@@ -135,7 +141,9 @@ class Service:
         if self.fleet.router == "kv-aware" and router is self.router:
             worker.announce(router.tell)
         if (life_s := self.fleet.faults.life_s) is not None:
-            self.events.at(self.events.now + self._lives.expovariate(1 / life_s), partial(self._die, worker))
+            dies_at = self.events.now + self._lives.expovariate(1 / life_s)
+            if dies_at <= self.fleet.faults.until_s:
+                self.events.at(dies_at, partial(self._die, worker))
         waiting, self._waiting = self._waiting, []
         for go_on in waiting:
             go_on()
@@ -143,13 +151,15 @@ class Service:
     def _die(self, worker: Worker) -> None:
         """A worker dies. What its users have got stays theirs; the rest is computed elsewhere."""
         now, faults = self.events.now, self.fleet.faults
-        self.deaths += 1
+        self.happened["death"] += 1
+        self.happened["death of a busy worker"] += bool(worker.calls)
         worker.alive = False
         for call, request in worker.calls.items():
             self._take_tokens(call, request, now)
             del request  # it holds pages
         worker.orphans += worker.calls
         for transfer in [one for one in self._transfers.values() if worker in (one.source, one.target)]:
+            self.happened["death of a receiver" if worker is transfer.target else "death of a sender"] += 1
             self._forget(transfer)
             worker.orphans.append(transfer.call)
         self.workers.remove(worker)
@@ -186,8 +196,10 @@ class Service:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""
         worker = self.router.choose(call)
         if worker is None:
+            self.happened["no worker"] += 1
             self._waiting.append(partial(self._place, call))
         elif not worker.alive:
+            self.happened["sent to a dead worker"] += 1
             worker.orphans.append(call)
         elif self.fleet.apart:
             worker.prefill(call)
@@ -209,10 +221,12 @@ class Service:
         worker.leave(call)
         self._routers[worker].done(worker, call)
         if failed(request):  # no room for a moment
+            self.happened["no room"] += 1
             self.events.at(self.events.now + RETRY_S, partial(self._again, call))
         elif prefilled:
             self._send(worker, call, request.result)
         elif call.left:  # its answer was cut, since others held the pages that it needed
+            self.happened["cut answer"] += 1
             self._again(call)
         else:
             self._end(call)
@@ -266,8 +280,8 @@ class Service:
         size = len(transfer.kv) * self.fleet.setup.entry_bytes
         free_at = max(now, transfer.source.sends_until, transfer.target.receives_until) + size / link.rate
         transfer.source.sends_until = transfer.target.receives_until = free_at
-        if faults.lost and self._luck.random() < faults.lost:
-            self.lost += 1
+        if faults.lost and now <= faults.until_s and self._luck.random() < faults.lost:
+            self.happened["lost transfer"] += 1
             self.events.at(now + faults.patience_s, partial(self._lose, transfer))
         else:
             self.events.at(free_at + link.latency_s, partial(self._deliver, transfer, size))

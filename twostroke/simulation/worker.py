@@ -170,9 +170,9 @@ class Worker:
 
     def has_room(self, kv: KVCache) -> bool:
         """Whether a value and a page to continue it fit, and its choice may run."""
-        index = self.model.index
-        free = self.pool.num_free + (0 if index is None else index.num_unused)
-        return kv.num_pages < free and len(self.calls) + self.expected < self.setup.scheduler.max_running
+        index, missing = self.model.index, kv.num_pages + 1 - self.pool.num_free
+        fits = missing <= 0 or (index is not None and index.can_free(missing))
+        return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
 
     def arrived(self) -> list[KVCache]:
         """Values that have arrived and that no stroke has taken yet."""

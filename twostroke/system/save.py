@@ -20,6 +20,16 @@ def nameable(path: Path) -> None:
         raise OSError(errno.EINVAL, "no file can have this name")
 
 
+def replaceable(path: Path) -> tuple[Path, int | None]:
+    """The file that `replacing` would write, and its mode if it exists; raises what `replacing` would raise at once."""
+    nameable(path)
+    target = Path(os.path.realpath(path))
+    mode = _mode(target)
+    if not target.parent.is_dir():
+        raise OSError(errno.ENOENT, f"there is no directory {target.parent}: make it first")
+    return target, mode
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
     """Write a new version of a file. A crash, an error or a full disk leaves the old version, and no partial file.
@@ -30,11 +40,7 @@ def replacing(path: Path) -> Generator[BinaryIO]:
         OSError: the name is impossible, the target is not a regular file, is not writable, or its directory is missing;
             see `strerror`.
     """
-    nameable(path)
-    target = Path(os.path.realpath(path))
-    mode = _mode(target)
-    if not target.parent.is_dir():
-        raise OSError(errno.ENOENT, f"there is no directory {target.parent}: make it first")
+    target, mode = replaceable(path)
     partial = target.with_name(f".twostroke-{secrets.token_hex(8)}.partial")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as out:

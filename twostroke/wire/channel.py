@@ -28,6 +28,12 @@ MOST_JSON = 256 << 20  # bytes; a header of some million entries
 MAC_BYTES = 16
 BUFFERS = 256  # that one call of the system gets at once
 SOCKET_BYTES = 4 << 20  # of the system's buffers, asked for
+LIFE = (  # a machine that is gone, or cut off, is noticed in 25 s
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 25_000),
+)
 _LENGTH = struct.Struct("<I")
 
 Message = dict[str, Any]
@@ -72,6 +78,8 @@ class Channel:
             connection.settimeout(limit_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in LIFE:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
             return cls(connection, shake(connection, secret))
@@ -142,17 +150,21 @@ class Channel:
             return True
 
     def wait_for_end(self, limit_s: float) -> bool:
-        """Throw away what comes until the other side closes the connection. Returns whether it has."""
+        """Throw away what comes until the other side closes the connection, or its process ends.
+
+        Returns whether it has. Raises WireError: the network failed, so nobody knows.
+        """
         until = time.monotonic() + limit_s
         try:
             while (left := until - time.monotonic()) > 0:
                 self._socket.settimeout(left)
                 if not self._socket.recv(1 << 16):
                     return True
-        except TimeoutError:
-            pass
-        except OSError:
+        except ConnectionResetError:
             return True
+        except OSError as error:
+            if not isinstance(error, TimeoutError) or error.errno is not None:
+                raise self._failed(error) from None
         return False
 
     def hang_up(self) -> None:
@@ -160,10 +172,14 @@ class Channel:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
+    def shut(self) -> None:
         """End the connection. The other side, and a thread that waits here, learn of it at once."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and let go of it. Only the thread that receives calls it."""
+        self.shut()
         self._socket.close()
 
     def _failed(self, error: OSError) -> WireError:

@@ -4,6 +4,7 @@ import logging
 from typing import Literal
 
 from twostroke.kv.pool import PagePool
+from twostroke.wire import nixl
 from twostroke.wire.channel import WireError
 from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
@@ -13,13 +14,21 @@ log = logging.getLogger(__name__)
 Choice = Literal["auto", "nixl", "tcp"]
 
 
-def open_transport(choice: Choice, pool: PagePool) -> Transport:
+def open_transport(choice: Choice, pool: PagePool, devices: str = "lo") -> Transport:
     """The transport of a pool: NIXL where it is installed, else TCP, which it says once in the log.
+
+    Args:
+        choice: "auto", "nixl" or "tcp".
+        pool: whose pages move.
+        devices: network devices that NIXL may use (`Nixl`).
 
     Raises WireError: NIXL was asked for, and cannot be used.
     """
+    if choice == "tcp":
+        return Tcp()
+    if (reason := nixl.unavailable(pool)) is None:
+        return nixl.Nixl(pool, devices)
     if choice == "nixl":
-        raise WireError("NIXL cannot be used yet")
-    if choice == "auto":
-        log.warning("pages go over plain TCP")
+        raise WireError(f"NIXL cannot be used: {reason}")
+    log.warning("pages go over plain TCP: %s", reason)
     return Tcp()

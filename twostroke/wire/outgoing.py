@@ -109,12 +109,14 @@ class Outgoing:
                 self.lease.cancel()
             self._drop(why)
 
-    def sweep(self) -> bool:
-        """Drop the pages if the lease has ended. Returns whether it holds none any more."""
+    def sweep(self) -> str | None:
+        """Drop the pages if the lease has ended. Returns why it holds none any more, if so."""
         with self._changed:
             if self._why is None and self.lease is not None and not self.lease.held:
-                self._drop(f"its lease is {self.lease.state}")
-            return self._why is not None
+                self._drop(
+                    f"its lease was {self.lease.state}" if self.lease.state == "released" else "its lease has ended"
+                )
+            return self._why
 
     def _drop(self, why: str) -> None:
         if self._why is None:
@@ -155,7 +157,7 @@ class Outgoing:
                 raise KVError(self._why)
             sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
-            return Look(self._kv, pages[sent:], sent, self._run, self._final)
+            return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final)
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

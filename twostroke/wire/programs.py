@@ -63,7 +63,8 @@ def receiving(method: Method, prompt: Prompt, arriving: "Arriving") -> Program:
     if not method.goes_on:
         kv, fields = received.kv, received.state["decode"]
         del received
-        return (yield Decode(kv, **fields))
+        yield Decode(kv, **fields)
+        return None
     results = [received]
     del received  # it would keep the pages that the technique lets go of
     return (yield from _going_on(method.program(prompt), results))

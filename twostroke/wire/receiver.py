@@ -200,36 +200,35 @@ class Receiver:
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        began = time.monotonic()
-        reception = Reception(self.pool, self._transport, began + limit_s)
+        reception = Reception(self.pool, self._transport, time.monotonic() + limit_s)
         with self._lock:
             self._receptions.add(reception)
         try:
-            incoming._reception = reception
-            if incoming._turned_away:
-                raise WireError("nobody wants it any more")
-            reception.open(handle, self._secret, extend)
-            reception.accept_terms(self.identity if self._same_identity else None, self._convert)
-            kv, queries, state = reception.take(release)
-            incoming.set_result(
-                Received(
-                    kv,
-                    queries,
-                    state,
-                    reception.identity,
-                    reception.identity == self.identity,
-                    reception.bytes_received,
-                    time.monotonic() - began,
-                )
-            )
-            del kv
+            outcome = self._receive(reception, incoming, handle, release, extend)
         except TwostrokeError as error:
-            error.__traceback__ = None  # it would keep pages
-            incoming.set_exception(error)
+            outcome = error.with_traceback(None)  # it would keep pages
         except Exception as error:
             log.exception("a value could not be received")
-            incoming.set_exception(WireError(f"a value could not be received: {error}"))
-        finally:
-            reception.end()
-            with self._lock:
-                self._receptions.discard(reception)
+            outcome = WireError(f"a value could not be received: {error}")
+        reception.end(self._forget)  # first, so that who learns of a failure finds the room free
+        if isinstance(outcome, Received):
+            incoming.set_result(outcome)
+        else:
+            incoming.set_exception(outcome)
+
+    def _receive(
+        self, reception: Reception, incoming: Incoming, handle: Handle, release: bool, extend: dict[str, Any] | None
+    ) -> Received:
+        began = time.monotonic()
+        incoming._reception = reception
+        if incoming._turned_away:
+            raise WireError("nobody wants it any more")
+        reception.open(handle, self._secret, extend)
+        reception.accept_terms(self.identity if self._same_identity else None, self._convert)
+        kv, queries, state = reception.take(release)
+        identity, seconds = reception.identity, time.monotonic() - began
+        return Received(kv, queries, state, identity, identity == self.identity, reception.bytes_received, seconds)
+
+    def _forget(self, reception: Reception) -> None:
+        with self._lock:
+            self._receptions.discard(reception)

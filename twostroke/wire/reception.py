@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,11 @@ log = logging.getLogger(__name__)
 STALL_S = 10.0  # seconds in which a sender gives a sign of life
 NOTICE_S = 1.0  # seconds for the notification of pages whose writer says that they are written
 REFUSED = "the value does not fit here"
-END_S = 5.0  # seconds in which a sender stops once this side has turned away
+LOST_S = 60.0  # seconds in which a sender stops after the network between both has failed
+END_S = 1.0  # seconds in which a sender stops once this side has turned away
+
+
+Ended = Callable[["Reception"], None]
 
 
 class Reception:
@@ -57,8 +62,10 @@ class Reception:
         with self._lock:
             self._turned_away = True
             channel = self._channel
-        if channel is not None:
+        if channel is not None and self._transport.late:
             channel.hang_up()
+        elif channel is not None:
+            channel.shut()
 
     @property
     def num_quarantined(self) -> int:
@@ -115,32 +122,42 @@ class Reception:
             log.info("a sender did not hear that its value was received: %s", error)
         return kv, queries, message["state"]
 
-    def end(self) -> None:
-        """Close the channel, and free what is reserved once nothing can be written there any more."""
+    def end(self, ended: Ended) -> None:
+        """Close the channel, and free what is reserved once nothing can be written there any more.
+
+        `ended` is called then: now, or by a thread that waits for a sender that does not stop.
+        """
         self._ended = True
         channel, landing = self._channel, self._landing
-        if channel is None:
-            return
-        if landing is not None and landing.pages and self._transport.late:
+        if channel is not None and landing is not None and landing.pages and self._transport.late:
             channel.hang_up()
-            if not channel.wait_for_end(END_S):
+            if not self._stopped(channel, END_S):
                 log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
-                threading.Thread(target=self._wait, name="wire quarantine", daemon=True).start()
+                threading.Thread(target=self._wait, args=(channel, ended), name="wire quarantine", daemon=True).start()
                 return
-        self._close()
+        self._close(ended)
 
-    def _wait(self) -> None:
-        assert self._channel is not None
-        while not self._channel.wait_for_end(60.0):
-            pass
-        self._close()
+    def _stopped(self, channel: Channel, limit_s: float) -> bool:
+        try:
+            return channel.wait_for_end(limit_s)
+        except WireError:
+            return False
 
-    def _close(self) -> None:
+    def _wait(self, channel: Channel, ended: Ended) -> None:
+        try:
+            while not channel.wait_for_end(60.0):
+                pass
+        except WireError:  # the sender learns of it too, and stops
+            time.sleep(LOST_S)
+        self._close(ended)
+
+    def _close(self, ended: Ended) -> None:
         if self._channel is not None:
             self._channel.close()
         if self._landing is not None:
             self._landing.free()
             self._landing = None
+        ended(self)
 
     # Messages ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from twostroke.errors import KVError, TwostrokeError
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 MOST = 64  # connections at once
 MOST_COMPUTED = 16  # prefills for receivers at once
+MOST_ENDED = 10_000  # values that are gone, of which it is known why
 SWEEP_S = 0.25  # seconds between looks at leases
 
 
@@ -77,6 +79,7 @@ class Sender:
         self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
         self.incarnation = secrets.token_hex(8)
         self._offers: dict[str, Outgoing] = {}
+        self._ended: dict[str, str] = {}  # why values are not there any more
         self._channels: set[Channel] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -119,9 +122,11 @@ class Sender:
         for outgoing in offers:
             outgoing.fail("its sender was closed")
         for channel in channels:
-            channel.close()
-        self._listener.close()
+            channel.shut()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(limit_s)
+        self._listener.close()
         self._workers.close(limit_s)
         self._computing.close(limit_s)
 
@@ -145,9 +150,12 @@ class Sender:
         with self._lock:
             offers = list(self._offers.items())
         for lease, outgoing in offers:
-            if outgoing.sweep():
+            if (why := outgoing.sweep()) is not None:
                 with self._lock:
                     self._offers.pop(lease, None)
+                    self._ended[lease] = why
+                    while len(self._ended) > MOST_ENDED:
+                        del self._ended[next(iter(self._ended))]
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -169,9 +177,10 @@ class Sender:
 
     def _answer(self, channel: Channel, asked: Message) -> None:
         self._sweep()
-        outgoing = self._offers.get(asked["lease"]) if asked["incarnation"] == self.incarnation else None
-        if outgoing is None:
-            channel.send("gone", why="there is no such value, or its lease has ended")
+        own, lease = asked["incarnation"] == self.incarnation, asked["lease"]
+        if not own or (outgoing := self._offers.get(lease)) is None:
+            why = self._ended.get(lease) if own else "it was offered by a process that has ended"
+            channel.send("gone", why=why or "there is no such value")
             return
         outgoing.renew()
         answers: dict[str, Any] = {

@@ -87,6 +87,7 @@ class Transfer:
                 writer.write(numbers, sources, self._grant)
             self._sent += len(some)
             self._outgoing.count(len(some) * self._pool.page_bytes)
+            del look  # while it waits for more, it holds nothing
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""

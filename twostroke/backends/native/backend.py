@@ -7,14 +7,18 @@ result has the same bits for any batch, chunk and thread count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory, host_kv_room
 from twostroke.backends.native import library
 from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.parts import Alone
+from twostroke.backends.native.ranks import NativeRanks
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
+from twostroke.errors import RankLost
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
 from twostroke.formats.transcode import NEAREST
@@ -25,24 +29,36 @@ VOCABULARY = ("embed", "head")  # matrices with a row for each token; any number
 
 
 class NativeBackend:
-    """Implements `Backend`. `variant` is one of `library.variants()`; None is the one with the fastest prefill."""
+    """Implements `Backend`, in one process or in several ranks."""
 
     name = "native"
     exact = True
     asynchronous = False
     formats: Collection[str] | None = FORMATS
 
-    def __init__(self, threads: int, variant: str | None = None) -> None:
+    def __init__(self, threads: int, variant: str | None = None, tp: int = 1) -> None:
+        """Start threads, and other processes if there are to be several ranks.
+
+        Args:
+            threads: of each rank.
+            variant: one of `library.variants()`; None is the one with the fastest prefill.
+            tp: number of ranks.
+        """
         self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
         self.variant, self.threads = variant or library.variants()[0], threads
-        self.label = f"native-{self.variant}"
-        self.team = library.Team(self.variant, threads)
+        self.label = f"native-{self.variant}" + (f" in {tp} ranks" if tp > 1 else "")
+        self.ranks = NativeRanks(self.variant, threads, tp) if tp > 1 else None
+        self.team = library.Team(self.variant, threads) if self.ranks is None else self.ranks.team
         self.statistics = NativeStatistics(self.team)
+
+    @property
+    def failure(self) -> RankLost | None:
+        return None if self.ranks is None else self.ranks.failure
 
     @property
     def arithmetic(self) -> str:
         """Variants round differently, and so may builds of one, and approximate instructions of other vendors."""
-        return f"{self.label}-{library.digest(self.variant)}-{library.vendor()}"
+        return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         return unsupported(config, matrices, page_size)
@@ -54,11 +70,15 @@ class NativeBackend:
         return host_kv_room()
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> HostMemory:
-        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
-        return HostMemory(shape, numpy_dtype(self.kv_dtype), "pairs")
+        shape, dtype = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim), numpy_dtype(self.kv_dtype)
+        data = None if self.ranks is None else self.ranks.pool(math.prod(shape) * dtype.itemsize)
+        return HostMemory(shape, dtype, "pairs", data)
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
-        return NativeModel(self.team, self.statistics, config, weights)
+        if self.ranks is None:
+            return NativeModel(self.team, self.statistics, config, Alone(config, weights))
+        with self.ranks.compiling(config, weights) as parts:
+            return NativeModel(self.team, self.statistics, config, parts, self.ranks.call)
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:

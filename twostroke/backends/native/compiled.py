@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
+from twostroke.backends.interface import LazyLogits, Output, RaggedBatch
 from twostroke.backends.memory import Memory
 from twostroke.backends.native.library import Batch, Config, Team
+from twostroke.backends.native.parts import Parts
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
-from twostroke.backends.native.weights import PANEL, Matrix, Table, floats, vector
+from twostroke.backends.native.weights import PANEL, Matrix, floats
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
 from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope, frequencies
@@ -28,9 +29,17 @@ SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 class NativeModel:
     """Implements `CompiledModel` and `backends.rows.Head`. Hidden states are float32 arrays, [R, hidden]."""
 
-    def __init__(self, team: Team, statistics: NativeStatistics, config: ModelConfig, weights: Weights) -> None:
+    def __init__(
+        self,
+        team: Team,
+        statistics: NativeStatistics,
+        config: ModelConfig,
+        weights: Parts,
+        call: Callable[..., None] | None = None,
+    ) -> None:
+        """`call` is `NativeRanks.call` if there are other ranks."""
         self.config, self.team, self.library = config, team, team.library
-        self.statistics = statistics
+        self.statistics, self._call = statistics, call or _alone
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.room, self._turn = Reused(), threading.Lock()
@@ -39,7 +48,8 @@ class NativeModel:
         self.kv: list[np.ndarray] = []
         self.matrices: list[Matrix] = []
         # An embedding that is not also the head is only looked up, never multiplied.
-        self.table = None if config.tied else Table(team, weights("embed"))
+        self.table = None if config.tied else weights.table(team, "embed")
+        heads = weights.share.kv_heads(config)
         self.head = self._matrix(weights, config.head_tensor)
         mlps = [layer.feed_forward for layer in config.layers]
         fields = Config(
@@ -51,7 +61,9 @@ class NativeModel:
             gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
             ropes=len(self.ropes),
             vocab=self.head.shape[0],
-            embedding_format=0 if self.table is None else self.table.format,
+            embedding_format=0 if config.tied else weights.table_format(self.table),
+            first_kv_head=heads.start,
+            last_kv_head=heads.stop,
             eps=config.norm_eps,
             attention_scale=config.layers[0].attention.scale if config.layers else 1.0,
             embedding_scale=config.embedding_scale,
@@ -59,24 +71,32 @@ class NativeModel:
         self.handle = self.library.twostroke_model(
             team.handle,
             ctypes.byref(fields),
-            None if self.table else self.head.handle,
+            self.head.handle if config.tied else None,
             self.head.handle,
             self._vector(weights, "norm"),
         )
         team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
         for i, layer in enumerate(config.layers):
             self._add(layer, f"layers.{i}.", weights)
+        if weights.handle is not None:
+            self.library.twostroke_join(self.handle, weights.handle)
+        bounds = weights.largest([matrix.bound() for matrix in self.matrices])
+        for matrix, bound in zip(self.matrices, bounds, strict=True):
+            matrix.bound(bound)
         # There is no sketch if the head has as few bits itself, or has weights that are not finite.
         self.sketch_bytes = self.library.twostroke_sketch(self.handle)
-        if self.sketch_bytes < 0:
+        without, failed = weights.largest([self.sketch_bytes == 0, self.sketch_bytes < 0])
+        if failed:
             raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
+        if without:
+            self.library.twostroke_drop_sketch(self.handle)
 
-    def _add(self, layer: Layer, prefix: str, weights: Weights) -> None:
+    def _add(self, layer: Layer, prefix: str, weights: Parts) -> None:
         attention = layer.attention
         norms = ["attn_norm", "mlp_norm"]
         norms += ["q_norm", "k_norm"] if attention.qk_norm else ["", ""]
         norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
-        bias = [vector(weights(prefix + name)) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
+        bias = [weights.vector(prefix + name) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
         pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
         turned = self._lend(np.concatenate(bias)) if bias else None, self.ropes.index(attention.rope)
         window, matrices = attention.window or 0, self._handles(weights, prefix, "q", "k", "v", "o")
@@ -101,15 +121,15 @@ class NativeModel:
             _pointers(experts),
         )
 
-    def _handles(self, weights: Weights, prefix: str, *names: str) -> list[int]:
+    def _handles(self, weights: Parts, prefix: str, *names: str) -> list[int]:
         return [self._matrix(weights, prefix + name).handle for name in names]
 
-    def _matrix(self, weights: Weights, name: str) -> Matrix:
-        self.matrices.append(Matrix(self.team, weights(name)))
+    def _matrix(self, weights: Parts, name: str) -> Matrix:
+        self.matrices.append(Matrix(self.team, weights.matrix(name)))
         return self.matrices[-1]
 
-    def _vector(self, weights: Weights, name: str) -> int:
-        return self._lend(vector(weights(name)))
+    def _vector(self, weights: Parts, name: str) -> int:
+        return self._lend(weights.vector(name))
 
     def _lend(self, array: np.ndarray) -> int:
         self.lent.append(array)
@@ -154,7 +174,8 @@ class NativeModel:
             if not (self.kv and self.kv[0] is kv):
                 self.team.settle()
                 self.kv[:] = [kv]
-            self.library.twostroke_forward(self.handle, ctypes.byref(fields), address(kv), strides, address(hidden))
+            places = self.handle, ctypes.byref(fields), address(kv), strides, address(hidden)
+            self._call(self.library.twostroke_forward, *places)
         return Output(Rows.of(self, hidden), queries, states)
 
     def _turns(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +199,8 @@ class NativeModel:
     def logits(self, hidden: np.ndarray) -> tuple[np.ndarray, RowStatistics]:
         hidden, count = floats(hidden), len(hidden)
         out, summaries = self.room.array(count, self.head.padded), new_summaries(count)
-        self.library.twostroke_logits(self.handle, address(hidden), count, address(out), address(summaries))
+        places = self.handle, address(hidden), count, address(out), address(summaries)
+        self._call(self.library.twostroke_logits, *places)
         if self.head.padded > (vocab := self.head.shape[0]):
             out = out[:, :vocab].copy()
         return out, combine(summaries)
@@ -208,9 +230,14 @@ class NativeModel:
 
     def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
         hidden, ids = floats(hidden), np.empty(len(hidden), np.int32)
-        places = (address(ids), None if highest is None else address(highest))
-        self.library.twostroke_search(self.handle, address(hidden), len(ids), packed_noises(noises), *places)
+        places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
+        self._call(self.library.twostroke_search, *places, None if highest is None else address(highest))
         return ids.tolist()
+
+
+def _alone(function: Callable[..., int], *args: object) -> None:
+    """Call a native function in a single process."""
+    function(*args)
 
 
 def _pointers(handles: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,26 +32,72 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
     return rows // PANEL * panel
 
 
-class Matrix:
-    """One packed matrix. `multiply` and `row` are for tests; a pass uses the packed form directly.
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a stored matrix, read in pieces.
 
-    If the rows (of a vocabulary) do not fill the last panel, rows of zeros follow: `padded` rows in total.
+    Attributes:
+        shape: of the whole matrix.
+        first, count: its first row, and the number of rows.
+        pieces: their bytes, [some rows, row_bytes] each; all but the last are whole panels.
     """
 
-    def __init__(self, team: Team, raw: RawTensor) -> None:
-        self.team, self.shape, self.padded = team, raw.shape, -(-raw.shape[0] // PANEL) * PANEL
-        self.handle = team.library.twostroke_matrix(FORMATS.index(raw.format), self.padded, raw.shape[1])
+    format: str
+    shape: tuple[int, ...]
+    source: str
+    first: int
+    count: int
+    pieces: Iterator[np.ndarray]
+    raw: RawTensor | None = None
+
+    @classmethod
+    def whole(cls, raw: RawTensor) -> Part:
+        """All rows of a tensor."""
+        return cls(raw.format, raw.shape, raw.source, 0, raw.shape[0], _pieces(raw, 0, raw.shape[0]), raw)
+
+    def rows(self, rows: range) -> Part:
+        """Some rows of a whole matrix."""
+        assert self.raw is not None
+        return replace(self, first=rows.start, count=len(rows), pieces=_pieces(self.raw, rows.start, rows.stop))
+
+
+def _pieces(raw: RawTensor, first: int, stop: int) -> Iterator[np.ndarray]:
+    """Bytes of rows, released behind the reader: a mapped file would stay in memory beside the packed copy."""
+    some = max(1, PACKED_BYTES // (PANEL * raw.data.shape[1])) * PANEL
+    for start in range(first, stop, some):
+        part = replace(raw, data=raw.data[start : min(start + some, stop)])
+        yield part.data
+        part.release()
+
+
+class Matrix:
+    """One packed matrix, or a part of one. `multiply` and `row` are for tests; a pass uses the packed form directly.
+
+    If the rows (of a vocabulary) do not fill the last panel, rows of zeros follow: `padded` rows in total, of which
+    this part has `count`.
+    """
+
+    def __init__(self, team: Team, stored: RawTensor | Part) -> None:
+        part = Part.whole(stored) if isinstance(stored, RawTensor) else stored
+        self.team, self.shape, self.padded = team, part.shape, -(-part.shape[0] // PANEL) * PANEL
+        self.count = -(-part.count // PANEL) * PANEL
+        self.handle = team.library.twostroke_matrix(
+            FORMATS.index(part.format), self.count, part.shape[1], part.first, self.padded
+        )
         if not self.handle:
-            raise MemoryError(f"no memory to pack {raw.source}")
-        rows = max(1, PACKED_BYTES // (PANEL * raw.data.shape[1])) * PANEL
-        for first in range(0, raw.shape[0], rows):
-            part = replace(raw, data=raw.data[first : first + rows])
-            data = np.ascontiguousarray(part.data)
+            raise MemoryError(f"no memory to pack {part.source}")
+        packed = 0
+        for piece in part.pieces:
+            data = np.ascontiguousarray(piece)
             if missing := -len(data) % PANEL:
                 data = np.concatenate([data, np.zeros((missing, data.shape[1]), np.uint8)])
-            team.library.twostroke_pack(team.handle, self.handle, first, len(data), address(data), data.shape[1])
-            part.release()  # otherwise a mapped file would stay in memory beside the packed copy
+            team.library.twostroke_pack(team.handle, self.handle, packed, len(data), address(data), data.shape[1])
+            packed += len(data)
         team.free_with(self, team.library.twostroke_matrix_free, self.handle)
+
+    def bound(self, least: float = 0.0) -> float:
+        """A bound of the weights' magnitude, which is raised to `least`."""
+        return self.team.library.twostroke_matrix_bound(self.handle, least)
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,9 @@ from twostroke.backends.memory import HostMemory, Memory
 from twostroke.backends.reference.decoder import Decoder
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
+from twostroke.backends.reference.ranks import RankedMemory, RankedOperations, ReferenceRanks
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
+from twostroke.errors import RankLost
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
@@ -34,12 +36,21 @@ class ReferenceBackend:
     asynchronous = False
     formats: Collection[str] | None = None
 
-    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
-        """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""
-        self.operations = Operations(device, dtype, threads)
+    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None, tp: int = 1) -> None:
+        """Start other processes if there are to be several ranks.
+
+        `device`: any PyTorch device; "cpu" with ranks. Raises RuntimeError or AssertionError if it is not available.
+        """
+        self.ranks = ReferenceRanks(tp, dtype, threads or 1) if tp > 1 else None
+        ranked = self.ranks and RankedOperations(self.ranks.group, dtype, threads or 1)
+        self.operations = ranked or Operations(device, dtype, threads)
         self.device, self.threads = self.operations.device, self.operations.threads
         self.dtype = self.kv_dtype = dtype
         self.arithmetic = self.operations.arithmetic
+
+    @property
+    def failure(self) -> RankLost | None:
+        return None if self.ranks is None else self.ranks.group.failure
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> None:
         """Always None: the reference runs every model."""
@@ -52,12 +63,17 @@ class ReferenceBackend:
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+        if self.ranks is not None:
+            return self.ranks.memory(shape)
         if self.device == "cpu":
             return HostMemory(shape, numpy_dtype(self.kv_dtype))
         return DeviceMemory(shape, self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
-        return ReferenceModel(Decoder(config, self.operations, weights))
+        if self.ranks is None:
+            return ReferenceModel(Decoder(config, self.operations, weights))
+        with self.ranks.compiling(config, weights) as (number, parts):
+            return RankedModel(Decoder(config, self.operations, parts), self.ranks, number)
 
 
 class ReferenceModel:
@@ -97,3 +113,23 @@ class ReferenceModel:
 
     def copy(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
+
+
+class RankedModel(ReferenceModel):
+    """Rank 0's side of a model in several ranks; `number` is the model's."""
+
+    def __init__(self, decoder: Decoder, ranks: ReferenceRanks, number: int) -> None:
+        super().__init__(decoder)
+        self.ranks, self.number = ranks, number
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+        assert isinstance(memory, RankedMemory)
+        batch = replace(batch, token_ids=resolved(batch), drawn=None)
+        with self.ranks.group.turn:
+            self.ranks.group.tell("forward", self.number, memory.number, batch)
+            return super().forward(batch, memory)
+
+    def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
+        with self.ranks.group.turn:
+            self.ranks.group.tell("logits", self.number, hidden)
+            return super().logits(hidden)

@@ -25,6 +25,7 @@ class Layer:
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
         self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if layer.attention.bias else ())
         self.o = pack("o")
+        self.heads = operations.heads(config)
         self.qk_norms = (pack("q_norm"), pack("k_norm"), self.eps) if layer.attention.qk_norm else None
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else None
         if isinstance(layer.feed_forward, models.Experts):
@@ -44,34 +45,33 @@ class Layer:
         h = ops.norm(x, self.attn_norm, self.eps)
         q = ops.rope_store(ops.linear(h, self.qkv), kv, batch, attention.rope, self.qk_norms)
         if batch.query_rows is not None:
-            queries.append(q[batch.query_rows].float() * attention.scale)
-        attended = ops.attention(q, kv, batch, attention.scale, attention.window)
-        if self.post_norms is None:
-            x = ops.linear(attended, self.o, residual=x)
-        else:
-            x = x + ops.norm(ops.linear(attended, self.o), self.post_norms[0], self.eps)
+            asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
+            queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
+        attended = ops.whole(ops.attention(q, kv, batch, attention.scale, attention.window), self.heads)
+        made = ops.whole(ops.linear(attended, self.o), self.o.split)
+        x = x + (made if self.post_norms is None else ops.norm(made, self.post_norms[0], self.eps))
         h = ops.norm(x, self.mlp_norm, self.eps)
         if batch.dropout is not None:
             h = h * batch.dropout[self.index].to(h.dtype)
         if isinstance(self.feed_forward, models.Experts):
             made = self._mixture(h, self.feed_forward)
-            return x + (made if self.post_norms is None else ops.norm(made, self.post_norms[1], self.eps))
-        h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
-        if self.post_norms is None:
-            return ops.linear(h, self.down, residual=x)
-        return x + ops.norm(ops.linear(h, self.down), self.post_norms[1], self.eps)
+        else:
+            h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
+            made = ops.whole(ops.linear(h, self.down), self.down.split)
+        return x + (made if self.post_norms is None else ops.norm(made, self.post_norms[1], self.eps))
 
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
         """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
         ops = self.operations
         ids, weights = ops.route(h, self.router, experts)
-        total = torch.zeros_like(h)
+        split = self.experts[0][1].split
+        total = h.new_zeros(len(h), split.own)
         for e in ids.unique().tolist():
             rows, slots = (ids == e).nonzero(as_tuple=True)
             gate_up, down = self.experts[e]
             made = ops.linear(ops.gated_linear(h[rows], gate_up, experts.activation), down)
             total[rows] += weights[rows, slots, None].to(h.dtype) * made
-        return total
+        return ops.whole(total, split)
 
 
 class Decoder:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.formats.tensor import RawTensor
-from twostroke.models.config import Experts
+from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.rope import Rope, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
@@ -42,9 +42,39 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
+class Split:
+    """Which columns of an activation each rank computes: rank r those from cuts[r] to cuts[r + 1].
+
+    Attributes:
+        rank: this process's; in a single process it has all columns.
+    """
+
+    cuts: tuple[int, ...]
+    rank: int = 0
+
+    @property
+    def start(self) -> int:
+        """The first of this rank's columns."""
+        return self.cuts[self.rank]
+
+    @property
+    def own(self) -> int:
+        """The number of this rank's columns."""
+        return self.cuts[self.rank + 1] - self.cuts[self.rank]
+
+    @property
+    def width(self) -> int:
+        """The number of all columns."""
+        return self.cuts[-1]
+
+
+@dataclass(frozen=True)
 class DenseWeight:
+    """`split`: the outputs that this rank has of all, by a matrix's rows; in a single process all."""
+
     matrix: torch.Tensor
     bias: torch.Tensor | None
+    split: Split
 
 
 @dataclass
@@ -84,7 +114,16 @@ class Operations:
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
         """A linear layer with the concatenated outputs of `parts`; or an embedding, or a norm."""
-        return DenseWeight(self._joined(parts), self._joined(bias) if bias else None)
+        matrix = self._joined(parts)
+        return DenseWeight(matrix, self._joined(bias) if bias else None, Split((0, len(matrix))))
+
+    def heads(self, config: ModelConfig) -> Split:
+        """The columns of the queries, and of what they attend to, that are computed here."""
+        return Split((0, config.num_heads * config.head_dim))
+
+    def whole(self, x: torch.Tensor, split: Split) -> torch.Tensor:
+        """All columns of an activation, [N, own] -> [N, width]; a single process has them."""
+        return x
 
     def _joined(self, parts: Sequence[RawTensor]) -> torch.Tensor:
         """Concatenated tensors, filled in pieces: a concatenation would hold two copies of the largest."""
@@ -120,16 +159,15 @@ class Operations:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return (wide * weight.matrix).to(x.dtype)
 
-    def linear(self, x: torch.Tensor, weight: DenseWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[N, in] -> [N, out], plus bias if packed with one, plus `residual`."""
-        y = F.linear(x, weight.matrix, weight.bias)
-        return y if residual is None else y + residual
+    def linear(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
+        """[N, in] -> [N, out], plus bias if packed with one."""
+        return F.linear(x, weight.matrix, weight.bias)
 
     def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
         """`weight` packs (gate, up): [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
         gate, up = self.linear(x, weight).chunk(2, dim=-1)
         gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        return gate * up
+        return self.whole(gate * up, replace(weight.split, cuts=tuple(cut // 2 for cut in weight.split.cuts)))
 
     def rope_store(
         self,

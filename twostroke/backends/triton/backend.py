@@ -45,6 +45,7 @@ class TritonBackend:
             raise RuntimeError(reason)
         self.device = device
         # The interpreter multiplies by numpy, whose sums depend on shapes.
+        self.failure = None
         self.exact = self.asynchronous = device.startswith("cuda")
         kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else "interpreter"
         self.arithmetic = f"triton {triton.__version__} {kind} {_digest()}"

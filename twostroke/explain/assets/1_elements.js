@@ -26,7 +26,7 @@ function visible(text) {
 const quoted = (text) => element("span", { class: "token" }, visible(text));
 const count = (number) => Math.round(number).toLocaleString("en");
 const plural = (size, name) => `${count(size)} ${name}${size === 1 ? "" : "s"}`;
-const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
+const percent = (share) => share > 0 && share < 5e-5 ? "< 0.01 %" : `${(100 * share).toFixed(share < 0.1 ? 2 : 1)} %`;
 const ms = (seconds) => (seconds === null || seconds === undefined ? "–" : `${(1e3 * seconds).toFixed(1)} ms`);
 const number = (value) => (value === null ? "−∞" : Math.abs(value) >= 1e-3 || value === 0 ? value.toFixed(4) : value.toExponential(2));
 

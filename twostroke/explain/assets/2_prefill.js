@@ -56,7 +56,7 @@ function shapeDetail(shape) {
     paragraph(`${shape.dims.map((size, i) => `${count(size)} ${shape.axes[i]}`).join(" × ")} = ${count(total)} numbers`),
   ];
   if (shape.name === "scores")
-    lines.push(paragraph(`Of the ${count(n)} × ${count(n)} scores of a head, ${count(made.prefill.pairs)} are computed: no token sees a later one. They are never in memory together: each row is added up while the keys go by.`));
+    lines.push(paragraph(`Of the ${count(n)} × ${count(n)} scores of a head, ${count(made.prefill.pairs)} count: no token sees a later one. They are never in memory together: each row is added up while the keys go by.`));
   if (shape.stored) lines.push(paragraph("It is written to the KV cache and read by every later step."));
   return lines;
 }

@@ -14,12 +14,14 @@ function attentionView() {
   seen.map = seen.map ?? shownFirst;
   const large = element("div"), below = panel(), status = element("p", { class: "soft", role: "status" });
   const smalls = [
-    title("Every layer"), thumbnails(attention.layers, pick),
+    title(attention.layers.length > 1 ? "Every layer" : "Mean over heads"), thumbnails(attention.layers, pick),
+    attention.layers.length > 1 ? null : soft("Every layer has a map where the prompt has at most 256 tokens. For another one: --layer."),
     title(`Heads of layer ${attention.layer}`), thumbnails(attention.heads, pick),
   ];
 
   function pick(map) {
     seen.map = map;
+    status.replaceChildren();
     for (const button of document.querySelectorAll(".small button")) button.setAttribute("aria-pressed", button.dataset.name === mapName(map));
     large.replaceChildren(element("h3", {}, mapName(map)), grid(map, status, look));
     if (seen.row !== null) look(seen.row, seen.column);
@@ -46,12 +48,12 @@ function grid(map, status, look) {
   const size = `${Math.max(0.45, Math.min(1.9, 34 / starts.length))}rem`;
   const cells = map.weights.map((row, i) => row.map((weight, j) =>
     element("td", {
-      tabindex: -1, role: "gridcell", style: { "--weight": shade(weight), "--cell": size },
+      tabindex: -1, role: "gridcell", style: { "--weight": shade(weight) },
       "aria-label": `${cellName(i)} to ${cellName(j)}: ${weight.toFixed(3)}`,
       on: { click: () => choose(i, j), mouseenter: () => point(i, j), focus: () => point(i, j) },
     })));
   const rows = cells.map((line, i) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, cellName(i)), line));
-  const node = element("table", { class: "map", role: "grid", "aria-label": `Attention, ${mapName(map)}` }, element("tbody", {}, rows));
+  const node = element("table", { class: "map", role: "grid", style: { "--cell": size }, "aria-label": `Attention, ${mapName(map)}` }, element("tbody", {}, rows));
 
   function point(i, j) {
     cells.forEach((line, row) => line.forEach((cell, column) => cell.classList.toggle("cross", (row === i) !== (column === j))));

@@ -6,12 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
+from twostroke.conversation.fitting import LeftOut
 from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError, from_engine
@@ -28,9 +30,15 @@ def warn(scope: Scope, warnings: list[str]) -> None:
         scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
 
 
+def leave_out(scope: Scope, left_out: LeftOut) -> None:
+    """Tell what a call's prompt is without, as numbers: in its answer and in its line of the log."""
+    if left_out:
+        scope["facts"]["left_out"] = {name: count for name, count in asdict(left_out).items() if count}
+
+
 def warnings_field(scope: Scope) -> dict[str, Any]:
-    """The field `warnings` of an answer, if there are any."""
-    return {"warnings": warnings} if (warnings := scope["facts"].get("warnings")) else {}
+    """The fields `warnings` and `left_out` of an answer, if there is something to tell."""
+    return {name: scope["facts"][name] for name in ("warnings", "left_out") if scope["facts"].get(name)}
 
 
 def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:

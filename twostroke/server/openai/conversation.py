@@ -6,19 +6,19 @@ tools, formats, sampling and techniques work alike in all of them.
 
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from twostroke.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, Message
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
@@ -31,11 +31,13 @@ class Conversation:
 
     Attributes:
         warnings: what will not be done as the body asks, a line each.
+        left_out: what the prompt is without, after `requests`.
     """
 
     def __init__(self, engine: AsyncEngine, body: ChatBody, context: Context | None = None) -> None:
         """The body goes on after `context`. Raises ApiError for what can be told before the prompt is made."""
         self.warnings: list[str] = []
+        self.left_out = LeftOut()
         body = body if context is None else context.before_chat(body)
         self._engine, self._context, self.body = engine, context, body.with_defaults(engine.llm.generation)
         self._technique = choose_method(engine.name, body.model, body.method)
@@ -44,12 +46,6 @@ class Conversation:
         if body.must_call and not body.callable_functions:
             message = "tool_choice asks for a call of a function that tools does not have"
             raise ApiError(400, message, param="tool_choice")
-
-    def with_messages(self, messages: list[Message]) -> "Conversation":
-        """The same with other messages."""
-        made = copy(self)
-        made.body, made.warnings = self.body.model_copy(update={"messages": messages}), []
-        return made
 
     def tokens(self) -> list[int]:
         """The prompt. Takes long: call it off the event loop."""
@@ -69,8 +65,40 @@ class Conversation:
         follow = constraint(self._engine.grammars, body, self.warnings, reader)
         params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
         params = replace(params, reader=reader)
+        if raw is None:
+            self._fit()
         prompt = self.tokens() if raw is None else raw
         return engine_requests(llm, [prompt], params, self._technique, self._context)
+
+    def _fit(self) -> None:
+        """Cut passages and leave out the oldest turns, as the body asks; what is gone is told as a warning."""
+        body, llm = self.body, self._engine.llm
+        messages, cut = list(body.messages), LeftOut()
+        if body.passage_budget is not None:
+            plain = [{"role": one.role, "content": one.content} for one in messages]
+            made, cut = with_cut_passages(plain, body.passage_budget, llm.tokenizer)
+            pairs = zip(messages, made, strict=True)
+            messages = [one.model_copy(update={"content": new["content"]}) for one, new in pairs]
+        self.left_out = cut
+        if body.truncation == "auto":
+            most = body.max_completion_tokens or body.max_tokens or 1
+            room = llm.max_model_len - min(most, llm.max_model_len // 4)
+            begun = int(messages[0].role in SYSTEM)
+
+            def length(stay: range) -> int:
+                some = [*messages[:begun], *messages[stay.start :]]
+                return len(prompt_tokens(llm, body.model_copy(update={"messages": some}), cut=True))
+
+            whole = length(range(begun, len(messages)))
+            if whole > room:
+                roles = [one.role for one in messages]
+                stay = without_oldest(roles, lambda stay: length(stay) <= room)
+                gone = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
+                self.left_out = replace(gone, passages=cut.passages, passage_tokens=cut.passage_tokens)
+                messages = [*messages[:begun], *messages[stay.start :]]
+        if self.left_out:
+            self.body = body.model_copy(update={"messages": messages})
+            self.warnings.append(f"not all of the conversation is in the prompt: {self.left_out.text}")
 
 
 def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> list[int]:

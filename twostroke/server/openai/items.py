@@ -58,6 +58,8 @@ def translated(
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "truncation": body.truncation,
+        "passage_budget": body.passage_budget,
         "logprobs": body.wants_logprobs,
         "top_logprobs": body.top_logprobs,
     }

@@ -140,8 +140,7 @@ def drawn(picture: Picture) -> dict[str, Any]:
             table[:, 0] = where[id(lane.pool)].placed(table[:, 0])
             facts["spans"] = table.ravel().tolist()
         lanes.append(facts)
-    host = {"pages": picture.host_pages, "bytes": picture.host_bytes}
-    return {"pools": pools, "owners": picture.owners, "lanes": lanes, "host": host}
+    return {"pools": pools, "owners": picture.owners, "lanes": lanes, "tiers": picture.tiers}
 
 
 def runs(cells: np.ndarray) -> list[int]:

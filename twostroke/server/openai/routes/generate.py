@@ -14,7 +14,7 @@ from twostroke.server.contexts.contexts import named
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import warn
+from twostroke.server.http.transport import leave_out, warn
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
@@ -70,6 +70,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     def prepare() -> list[Request]:
         made = conversation.requests()
         warn(http.scope, conversation.warnings)
+        leave_out(http.scope, conversation.left_out)
         return made
 
     def answer(exchange: Exchange) -> Answer:

@@ -1,20 +1,18 @@
 """/v1/responses: answer an input, go on from an earlier answer, and read or delete those that are stored."""
 
 import secrets
-from bisect import bisect_left
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.engine.request import Request
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.contexts import named
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import json_response, warn
+from twostroke.server.http.transport import json_response, leave_out, warn
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.field_warnings import warn_of_fields
@@ -40,15 +38,13 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     warn(http.scope, warnings)
     conversation = Conversation(engine, chat, named(http, body.context))
 
-    def prepare() -> list[Request]:
-        return _shortened(conversation) if body.truncation == "auto" else conversation.requests()
-
     def keep(response: dict[str, Any]) -> None:
         if body.store:
             stored.put(response, before, items)
 
     def answer(exchange: Exchange) -> Answer:
         warn(http.scope, conversation.warnings)
+        leave_out(http.scope, conversation.left_out)
         return ResponsesAnswer(
             body.model or engine.name,
             exchange,
@@ -58,7 +54,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             keep=keep,
         )
 
-    return await generate(http, chat.terms(), prepare, answer)
+    return await generate(http, chat.terms(), conversation.requests, answer)
 
 
 @router.post("/input_tokens")
@@ -125,26 +121,3 @@ def _identified(item: dict[str, Any], stored: StoredResponses) -> dict[str, Any]
     if item["type"] == "item_reference":
         return stored.item(str(item.get("id")))
     return item if isinstance(item.get("id"), str) else {**item, "id": f"item_{secrets.token_hex(12)}"}
-
-
-def _shortened(conversation: Conversation) -> list[Request]:
-    """The requests of a conversation without its earliest turns, as many as do not fit.
-
-    Takes long: call it off the event loop. Raises ApiError if even the last turn does not fit.
-    """
-    messages = conversation.body.messages
-    begun = int(messages[0].role in ("system", "developer"))
-    turns = [begun, *(i for i, one in enumerate(messages) if one.role == "user" and i > begun)]
-
-    def made(turn: int) -> list[Request]:
-        return conversation.with_messages([*messages[:begun], *messages[turn:]]).requests()
-
-    def fits(turn: int) -> bool:
-        try:
-            return bool(made(turn))
-        except ApiError as error:
-            if error.code != "context_length_exceeded":
-                raise
-            return False
-
-    return made(turns[min(bisect_left(turns, True, key=fits), len(turns) - 1)])

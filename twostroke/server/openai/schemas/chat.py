@@ -245,6 +245,8 @@ class ChatBody(ChatPrompt, GenerateBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True
+    truncation: Literal["auto", "disabled"] = "disabled"  # of the oldest turns, as in OpenAI's responses
+    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
 
     @property

@@ -77,6 +77,7 @@ class ResponsesBody(GenerateBody):
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     include: list[str] = Field(default_factory=list)
     truncation: Literal["auto", "disabled"] = "disabled"
+    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # Without effect; the response repeats them.

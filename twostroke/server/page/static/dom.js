@@ -3,12 +3,13 @@
 /** An element. Attributes that are functions listen to the event of that name; false and null are left out. */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
+  // Children first: with dir=auto, each one that comes later makes the browser look at all of them.
+  for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") node.addEventListener(name, value);
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;
 }
 

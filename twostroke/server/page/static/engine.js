@@ -112,7 +112,7 @@ export class EnginePanel {
   }
 
   drawPools() {
-    const { pools, owners, cells, host } = this.picture;
+    const { pools, owners, cells, tiers } = this.picture;
     pools.forEach((pool, i) => {
       const map = (this.maps[i] ??= this.makeMap(pool, i));
       const found = drawPool(map.canvas, cells[i], owners);
@@ -123,7 +123,7 @@ export class EnginePanel {
       map.text.textContent = text;
       map.canvas.setAttribute("aria-label", `Pages of the pool. ${text}`);
     });
-    byId("host").textContent = host.pages ? `In the host's memory: ${host.pages} pages, ${(host.bytes / 1e6).toFixed(1)} MB of them prefixes.` : "";
+    byId("tiers").replaceChildren(...tiers.filter(([, used, most]) => used || most).map(tier));
   }
 
   makeMap({ roles }, i) {
@@ -147,6 +147,14 @@ export class EnginePanel {
       ? `step ${step.number}: ${step.prefill} prefill and ${step.decode} decode rows of ${step.lanes} lanes in ${(step.took_us / 1e3).toFixed(1)} ms`
       : "";
   }
+}
+
+/** A tier below the pool: how full it is, where that is known. */
+function tier([name, used, most]) {
+  const size = (bytes) => (bytes === null ? "?" : `${(bytes / 1e6).toFixed(1)} MB`);
+  const text = most ? `${name}: ${size(used)} of ${size(most)}` : `${name}: ${size(used)}`;
+  const bar = most && used !== null ? el("meter", { max: most, value: used }) : null;
+  return el("label", { class: "hint" }, text, bar);
 }
 
 function figure(value, name) {

@@ -12,8 +12,12 @@ const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
 const blank = (line) => line.trim() === "";
+const isRule = (line) => line.length < 200 && RULE.test(line);
 
-/** Shows a text that grows. Blocks that are complete are left alone; only the last one is made again. */
+/**
+ * Shows a text that grows. What is complete is left alone; the last block is made again, and the one before it too
+ * while the last line is not known whole: it may still belong to that one.
+ */
 export class MarkdownView {
   constructor(root) {
     this.root = root;
@@ -24,28 +28,28 @@ export class MarkdownView {
   clear() {
     this.root.replaceChildren();
     this.text = "";
-    this.done = 0; // where the last block begins
-    this.last = null;
+    this.done = 0; // where the first block begins that may change
+    this.open = []; // such blocks
   }
 
   show(text) {
     if (!text.startsWith(this.text)) this.clear();
     this.text = text;
-    const blocks = parse(text.slice(this.done).split("\n"), 0);
-    const [first] = blocks;
-    if (this.last?.code && first?.code !== undefined) {
-      this.last.write(first); // a listing that grows keeps its place on the screen
-      blocks.shift();
-    } else {
-      this.last?.node.remove();
-      this.last = null;
-    }
-    for (const block of blocks) {
-      this.last = render(block);
-      this.root.append(this.last.node);
-    }
-    const end = blocks.at(-1) ?? first;
-    if (end) this.done = offset(text, this.done, end.line);
+    const lines = text.slice(this.done).split("\n");
+    const blocks = parse(lines, 0);
+    const [old, ...others] = this.open;
+    for (const other of others) other.node.remove();
+    let made = [];
+    if (old?.code && blocks[0]?.code !== undefined) {
+      old.write(blocks[0]); // a listing that grows keeps its place on the screen
+      made = [old];
+    } else old?.node.remove();
+    made.push(...blocks.slice(made.length).map(render));
+    this.root.append(...made.slice(old === made[0] ? 1 : 0).map(({ node }) => node));
+    const whole = blocks.findLastIndex(({ line }) => line < lines.length - 1);
+    const from = Math.max(0, whole);
+    this.open = made.slice(from);
+    if (from > 0) this.done = offset(text, this.done, blocks[from].line);
   }
 }
 
@@ -84,7 +88,7 @@ function nextBlock(lines, i, depth) {
   if ((found = HEADING.exec(line))) {
     return [{ heading: found[1].length, text: (found[2] ?? "").trim().replace(/[ \t]#{1,20}$/, "") }, i + 1];
   }
-  if (line.length < 200 && RULE.test(line)) return [{ rule: true }, i + 1];
+  if (isRule(line)) return [{ rule: true }, i + 1];
   if (depth < DEPTH && QUOTE.test(line)) {
     let stop = i;
     while (stop < lines.length && QUOTE.test(lines[stop])) stop++;
@@ -102,7 +106,7 @@ function interrupts(lines, i, depth) {
   const line = lines[i];
   const item = depth < DEPTH && ITEM.exec(line);
   return (
-    FENCE.test(line) || HEADING.test(line) || (line.length < 200 && RULE.test(line)) ||
+    FENCE.test(line) || HEADING.test(line) || isRule(line) ||
     (depth < DEPTH && QUOTE.test(line)) || (item && item[0].length < line.length) ||
     (line.includes("|") && columns(lines[i + 1]) !== null)
   );
@@ -116,7 +120,7 @@ function fenced(lines, i, [, mark, info]) {
 }
 
 function list(lines, i) {
-  const [, , mark] = ITEM.exec(lines[i]);
+  const [, before, mark] = ITEM.exec(lines[i]);
   const ordered = mark.length > 1;
   const items = [];
   let width = 0;
@@ -124,12 +128,12 @@ function list(lines, i) {
   for (; i < lines.length; i++) {
     const line = lines[i];
     const indent = line.length - line.trimStart().length;
-    const found = indent < 2 || indent < Math.min(width, 2) ? ITEM.exec(line) : null;
+    const found = indent < before.length + 2 ? ITEM.exec(line) : null;
     if (blank(line)) items.at(-1)?.push("");
-    else if (found && found[2].length > 1 === ordered && !RULE.test(line.slice(0, 200))) {
+    else if (found && found[2].length > 1 === ordered && !isRule(line)) {
       width = found[0].length;
       items.push([line.slice(width)]);
-    } else if (items.length && indent >= 2) items.at(-1).push(line.slice(Math.min(indent, width)));
+    } else if (items.length && indent >= before.length + 2) items.at(-1).push(line.slice(Math.min(indent, width)));
     else if (items.length && !gap && !interrupts(lines, i, 0)) items.at(-1).push(line);
     else break;
     gap = blank(line);
@@ -187,21 +191,19 @@ function tabular({ head, rows, aligned }) {
 }
 
 /** A listing with its language and a button to copy it. */
-export function listing({ code, language }) {
-  const text = document.createTextNode(code);
-  const name = el("span", {}, language || "text");
-  const node = el(
-    "figure",
-    { class: "code", dir: "ltr" },
-    el("figcaption", {}, name, copyButton(() => text.data)),
-    el("pre", { tabindex: "0", role: "region", "aria-label": `Code, ${language || "text"}` }, el("code", {}, text)),
-  );
-  const write = (block) => {
-    name.textContent = block.language || "text";
-    if (block.code.startsWith(text.data)) text.appendData(block.code.slice(text.data.length));
-    else text.data = block.code;
+export function listing(block) {
+  const text = document.createTextNode("");
+  const name = el("span");
+  const box = el("pre", { tabindex: "0", role: "region" }, el("code", {}, text));
+  const write = ({ code, language }) => {
+    name.textContent = language || "text";
+    box.setAttribute("aria-label", `Code, ${name.textContent}`);
+    if (code.startsWith(text.data)) text.appendData(code.slice(text.data.length));
+    else text.data = code;
   };
-  return { node, code: true, write };
+  write(block);
+  const head = el("figcaption", {}, name, copyButton(() => text.data));
+  return { node: el("figure", { class: "code", dir: "ltr" }, head, box), code: true, write };
 }
 
 // Within a line --------------------------------------------------------------------------------------------------

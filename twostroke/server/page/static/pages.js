@@ -125,6 +125,6 @@ function positions(spans) {
     if (ranges.at(-1)?.[1] === position) ranges.at(-1)[1] = position + stop - start;
     else ranges.push([position, position + stop - start]);
   }
-  const shown = ranges.slice(0, 3).map(([start, stop]) => `${start}–${stop - 1}`);
+  const shown = ranges.slice(0, 3).map(([start, stop]) => `${start} to ${stop - 1}`);
   return shown.join(", ") + (ranges.length > 3 ? " and more" : "");
 }

@@ -1,0 +1,94 @@
+"""How the cost of simulations grows: `python -m benchmarks.simulation_scale`.
+
+Fleets of 1 to 1,000 workers serve 1,000 to 1,000,000 requests, each size in a process of its own. Printed are seconds
+and requests a second of wall time, steps, and the process's peak memory. The rate grows with the fleet, so that each
+worker has as much to do. The largest take hours: `--most-requests` says where to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import typer
+
+from benchmarks.results_file import save
+from twostroke.simulation.figures import Figures
+from twostroke.simulation.fleet import Fleet
+from twostroke.simulation.machines import machine_setup
+from twostroke.simulation.service import Service
+from twostroke.traffic.arrivals import OpenLoop
+from twostroke.traffic.lengths import Range
+from twostroke.traffic.objectives import Objectives
+from twostroke.traffic.workload import Workload
+
+MODEL, MACHINE, RATE = "llama-3-8b", "h100", 10.0  # requests per second of each worker
+PROMPT, PREFIX, ANSWER, GROUPS = Range(64, 512), 256, Range(16, 64), 50
+SIZES = [(1, 1_000), (10, 1_000), (100, 1_000), (1, 10_000), (10, 10_000), (100, 10_000), (1_000, 10_000)]
+SIZES += [(100, 100_000), (1_000, 100_000), (1_000, 1_000_000)]
+DEFINITIONS = {
+    "wall_s": "seconds of one simulation, without making its requests",
+    "requests_per_wall_second": "requests / wall_s",
+    "peak_rss_bytes": "largest resident memory of the process, with all requests and figures",
+}
+
+
+def simulate(workers: int, requests: int, router: str) -> dict[str, Any]:
+    """One simulation in this process."""
+    workload = Workload(requests, PROMPT, ANSWER, PREFIX, GROUPS, seed=1)
+    traffic = workload.traffic(OpenLoop(RATE * workers))
+    figures, began = Figures(Objectives()), time.perf_counter()
+    service = Service(
+        Fleet(machine_setup(MODEL, MACHINE), workers, router=router), traffic, figures.watch, figures.ended
+    )
+    service.run()
+    wall_s = time.perf_counter() - began
+    found = figures.summary(service)
+    return {
+        "workers": workers,
+        "requests": requests,
+        "wall_s": wall_s,
+        "requests_per_wall_second": requests / wall_s,
+        "steps": found["steps"],
+        "hit_rate": found["hit_rate"],
+        "ttft_p99_s": found["ttft_s"]["p99"],
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def alone(workers: int, requests: int, router: str) -> dict[str, Any]:
+    """The same in a process of its own."""
+    code = "import json; from benchmarks.simulation_scale import simulate"
+    code += f"; print(json.dumps(simulate{workers, requests, router}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: {workers} workers, {requests} requests: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most-requests", type=int, default=100_000, help="sizes beyond it are left out")
+    parser.add_argument("--router", default="kv-aware")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    typer.echo(f"{'workers':>8}{'requests':>11}{'wall s':>9}{'requests/s':>12}{'steps':>12}{'peak MiB':>10}")
+    for workers, requests in SIZES:
+        if requests <= options.most_requests:
+            rows.append(one := alone(workers, requests, options.router))
+            rss = one["peak_rss_bytes"] / (1 << 20)
+            typer.echo(
+                f"{workers:>8,}{requests:>11,}{one['wall_s']:>9.1f}{one['requests_per_wall_second']:>12,.0f}"
+                f"{one['steps']:>12,}{rss:>10,.0f}"
+            )
+    kept = save("simulation-scale", DEFINITIONS, MODEL, {"machine": MACHINE, "router": options.router, "sizes": rows})
+    typer.echo(f"kept in {kept}")
+
+
+if __name__ == "__main__":
+    main()

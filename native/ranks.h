@@ -1,0 +1,184 @@
+// Ranks: processes that run a pass together, over memory that they share. Each computes a part of every product's
+// outputs, in whole units, and reads all inputs. So no sum is split, and bits do not depend on the number of ranks.
+//
+// The activations of a pass lie in shared memory: what a rank computes is at once where the others read it, and a
+// gather of inputs is only a meeting, at which all ranks wait until all have come. Every rank has the same meetings in
+// the same order, as they follow from the batch alone.
+//
+// Rank 0 gives commands, and the others follow. If a rank is lost or late, all meetings are over at once: passes run to
+// their ends with any numbers, and their results are not used.
+#pragma once
+#include <atomic>
+#include <ctime>
+#include <thread>
+
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "memory.h"
+#include "run.h"
+
+constexpr int MOST_RANKS = 64;
+
+// Regions of the shared memory, for data of different life. All are sparse: an untouched page takes no memory.
+enum Region { BATCH, PASS, REST, COMMON, PRODUCT, REGIONS };
+
+// The beginning of the shared memory, zeroed at first.
+struct Control {
+  struct alignas(LINE) Counter {
+    std::atomic<uint32_t> value;
+  };
+  Counter met[MOST_RANKS];         // meetings that a rank has come to, modulo 2^32
+  Counter commands;                // given by rank 0
+  Counter sleepers;                // threads of any rank that sleep
+  std::atomic<uint32_t> lost;      // 0, or 1 + a rank that is lost, or LATE + it
+  alignas(LINE) uint8_t command[LINE * 8];  // a struct of its sender
+};
+constexpr uint32_t LATE = 1000;
+
+class Ranks {
+ public:
+  const int rank, size;
+
+  // `memory`: the Control, then `bytes` of regions. `cores`: where a pass of rank 0 runs, as it is not pinned itself.
+  Ranks(uint8_t* memory, size_t bytes, int rank, int size, double patience_s, const cpu_set_t& cores)
+      : rank(rank), size(size), control_(*(Control*)memory), regions_(memory + round_up(sizeof(Control), HUGE_PAGE)),
+        region_bytes_(bytes / REGIONS / LINE * LINE), patience_(int64_t(patience_s * 1e9)), cores_(cores) {}
+
+  uint8_t* region(Region which) const { return regions_ + region_bytes_ * which; }
+  size_t region_bytes() const { return region_bytes_; }
+  uint32_t lost() const { return control_.lost.load(std::memory_order_acquire); }
+  bool leads() const { return rank == 0; }
+
+  // The part of `count` equal pieces that is this rank's.
+  int first(int count) const { return begin_of(count, rank, size); }
+  int last(int count) const { return begin_of(count, rank + 1, size); }
+
+  // Marks a rank as lost, unless one is, and wakes whoever waits for any.
+  void lose(uint32_t why) {
+    uint32_t none = 0;
+    control_.lost.compare_exchange_strong(none, why);
+    for (int i = 0; i < size; i++) wake(control_.met[i].value);
+    wake(control_.commands.value);
+  }
+
+  // The number of the next meeting, when none is under way.
+  uint32_t next_meeting() const { return control_.met[rank].value.load(std::memory_order_relaxed); }
+
+  // Called by each thread of a rank that has done all that precedes meeting `number`. Returns when all ranks have.
+  void meet(uint32_t number) {
+    std::atomic<uint32_t>& own = control_.met[rank].value;
+    for (uint32_t seen = own.load(std::memory_order_relaxed); int32_t(seen - (number + 1)) < 0;)
+      if (own.compare_exchange_weak(seen, number + 1, std::memory_order_acq_rel)) {
+        tell(own);
+        break;
+      }
+    meetings_.fetch_add(1, std::memory_order_relaxed);
+    for (int i = 1; i < size; i++) {
+      const int other = (rank + i) % size;
+      std::atomic<uint32_t>& theirs = control_.met[other].value;
+      wait(theirs, [&](uint32_t value) { return int32_t(value - (number + 1)) >= 0; }, other);
+    }
+  }
+
+  // The meetings of all threads of this rank since the last call, and the nanoseconds that they waited there.
+  std::pair<int64_t, int64_t> take_account() { return {meetings_.exchange(0), waited_.exchange(0)}; }
+
+  // By rank 0: the command that all others are to follow, which must be over before the next.
+  template <class Command>
+  void give(const Command& command) {
+    static_assert(sizeof(Command) <= sizeof(control_.command));
+    std::memcpy(control_.command, &command, sizeof(command));
+    control_.commands.value.fetch_add(1, std::memory_order_acq_rel);
+    tell(control_.commands.value);
+  }
+  // By the others: the next command. False if a rank is lost.
+  template <class Command>
+  bool take(Command& command) {
+    const uint32_t next = ++taken_;
+    wait(control_.commands.value, [&](uint32_t value) { return int32_t(value - next) >= 0; }, -1);
+    std::memcpy(&command, control_.command, sizeof(command));
+    return !lost();
+  }
+
+  // Keeps the calling thread of rank 0 on its cores while it exists.
+  class Pinned {
+   public:
+    explicit Pinned(const Ranks& ranks) : wanted_(CPU_COUNT(&ranks.cores_) > 0) {
+      if (!wanted_) return;
+      wanted_ = !sched_getaffinity(0, sizeof(before_), &before_) && !sched_setaffinity(0, sizeof(ranks.cores_), &ranks.cores_);
+    }
+    ~Pinned() {
+      if (wanted_) sched_setaffinity(0, sizeof(before_), &before_);
+    }
+    Pinned(const Pinned&) = delete;
+
+   private:
+    bool wanted_;
+    cpu_set_t before_;
+  };
+
+ private:
+  static constexpr Time QUICKLY{50'000}, SOON{2'000'000};  // waiting with the core, and offering it to others
+  static constexpr int64_t NAP_NS = 20'000'000;
+
+  static long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* time) {
+    return syscall(SYS_futex, (uint32_t*)&word, operation, value, time, nullptr, 0);
+  }
+  static void wake(std::atomic<uint32_t>& word) { futex(word, FUTEX_WAKE, INT32_MAX, nullptr); }
+  void tell(std::atomic<uint32_t>& word) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (control_.sleepers.value.load(std::memory_order_relaxed)) wake(word);
+  }
+
+  // Waits until done(word), or a rank is lost. `other`: the rank that is waited for, -1 for a command, which may take
+  // any time.
+  template <class Done>
+  void wait(std::atomic<uint32_t>& word, const Done& done, int other) {
+    auto over = [&] { return done(word.load(std::memory_order_acquire)) || lost(); };
+    if (over()) return;
+    const auto began = Clock::now();
+    auto counted = [&] {
+      if (other >= 0) waited_.fetch_add(Time(Clock::now() - began).count(), std::memory_order_relaxed);
+    };
+    for (Time waited{};; waited = Clock::now() - began) {
+      for (int i = 0; i < 16; i++) {
+        if (over()) return counted();
+        _mm_pause();
+      }
+      if (waited > SOON) break;
+      if (waited > QUICKLY) sched_yield();
+    }
+    const timespec nap{0, NAP_NS};
+    while (!over()) {
+      control_.sleepers.value.fetch_add(1, std::memory_order_seq_cst);
+      const uint32_t value = word.load(std::memory_order_seq_cst);
+      if (!done(value)) futex(word, FUTEX_WAIT, value, &nap);
+      control_.sleepers.value.fetch_sub(1, std::memory_order_relaxed);
+      if (other >= 0 && Time(Clock::now() - began).count() > patience_) lose(LATE + uint32_t(other));
+    }
+    counted();
+  }
+
+  Control& control_;
+  uint8_t* const regions_;
+  const size_t region_bytes_;
+  const int64_t patience_;
+  const cpu_set_t cores_;
+  uint32_t taken_ = 0;  // commands
+  std::atomic<int64_t> meetings_{0}, waited_{0};
+
+ public:
+  // What orders name by number, the same in every rank: models, and the memory of KV pools where this process has it.
+  std::vector<void*> models;
+  struct Pool {
+    uint8_t* data;
+    size_t bytes;
+  };
+  std::vector<Pool> pools;
+};

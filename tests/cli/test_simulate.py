@@ -1,0 +1,82 @@
+"""`twostroke simulate`: figures, replays, and bad input in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+SMALL = ("--requests", "30", "--input-tokens", "50-200", "--output-tokens", "5", "--seed", "3")
+
+
+def simulate(*arguments: object) -> tuple[str, ...]:
+    return ("simulate", *map(str, arguments))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three blocks of 512 tokens, the first two shared by all."""
+    lines = [
+        {"timestamp": 200 * i, "input_length": 1300, "output_length": 4, "hash_ids": [1, 2, 100 + i]} for i in range(6)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_json(run_json: Callable[..., dict[str, Any]]) -> None:
+    objectives = ("--slo-ttft-ms", 10_000, "--slo-itl-ms", 10_000)
+    facts = run_json(*simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, *objectives))
+    assert (facts["sent"], facts["completed"], facts["output_tokens"]) == (30, 30, 150)
+    assert 30 * 50 <= facts["input_tokens"] <= 30 * 200
+    assert facts["goodput"] == facts["requests_per_second"] == pytest.approx(30 / facts["duration_s"])
+    assert facts["ttft_s"]["p50"] <= facts["ttft_s"]["p99"] <= facts["e2e_s"]["p99"]
+    assert facts["engine"]["in_flight"]
+    assert facts["requests_per_wall_second"] > 0
+    decoded = sum(one["decode_tokens_per_second"] for one in facts["over_time"]) * facts["over_time"][1]["at_s"]
+    assert decoded == pytest.approx(30 * 4)  # the first token of an answer comes with the prefill
+    assert all(0 <= one["busy"] <= 1.0001 for one in facts["over_time"])
+
+
+def test_the_same_seed_gives_the_same_figures(run_json: Callable[..., dict[str, Any]]) -> None:
+    fleet = ("--prefill-workers", 1, "--decode-workers", 2, "--link-gbs", 5, "--worker-life-s", 1, "--fault-seed", 4)
+    command = simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, *fleet)
+    found = [run_json(*command) for _ in range(2)]
+    for one in found:
+        del one["wall_s"], one["requests_per_wall_second"]
+    assert found[0] == found[1]
+    assert found[0]["completed"] == 30
+    assert found[0]["moved_bytes"] > 0
+
+
+def test_a_trace_shares_its_prefixes(trace: Path, run_json: Callable[..., dict[str, Any]]) -> None:
+    facts = run_json(*simulate("llama-3-8b", "--on", "h100", "--trace", trace))
+    assert facts["hit_rate"] == pytest.approx(5 * 1024 / (6 * 1300))
+    assert facts["duration_s"] > 1.0
+
+
+def test_tables(run: Callable[..., Result]) -> None:
+    found = run(*simulate("llama-3-70b", "--on", "h100", "--tp", 4, "--concurrency", 4, *SMALL)).output
+    for part in ("TTFT", "over time", "30 of 30 requests", "requests a second of wall time", "seed 3"):
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llama-9", "--on", "h100", "--rate", 1), "unknown model"),
+        (("llama-3-8b", "--on", "z80", "--rate", 1), "unknown machine"),
+        (("llama-3-70b", "--on", "h100", "--rate", 1), "leave no room for KV"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--input-tokens", 90_000), "the longest request"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--router", "best"), "the router must be one of"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefill-workers", 1), "at least one worker each"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefix-index", "tree"), "the prefix index must be one of"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--weights", "int3"), "weights must be one of"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run: Callable[..., Result]) -> None:
+    result = run(*simulate(*arguments))
+    assert message in result.stderr
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)

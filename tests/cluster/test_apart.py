@@ -1,0 +1,101 @@
+"""Techniques over two workers, and a router that knows their prefixes, behind Dynamo's front end."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.client import Answer, stream
+from twostroke.cluster.local import LocalCluster, Member
+from twostroke.llm import LLM
+from twostroke.methods import method
+
+pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
+
+MODEL = "tiny"
+MESSAGES = [{"role": "user", "content": "the quick brown fox " * 60}]
+SAMPLED = {"temperature": 1.0, "seed": 4}
+LIMITS = {"max_tokens": 60, "ignore_eos": True}
+
+
+def ask(cluster: LocalCluster, technique: dict[str, Any], **sampling: Any) -> Answer:
+    annotation = f"twostroke:{json.dumps({'method': technique})}"
+    body: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "nvext": {"annotations": [annotation]}}
+    return stream(cluster.url, **body, **LIMITS, **sampling)
+
+
+def in_one_process(llm: LLM, technique: dict[str, Any], **sampling: Any) -> str:
+    return llm.chat(MESSAGES, method=method(**technique), **LIMITS, **sampling).text
+
+
+def crossed(worker: Member) -> list[tuple[int, int]]:
+    """(entries, bytes) of each value that came to a decode worker."""
+    lines = re.findall(r"a value of (\d+) entries came: (\d+) bytes", worker.log.read_text(errors="replace"))
+    return [(int(entries), int(size)) for entries, size in lines]
+
+
+def test_the_teacher_is_in_one_process_and_the_student_in_another(
+    tiny_directory: Callable[[str], Path], tiny_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    directory = str(tiny_directory("qwen3"))
+    both = tiny_llm("qwen3", weights="bf16", student="int8")
+    with LocalCluster(tmp_path, MODEL) as cluster:
+        cluster.options = ["--model", directory, "--threads", "1", "--kv-bytes", "64MiB"]
+        cluster.add("--role", "prefill", "--weights", "bf16")
+        student = cluster.add("--role", "decode", "--as-student", "--weights", "int8")
+        cluster.ready()
+        for technique in (
+            {"name": "overfill"},
+            {"name": "overfill", "recompute": True},
+            {"name": "refresh", "every": 8},
+            {"name": "refresh", "when": "entropy", "every": 4, "threshold": 4.0},
+        ):
+            for sampling in ({"temperature": 0}, SAMPLED):
+                assert ask(cluster, technique, **sampling).text == {0: in_one_process(both, technique, **sampling)}
+        assert len(crossed(student)) == 8
+        refused = ask(cluster, {"name": "repeat"})
+        assert refused.error is not None
+        assert "student" in refused.error
+
+
+def test_repetition_sends_its_last_copy_alone(
+    tiny_directory: Callable[[str], Path], tiny_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    llm = tiny_llm("qwen3", weights="bf16")
+    with LocalCluster(tmp_path, MODEL) as cluster:
+        cluster.options = ["--model", str(tiny_directory("qwen3")), "--threads", "1", "--kv-bytes", "64MiB"]
+        cluster.add("--role", "prefill")
+        decode = cluster.add("--role", "decode")
+        cluster.ready()
+        for technique in ({"name": "plain"}, {"name": "repeat"}, {"name": "repeat", "times": 4}):
+            assert ask(cluster, technique, **SAMPLED).text == {0: in_one_process(llm, technique, **SAMPLED)}
+        (entries, plain), (twice_entries, twice), (often_entries, often) = crossed(decode)
+        assert entries == twice_entries == often_entries
+        page = llm.pool.page_bytes
+        assert twice <= plain + page, "a copy may begin within a page"
+        assert often <= plain + page
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    def asked(question: str) -> int:
+        """How many blocks of the prompt the router knows at the worker."""
+        messages = [{"role": "user", "content": question}]
+        assert stream(cluster.url, model=MODEL, messages=messages, max_tokens=2).error is None
+        log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
+        return int(re.findall(r"overlap_blocks=(\d+)", log)[-1])
+
+    with LocalCluster(tmp_path, MODEL, router="kv", events="zmq") as cluster:
+        cluster.options = ["--model", str(tiny_directory("qwen3")), "--threads", "1", "--prefix-index", index]
+        cluster.options += ["--kv-bytes", "512KiB"]  # some 50 pages: older prompts leave the index
+        cluster.add()
+        cluster.ready()
+        prompts = [f"{letter * 7} " * 20 for letter in "abcdef"]
+        assert asked(prompts[0]) == 0
+        assert asked(prompts[0]) > 5
+        for prompt in prompts[1:]:
+            asked(prompt)
+        assert asked(prompts[0]) <= 1, "it was told of pages that have left"

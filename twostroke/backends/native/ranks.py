@@ -1,0 +1,197 @@
+"""Ranks of the native backend (native/ranks.h): one host, shared memory, and no Python inside a pass.
+
+Rank 0 has the checkpoint. While a model is compiled it sends every other rank that rank's rows of each matrix, which
+are packed piece by piece, so no process ever holds much more than its part. KV pages are in shared memory, whole, in
+the layout that a single process has; each rank writes and reads those heads that are its own. So what is done with
+pages (saving, tiers, cutting) does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.native.library import Team, load
+from twostroke.backends.native.parts import Alone
+from twostroke.backends.native.weights import Part, Table
+from twostroke.errors import OutOfPages, RankLost
+from twostroke.models.config import ModelConfig
+from twostroke.ranks import processes
+from twostroke.ranks.processes import Followers, Peer
+from twostroke.ranks.segment import Segment
+from twostroke.ranks.shares import Share
+from twostroke.system.reuse import address
+
+PASS_BYTES = 64 << 30  # addresses for activations, of which a step touches some MB
+LATE = 1000  # native/ranks.h
+MODULE = "twostroke.backends.native.follower"
+
+
+class Leader(Alone):
+    """Rank 0 while it compiles a model: sends the others what is theirs."""
+
+    def __init__(self, ranks: NativeRanks, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.followers = ranks.followers
+        self.handle: int | None = ranks.handle
+        self.share = Share(0, self.followers.size)
+
+    def matrix(self, name: str) -> Part:
+        whole = Part.whole(self.weights(name))
+        for rank, peer in enumerate(self.followers.peers, 1):
+            rows = Share(rank, self.followers.size).rows(self.config, name, whole.shape[0])
+            self.followers.guarded(rank, _send_part, peer, whole.rows(rows))
+        return whole.rows(self.share.rows(self.config, name, whole.shape[0]))
+
+    def vector(self, name: str) -> np.ndarray:
+        values = super().vector(name)
+        self.followers.tell(values)
+        return values
+
+    def table_format(self, table: Table | None) -> int:
+        format = super().table_format(table)
+        self.followers.tell(format)
+        return format
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        found = [list(values), *self.followers.answers()]
+        largest = [max(some) for some in zip(*found, strict=True)]
+        self.followers.tell(largest)
+        return largest
+
+
+def _send_part(peer: Peer, part: Part) -> None:
+    peer.send(Part(part.format, part.shape, part.source, part.first, part.count, iter(())))
+    for piece in part.pieces:
+        peer.send(piece.shape)
+        peer.send_bytes(np.ascontiguousarray(piece).data.cast("B"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What another rank has to know first."""
+
+    variant: str
+    threads: int
+    share: Share
+    patience_s: float
+    cores: list[int]
+    fd: int
+
+
+class NativeRanks:
+    """All ranks, as rank 0 has them: the other processes, and the memory that they share.
+
+    Attributes:
+        handle: of native/ranks.h.
+        team: rank 0's threads.
+    """
+
+    def __init__(self, variant: str, threads: int, size: int) -> None:
+        """Start `size` - 1 processes of `threads` threads each. Raises InvalidRequest, RankLost."""
+        self.library, patience_s = load(variant), processes.PATIENCE_S
+        self._segment = Segment(PASS_BYTES)
+        cores = processes.cores_of(size)
+        self.team = _pinned_team(variant, threads, cores[0])
+        own = (ctypes.c_int32 * len(cores[0]))(*cores[0])
+        memory = address(self._segment.data)
+        self.handle: int = self.library.twostroke_ranks(
+            memory, PASS_BYTES, 0, size, patience_s, ctypes.byref(own), len(own)
+        )
+        fd = self._segment.fd
+        facts = [Facts(variant, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
+        lose, handle = self.library.twostroke_lose, self.handle
+        self.turn = threading.RLock()  # held for one call of all ranks, or one message and its answers
+        self._lost: RankLost | None = None
+        self._pools: dict[int, bool] = {}  # number -> whether it is in use
+        self.followers = Followers(MODULE, facts, [fd], lambda rank: lose(handle, rank))
+        weakref.finalize(self, _free, self.followers, self.library.twostroke_ranks_free, handle, self._segment)
+        self.followers.answers()
+
+    def call(self, function: Callable[..., int], *args: Any) -> None:
+        """Call a native function that all ranks take part in. Raises RankLost if one is lost, before or meanwhile."""
+        with self.turn:
+            lost = function(*args)
+        if lost:
+            raise self._error(lost)
+
+    def exchange(self, rows: int, width: int, rounds: int, sums: bool) -> float:
+        """Seconds of one gather of [rows, width] bytes, or of one all-reduce of float32 sums, the mean of some."""
+        with self.turn:
+            return self.library.twostroke_exchange(self.handle, rows, width, rounds, sums) / rounds / 1e9
+
+    def account(self) -> tuple[int, float]:
+        """Meetings of rank 0's threads since the last call, and the seconds that they waited for others there."""
+        meetings, waited = ctypes.c_int64(), ctypes.c_int64()
+        self.library.twostroke_account(self.handle, ctypes.byref(meetings), ctypes.byref(waited))
+        return meetings.value, waited.value / 1e9
+
+    @property
+    def failure(self) -> RankLost | None:
+        """The error of all calls from now on, if a rank is lost."""
+        lost: int = self.library.twostroke_lost(self.handle)
+        return self._error(lost) if lost else None
+
+    def _error(self, lost: int) -> RankLost:
+        if self._lost is None:
+            self._lost = self.followers.loss(lost - LATE if lost >= LATE else lost - 1)
+            self.followers.end()
+        return self._lost
+
+    @contextmanager
+    def compiling(self, config: ModelConfig, weights: Weights) -> Generator[Leader]:
+        """Let the others compile a model, and meanwhile the caller with what is given."""
+        with self.turn:
+            self._message("model", config)
+            yield Leader(self, config, weights)
+
+    def pool(self, size: int) -> np.ndarray:
+        """Zeroed bytes that all ranks have. Raises OutOfPages."""
+        try:
+            segment = Segment(size)
+        except (OSError, OverflowError, ValueError):
+            raise OutOfPages(f"there is no memory for {size:,} bytes of KV pages: give them less (kv_bytes)") from None
+        with self.turn:
+            dropped = [number for number, used in self._pools.items() if not used]
+            number = dropped[0] if dropped else len(self._pools)
+            self._pools[number] = True
+            self._message("pool", number, size)
+            for rank, peer in enumerate(self.followers.peers, 1):
+                self.followers.guarded(rank, socket.send_fds, peer.socket, [b"f"], [segment.fd])
+            self.followers.answers()
+        data = segment.data  # the base of all views, so it goes with the last of them
+        self.library.twostroke_pool(self.handle, number, address(data), size)
+        weakref.finalize(data, self._pools.__setitem__, number, False)
+        return data
+
+    def _message(self, *message: object) -> None:
+        """Send a message while no pass runs: the others leave their loop for it."""
+        self.library.twostroke_listen(self.handle)
+        self.followers.tell(*message)
+
+
+def _pinned_team(variant: str, threads: int, cores: list[int]) -> Team:
+    """A team whose threads stay on these cores, if there are any."""
+    if not cores:
+        return Team(variant, threads)
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)  # of this thread, and of those that it starts
+    try:
+        return Team(variant, threads)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _free(followers: Followers, free: Any, handle: int, _segment: Segment) -> None:
+    followers.end()
+    free(handle)

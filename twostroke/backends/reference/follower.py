@@ -1,0 +1,85 @@
+"""A rank other than 0 of the reference: it does what rank 0 says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from twostroke.backends.memory import HostMemory
+from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.reference.group import ANY_TIME, Group, dist
+from twostroke.backends.reference.operations import as_tensor
+from twostroke.backends.reference.ranks import Facts, RankedOperations, Shapes
+from twostroke.errors import OutOfPages, RankLost
+from twostroke.formats.tensor import RawTensor
+from twostroke.ranks import processes
+from twostroke.ranks.processes import Peer
+
+
+def main(file: int, parent: int) -> None:
+    """A process that rank 0 has started on its host."""
+    processes.end_with(parent)
+    facts: Facts = Peer(socket.socket(fileno=file)).wait()
+    if facts.cores:
+        os.sched_setaffinity(0, facts.cores)
+    try:
+        group = Group(dist.FileStore(facts.store, facts.size), facts.rank, facts.size, facts.patience_s)
+        Follower(group, facts.dtype, facts.threads).run()
+    except RankLost:
+        os._exit(1)
+
+
+def follow_torchrun() -> None:
+    """A process that `torchrun` has started. Returns when rank 0 has closed its model; raises RankLost."""
+    group = Group.of_torchrun(processes.PATIENCE_S)
+    dtype, threads = group.receive(limit=ANY_TIME)
+    Follower(group, dtype, threads).run()
+
+
+class Follower:
+    """The models and the pages of one rank."""
+
+    def __init__(self, group: Group, dtype: str, threads: int) -> None:
+        self.group, self.dtype = group, dtype
+        self.operations = RankedOperations(group, dtype, threads)
+        self.models: list[Decoder] = []
+        self.pools: dict[int, HostMemory] = {}
+
+    def run(self) -> None:
+        """Follow until the end."""
+        self.group.send(None, 0)  # it is there
+        while (message := self.group.receive(limit=ANY_TIME)) != ("end",):
+            match message:
+                case ("compile", config):
+                    self.models.append(Decoder(config, self.operations, self._weights))
+                case ("memory", number, shape):
+                    self.group.send(self._memory(number, shape), 0)
+                case ("forward", model, number, batch):
+                    with self.operations.running():
+                        kv = as_tensor(self.pools[number].storage)
+                        self.models[model].forward(self.operations.enter(batch), kv)
+                case ("logits", model, hidden):
+                    with self.operations.running():
+                        self.models[model].logits(hidden)
+                case (action, number, *places):
+                    self.group.send(self._pages(action, self.pools[number], places), 0)
+                case _:
+                    raise AssertionError(message)
+
+    def _weights(self, _: str) -> RawTensor:
+        return self.group.receive()
+
+    def _memory(self, number: int, shape: tuple[int, ...]) -> Exception | None:
+        try:
+            self.pools[number] = Shapes(shape, self.dtype, self.group.size).memory(self.group.rank)
+        except OutOfPages as error:
+            return error
+        return None
+
+    def _pages(self, action: str, memory: HostMemory, places: list[Any]) -> Any:
+        """This rank's part of what is done to pages or entries; lists of parts are by rank."""
+        if action.startswith("write"):
+            places = [*places[:-1], places[-1][self.group.rank - 1]]
+        found = getattr(memory, action)(*places)
+        return [bytes(page) for page in found] if action == "read_pages" else found

@@ -1,0 +1,124 @@
+"""Messages and gathers between the ranks of the reference, on one host or several (`torch.distributed`).
+
+Rank 0 speaks, the others listen: every message is sent to each, and may take any time to come. Gathers and answers
+must come within a limit of time. The process group is not PyTorch's default one, which belongs to the user's program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import distributed
+
+from twostroke.errors import RankLost
+
+dist: Any = distributed  # its stores and process groups are documented, but not in its `__all__`
+
+MEETING_S = 120.0  # in which all ranks must have started
+ANY_TIME = timedelta(days=1000)  # until rank 0 has something to say
+
+
+class Group:
+    """One rank's view of all.
+
+    Attributes:
+        rank, size: this rank's number, and how many there are.
+        on_loss: called once when a rank is lost.
+        turn: held by rank 0 for one message with all that belongs to it.
+        failure: why nothing can be computed any more.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, patience_s: float) -> None:
+        """Meet the other ranks at a store. Raises RankLost if they do not come."""
+        self.rank, self.size, self._patience = rank, size, timedelta(seconds=patience_s)
+        self.turn = threading.RLock()
+        self.failure: RankLost | None = None
+        self.on_loss: Callable[[], object] | None = None
+        try:
+            self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
+        except RuntimeError as error:
+            raise self.lose(f"not all {size} ranks have come ({str(error).splitlines()[0]})") from None
+
+    @classmethod
+    def of_torchrun(cls, patience_s: float) -> Group:
+        """The ranks that `torchrun` has started."""
+        store, rank, size = next(iter(dist.rendezvous("env://")))
+        return cls(dist.PrefixStore("twostroke", store), rank, size, patience_s)
+
+    def lose(self, why: str) -> RankLost:
+        """The first reason why the ranks cannot go on, from now on."""
+        if self.failure is None:
+            self.failure = RankLost(f"{why}: open the model again")
+            if self.on_loss is not None:
+                self.on_loss()
+        return self.failure
+
+    def _wait(self, work: Any, limit: timedelta) -> None:
+        try:
+            work.wait(limit)
+        except RuntimeError:
+            raise self.lose(f"a rank of {self.size} has ended, or has not answered for too long") from None
+
+    # Single bytes and objects -----------------------------------------------------------------------------------
+
+    def _send(self, data: torch.Tensor, to: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            work = self._gloo.send([data], to, 0)
+        except RuntimeError:
+            raise self.lose(f"rank {to} of {self.size} has ended") from None
+        self._wait(work, self._patience)
+
+    def _receive(self, data: torch.Tensor, source: int, limit: timedelta) -> None:
+        try:
+            work = self._gloo.recv([data], source, 0)
+        except RuntimeError:
+            raise self.lose(f"rank {source} of {self.size} has ended") from None
+        self._wait(work, limit)
+
+    def send(self, message: object, to: int) -> None:
+        """Send an object to a rank."""
+        data = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
+        self._send(torch.tensor([len(data)]), to)
+        self._send(data, to)
+
+    def receive(self, source: int = 0, limit: timedelta | None = None) -> Any:
+        """The next object of a rank, within the limit of time, or within another. Raises RankLost."""
+        size = torch.empty(1, dtype=torch.int64)
+        self._receive(size, source, limit or self._patience)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        self._receive(data, source, self._patience)
+        return pickle.loads(data.numpy().data)
+
+    def tell(self, *message: object) -> None:
+        """By rank 0: send a message to all others."""
+        for rank in range(1, self.size):
+            self.send(message, rank)
+
+    def answers(self) -> list[Any]:
+        """By rank 0: one answer of each other rank."""
+        return [self.receive(rank) for rank in range(1, self.size)]
+
+    # Activations ------------------------------------------------------------------------------------------------
+
+    def gather(self, x: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
+        """All columns of an activation, [N, cuts[-1]], of which rank r has those from cuts[r] to cuts[r + 1]."""
+        if self.failure is not None:
+            raise self.failure
+        counts = [stop - start for start, stop in pairwise(cuts)]
+        padded = x.new_zeros(len(x), max(counts))
+        padded[:, : x.shape[1]] = x
+        parts = [torch.empty_like(padded) for _ in counts]
+        try:
+            work = self._gloo.allgather([parts], [padded])
+        except RuntimeError:
+            raise self.lose(f"a rank of {self.size} has ended") from None
+        self._wait(work, self._patience)
+        return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)

@@ -1,0 +1,31 @@
+"use strict";
+const root = document.documentElement, told = document.getElementById("told");
+
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+
+// The point nearest to the mouse tells its values.
+for (const svg of document.querySelectorAll("svg")) {
+  const points = [...svg.querySelectorAll("circle[data-told]")];
+  let near = null;
+  const leave = () => { near?.classList.remove("near"); near = null; told.hidden = true; };
+  svg.addEventListener("mouseleave", leave);
+  svg.addEventListener("mousemove", (event) => {
+    let least = 40 * 40, found = null;
+    for (const point of points) {
+      const box = point.getBoundingClientRect();
+      const away = (box.x + box.width / 2 - event.clientX) ** 2 + (box.y + box.height / 2 - event.clientY) ** 2;
+      if (away < least) [least, found] = [away, point];
+    }
+    leave();
+    if (!found) return;
+    near = found;
+    near.classList.add("near");
+    told.textContent = near.dataset.told;
+    told.hidden = false;
+    told.style.left = Math.min(event.clientX + 14, innerWidth - told.offsetWidth - 8) + "px";
+    told.style.top = event.clientY + 14 + "px";
+  });
+}

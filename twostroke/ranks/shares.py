@@ -1,0 +1,40 @@
+"""Which part of a model a rank has.
+
+Outputs are shared out, never the inputs of a sum: a rank has some rows of every matrix, and multiplies them with whole
+rows of activations. So each sum is computed by one rank, in the same order as without ranks. Attention is shared by KV
+heads, with the query heads that read them; where heads do not divide, some ranks have one more. Megatron-LM (Shoeybi et
+al. 2019, arXiv:1909.08053, section 3) splits every second product by its inputs instead, and adds partial sums.
+"""
+
+from dataclasses import dataclass
+
+from twostroke.models.config import ModelConfig
+
+UNIT = 32  # outputs that kernels compute together: a group of the next product's columns
+VOCABULARY_UNIT = 1024  # logits whose statistics are computed together
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank of several."""
+
+    rank: int
+    size: int
+
+    def of(self, count: int, unit: int = 1) -> range:
+        """This rank's part of `count` things, of which each `unit` stay together. Rank 0 has one if there are any."""
+        units = -(-count // unit)
+        first, last = (-(-units * rank // self.size) * unit for rank in (self.rank, self.rank + 1))
+        return range(min(first, count), min(last, count))
+
+    def kv_heads(self, config: ModelConfig) -> range:
+        """The KV heads of this rank."""
+        return self.of(config.num_kv_heads)
+
+    def rows(self, config: ModelConfig, name: str, count: int) -> range:
+        """The rows that this rank has of a matrix, by its Twostroke name and its number of rows."""
+        part = name.rpartition(".")[2]
+        if part in ("q", "k", "v"):
+            heads, size = self.kv_heads(config), count // config.num_kv_heads
+            return range(heads.start * size, heads.stop * size)
+        return self.of(count, VOCABULARY_UNIT if part in ("embed", "head") else UNIT)

@@ -116,6 +116,15 @@ def test_sequences_without_room_limit_the_rate() -> None:
         Queueing(server(0), made)
 
 
+def test_a_worker_that_only_decodes_has_a_highest_rate_too() -> None:
+    """With room for very many sequences: rate x seconds of an answer at a full batch is the batch."""
+    made = traffic(1.0, 200, Range(100, 100), Range(101, 101))
+    most = Queueing(server(512), made, prefills=False).most()
+    step = seconds([Rows(1, 150, 1)] * 512)
+    assert most == pytest.approx(512 / (100 * step), rel=0.02)
+    assert Queueing(server(512), made, decodes=False).most() == pytest.approx(1 / seconds([Rows(100, 0, 1)]), rel=0.01)
+
+
 def test_objectives_lower_the_rate() -> None:
     whole = Queueing(server(), traffic(1.0, 2000, Range(500, 1500), Range(50, 50)))
     free = whole.most()

@@ -135,6 +135,8 @@ def plan(
         raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
     shape = Workload(prompt_tokens, output_tokens, concurrency or 1, shared_prefix, ttft_ms, itl_ms)
     traffic = _traffic(shape, rate, users, burstiness, workload, trace)
+    if traffic is not None and known[method].method:
+        raise InvalidRequest("a load is planned for plain generation: leave out --method, or the rate")
     if traffic is not None:
         shape = shape_of(traffic, ttft_ms, itl_ms)
     made = make_plan(found, machine, form, tp, shape, known[method])

@@ -76,8 +76,8 @@ def lines(load: dict[str, Any]) -> list[str]:
     for one in load["tiers"]:
         answer = "pays" if one["pays"] else "does not pay"
         found.append(
-            f"a hit in {one['tier']} {answer}: {one['bytes_per_second'] / 1e9:,.2f} GB/s, {one['times']:,.2g} times "
-            f"what is needed"
+            f"a hit in {one['tier']} {answer}: {one['bytes_per_second'] / 1e9:,.2f} GB/s, "
+            f"{one['times']:,.{0 if one['times'] >= 10 else 1}f} times what is needed"
         )
     return found
 

@@ -24,11 +24,10 @@ SEED = 1
 
 def drawn(load: Workload, rate: float | None, users: int | None, burstiness: float, sharegpt: bool) -> Traffic:
     """Requests of a plan's workload, or of ShareGPT's lengths, at a rate or by a number of users."""
-    count = DRAWN if users is None else max(100, users)
     own = Range(load.prompt - load.shared, load.prompt - load.shared)
     lengths = (None, None) if sharegpt else (own, Range(load.output, load.output))
     pattern = OpenLoop(rate or 1.0, burstiness) if users is None else ClosedLoop(users)
-    return Drawn(count, *lengths, prefix_tokens=load.shared, seed=SEED).traffic(pattern)
+    return Drawn(DRAWN, *lengths, prefix_tokens=load.shared, seed=SEED).traffic(pattern)
 
 
 def shape_of(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) -> Workload:

@@ -16,7 +16,6 @@ The engine gives half of a step to the prompts with the fewest tokens left (`eng
 less, and long ones more, than here. `twostroke simulate` has the engine's own order.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +33,7 @@ SAMPLES = 48  # requests whose prefills are counted step by step; others lie bet
 QUANTILES = 65
 FULL = 0.995  # part of the time that prefills may take
 ITERATIONS = 2000
+HALVINGS, PRECISION = 40, 2e-3  # in the search for the highest rate
 
 Value = TypeVar("Value", float, np.ndarray)
 
@@ -339,14 +339,19 @@ class Queueing:
                 return 0.0
             limits = replace(limits, ttft_s=limits.ttft_s - longer_s)
 
-        def fails(step: int) -> bool:
-            rate = bound * step / 1024
+        def holds(rate: float) -> bool:
             if not limits.given:
-                return self._settle(rate) is None
+                return self._settle(rate) is not None
             found = self.at(rate)
-            return found is None or bool(found.missed(limits))
+            return found is not None and not found.missed(limits)
 
-        return bound * bisect_left(range(1, 1025), True, key=fails) / 1024
+        low, high = 0.0, bound
+        for _ in range(HALVINGS):
+            if high - low <= PRECISION * high:
+                break
+            middle = (low + high) / 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low
 
 
 def waits(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from twostroke.llm import LLM
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
-from dynamo.runtime import Context
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
+from dynamo.runtime import Context  # pyright: ignore[reportMissingImports]
 
 from twostroke.cluster.worker import Place, Worker
 

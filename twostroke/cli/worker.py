@@ -46,7 +46,7 @@ def worker(
 
     listen_at(os.environ, host)  # before Dynamo is imported, which reads it
     with extra("dynamo", "a worker"):
-        from dynamo.common.backend.run import run
+        from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 
         from twostroke.cluster.worker import MODES, Place, Worker
     if role not in MODES:

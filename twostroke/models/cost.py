@@ -155,7 +155,7 @@ class StepSeconds(Protocol):
 
 # Rows beyond these numbers have a price of their own. The time of a product is about max(bytes, FLOPs): reading weights
 # hides the work of the first rows, and instructions that multiply many rows at once are used from some number on.
-KNEES = (1, 4, 16)
+KNEES = (1, 4, 8)
 # The same for the rows of one sequence, which attend to the same entries.
 SEQUENCE_KNEES = (1, 4)
 

@@ -68,9 +68,8 @@ def test_a_tier_of_several_degrees(path: Path, tmp_path: Path) -> None:
 def test_over_the_wire(path: Path) -> None:
     """Two ranks prefill, three decode."""
     options: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.9, "seed": 2, "logprobs": 1}
-    with opened(path, 2) as two, opened(path, 3) as three:
-        with contextlib.closing(Pair(two, three)) as pair:
-            assert pair.moved(PROMPT, **options) == local(two, PROMPT, **options)
+    with opened(path, 2) as two, opened(path, 3) as three, contextlib.closing(Pair(two, three)) as pair:
+        assert pair.moved(PROMPT, **options) == local(two, PROMPT, **options)
 
 
 def test_companions(path: Path) -> None:

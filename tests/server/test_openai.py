@@ -398,7 +398,8 @@ def test_a_chat_that_outgrows_the_context(client: openai.OpenAI, server: Serving
     system: Any = {"role": "system", "content": "be quick"}
     turns: Any = [{"role": role, "content": "the fox? " * 100} for _ in range(4) for role in ("user", "assistant")]
     turns.append({"role": "user", "content": "the end"})
-    most, fields = server.llm.config.max_position, {"model": "tiny", "max_tokens": 8, "temperature": 0}
+    most = server.llm.config.max_position
+    fields: Any = {"model": "tiny", "max_tokens": 8, "temperature": 0}
 
     def size(messages: Any) -> int:
         return len(server.llm.tokenizer.encode_chat(messages))

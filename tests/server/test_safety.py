@@ -25,7 +25,7 @@ from twostroke.server.preflight.supervisor import Preflight
 
 OpenTiny = Callable[..., LLM]
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-HURRIED = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
+HURRIED: dict[str, Any] = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
 
 
 def parsers() -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.backends.reference.operations import DenseWeight, Operations
+from twostroke.backends.reference.operations import DenseWeight, Operations, Split
 from twostroke.backends.triton.experts import Mixture, Rooms
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.packed import Packed
@@ -61,7 +61,7 @@ class Layer:
         """In float32, but for the rounding of what enters the second product."""
         x, experts = h.float().cpu(), self.experts
         router = torch.from_numpy(self.arrays["layers.0.router"])
-        ids, weights = Operations().route(x, DenseWeight(router, None), experts)
+        ids, weights = Operations().route(x, DenseWeight(router, None, Split((0, len(router)))), experts)
         total = torch.zeros_like(x)
         for e in range(experts.count):
             own = [torch.from_numpy(self.arrays[f"layers.0.experts.{e}.{name}"]) for name in ("gate", "up", "down")]

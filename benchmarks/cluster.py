@@ -19,9 +19,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from benchmarks.needs import needs
 from benchmarks.results_file import save
@@ -51,12 +54,16 @@ class Load:
         self.ids, self.url, self.model, self.seed = range(1000, min(vocab_size, 30000)), url, model, seed
 
     def prompts(self, count: int, length: int, output: int, prefix: int = 0, groups: int = 1) -> list[Any]:
-        from twostroke.perf.serving.lengths import Range
-        from twostroke.perf.serving.workload import Workload
+        """Prompts of a length; each begins with one of so many prefixes."""
+        from twostroke.traffic.requests import Ask
 
         self.seed += 1
-        sizes = Range(length - prefix, length - prefix), Range(output, output)
-        return Workload(count, *sizes, prefix, groups, self.seed).make(self.ids)
+        rng = np.random.default_rng(self.seed)
+        prefixes, chosen = rng.choice(self.ids, (groups, prefix)), rng.integers(groups, size=count)
+        return [
+            Ask([*prefixes[group].tolist(), *rng.choice(self.ids, length - prefix).tolist()], output)
+            for group in chosen
+        ]
 
     def send(self, plan: Sequence[tuple[Any, float]]) -> list[Any]:
         """Send each prompt at its time in seconds, and return the outcomes. Raises RuntimeError if one fails."""
@@ -225,10 +232,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=7, help="prompts of each length in `hop`")
     asked = parser.parse_args()
-    with needs("bench"):
-        import httpx  # noqa: F401
-    with needs("dynamo"):
-        import dynamo.llm  # noqa: F401  # pyright: ignore[reportMissingImports]
+    for extra, package in (("bench", "httpx"), ("dynamo", "dynamo.llm")):
+        with needs(extra):
+            import_module(package)
     found = measure(asked.model, asked.parts, asked.rounds, lambda line: print(line, flush=True))
     print(f"\nsaved in {save('cluster', DEFINITIONS, asked.model, found)}")
 

@@ -17,8 +17,9 @@ pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make t
 
 MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "the quick brown fox " * 60}]
-SAMPLED = {"temperature": 1.0, "seed": 4}
-LIMITS = {"max_tokens": 200, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 4}
+LIMITS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
 def ask(
@@ -59,7 +60,7 @@ def test_the_teacher_is_in_one_process_and_the_student_in_another(
             {"name": "refresh", "every": 8},
             {"name": "refresh", "when": "entropy", "every": 4, "threshold": 4.0},
         ):
-            for sampling in ({"temperature": 0}, SAMPLED):
+            for sampling in (GREEDY, SAMPLED):
                 assert ask(cluster, technique, **sampling).text == {0: in_one_process(both, technique, **sampling)}
         assert len([*crossed(students[0]), *crossed(students[1])]) == 8
         technique = {"name": "refresh", "every": 8}

@@ -175,7 +175,7 @@ def test_a_prefill_worker_stalls(split: Split, sampling: str) -> None:
     finally:
         for worker in stalled:
             worker.process.send_signal(signal.SIGCONT)
-    assert answer == split.undisturbed[sampling]
+    assert unchanged(split, sampling, answer)
     split.await_settled()
     for worker in stalled:  # Dynamo has forgotten it, and it does not register again
         worker.kill()

@@ -1,6 +1,7 @@
 """`twostroke plan`: what it will take, before it is bought."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,11 +9,18 @@ import typer
 
 from twostroke.cli.options import JsonFlag
 from twostroke.cli.report import note, print_json
+from twostroke.cli.traffic import above_zero
 from twostroke.errors import InvalidRequest
+from twostroke.fields import LARGE
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.checkpoint import Checkpoint
-    from twostroke.planning.plan import Plan
+    from twostroke.planning.plan import Plan, Workload
+    from twostroke.traffic.requests import Traffic
+
+
+def _load(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Load", **settings)
 
 
 def _here(*names: str, **settings: Any) -> Any:
@@ -29,10 +37,25 @@ def plan(
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
-    concurrency: Annotated[int, typer.Option(help="Sequences that decode at once.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Sequences that decode at once.", show_default="1, or what the rate needs")
+    ] = None,
     shared_prefix: Annotated[int, typer.Option(help="First tokens of each prompt that are in the prefix index.")] = 0,
     ttft_ms: Annotated[float | None, typer.Option(help="Objective for TTFT, in milliseconds.")] = None,
     itl_ms: Annotated[float | None, typer.Option(help="Objective for ITL, in milliseconds.")] = None,
+    percentile: Annotated[float, _load(help="Of TTFT and ITL, which has to keep the objectives.")] = 99.0,
+    rate: Annotated[float | None, _load(help="Requests per second, at random times.")] = None,
+    burstiness: Annotated[
+        float,
+        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+    ] = 1.0,
+    users: Annotated[int | None, _load(min=1, help="Users who ask again as soon as they are answered.")] = None,
+    workload: Annotated[
+        str, _load(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
+    ] = "synthetic",
+    trace: Annotated[
+        Path | None, _load(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
     ] = None,
@@ -85,15 +108,18 @@ def plan(
     if model is None or on is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
+    from twostroke.cli.plan_load import print_load
     from twostroke.cli.plan_tables import print_tables
     from twostroke.planning.account import account
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
+    from twostroke.planning.load import load_facts, make_load, shape_of
     from twostroke.planning.measured import machine_for
     from twostroke.planning.models import find_model
     from twostroke.planning.plan import Workload, make_plan
     from twostroke.planning.techniques import Companion, techniques
     from twostroke.planning.weights import FORMATS, weight_format
+    from twostroke.traffic.objectives import Objectives
 
     found, checkpoint = find_model(model)
     machine = machine_for(on, efficiency, note)
@@ -107,11 +133,23 @@ def plan(
     known = techniques(found, companion, acceptance)
     if method not in known:
         raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
-    workload = Workload(prompt_tokens, output_tokens, concurrency, shared_prefix, ttft_ms, itl_ms)
-    made = make_plan(found, machine, form, tp, workload, known[method])
+    shape = Workload(prompt_tokens, output_tokens, concurrency or 1, shared_prefix, ttft_ms, itl_ms)
+    traffic = _traffic(shape, rate, users, burstiness, workload, trace)
+    if traffic is not None and known[method].method:
+        raise InvalidRequest("a load is planned for plain generation: leave out --method, or the rate")
+    if traffic is not None:
+        shape = shape_of(traffic, ttft_ms, itl_ms)
+    made = make_plan(found, machine, form, tp, shape, known[method])
+    load = None
+    if traffic is not None:
+        ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (ttft_ms, itl_ms))
+        load = make_load(made, traffic, Objectives(ttft_s, itl_s, percentile))
+        made = replace(made, workload=replace(shape, concurrency=concurrency or load.sequences))
     engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
     limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
     facts = account(made, limits)
+    if load is not None:
+        facts["load"] = load_facts(load)
     if engine:
         assert checkpoint is not None
         facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
@@ -124,8 +162,36 @@ def plan(
         note(f"wrote {html}")
     if as_json:
         print_json(facts)
-    else:
-        print_tables(facts)
+        return
+    print_tables(facts)
+    if load is not None:
+        print_load(facts["load"])
+
+
+def _traffic(
+    shape: "Workload", rate: float | None, users: int | None, burstiness: float, workload: str, trace: Path | None
+) -> "Traffic | None":
+    """The requests, if a load is asked for. Raises InvalidRequest."""
+    from twostroke.planning.load import drawn
+    from twostroke.traffic.arrivals import ClosedLoop
+    from twostroke.traffic.trace import read_trace
+
+    if rate is not None and not 0 < rate < LARGE:
+        raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
+    if rate is not None and users is not None:
+        raise InvalidRequest("say --rate or --users, not both")
+    if workload not in ("synthetic", "sharegpt"):
+        raise InvalidRequest(f"--workload is synthetic or sharegpt, not {workload!r}")
+    if trace is not None:
+        found = read_trace(trace)
+        if users is not None:
+            return found.closed(ClosedLoop(users))
+        return found if rate is None else found.at_rate(rate)
+    if rate is None and users is None:
+        if workload != "synthetic":
+            raise InvalidRequest("--workload sharegpt needs --rate or --users")
+        return None
+    return drawn(shape, rate, users, burstiness, workload == "sharegpt")
 
 
 def _engine(

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SECONDS, QUICK_SECONDS = 330.0, 80.0  # for a model
 DEFINITIONS = {
-    "predicted_s": "made before the cell is measured, from steps of other shapes and requests of other lengths",
+    "predicted_s": "from steps of other shapes and requests of other lengths, timed in turn with the cells",
     "measured_s": "median of raw_s, one value a round; of an ITL, each value is a median over gaps (mixed: a mean)",
     "error": "predicted / measured - 1",
     "ttft_error, itl_error": "means of the absolute errors of a model's cells; both must be at most `limit`",
-    "drift": "how much slower a decode step is after all rounds than it was predicted before",
+    "unsteadiness": "of a decode step that is timed once a round: (slowest - quickest) / median",
     "others_cpu": "processor time of other processes while it ran, in cores",
 }
 
@@ -130,8 +130,8 @@ def remarks(one: "Verification") -> list[str]:
     lines = [f"{one.model}: mean absolute error {shown}; at most {LIMIT:.0%} of each was promised: {verdict}"]
     if not one.quiet:
         lines.append(f"not quiet: other processes took {one.others:.1f} cores, so this says little: run it alone")
-    if abs(one.drift) > LIMIT / 2:
-        lines.append(f"the machine changed meanwhile: a decode step takes {one.drift:+.0%} of what was predicted first")
+    if one.unsteadiness > LIMIT:
+        lines.append(f"not steady: a decode step differed by {one.unsteadiness:.0%} between rounds")
     reasons = dict.fromkeys(one.left_out.values())
     for reason in reasons:
         names = [name for name, why in one.left_out.items() if why == reason]

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.calibration import StepBench
-from twostroke.engine.model import Model
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
 from twostroke.models.cost import Predictor, Rows, nonnegative_least_squares
 from twostroke.sampling.params import SamplingParams
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-CONTEXTS, CHUNKS = (1024, 4096), (1, 4, 16, 64, 256, 512)
+CONTEXTS, CHUNKS = (1024, 4096), (1, 4, 16, 64, 256)
 BATCHES = ((2, 64), (4, 64), (16, 64), (4, 1024), (12, 512), (4, 4096))  # (sequences that make a token, context)
 PROMPTS, DECODES = (48, 96, 600), (1, 8)  # of the requests
-TOKENS = 12
+SHORT, TOKENS = 16, 12  # of the requests that decode
 LEAST_ROUNDS, MOST_ROUNDS = 2, 9
 LONG_S = 8.0  # a step that would take longer is not timed
 
@@ -72,55 +71,81 @@ class Timed:
 
 def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambda _: None) -> Timed:
     """Time an opened model for about so many seconds; every shape at least twice, however long that takes."""
-    progress("timing steps")
-    predictor = _time_steps(llm.model, 0.75 * seconds)
-    progress("timing requests")
-    return _time_requests(llm, predictor, 0.25 * seconds)
+    began, timing = time.perf_counter(), Timing(llm)
+    while timing.rounds < LEAST_ROUNDS or (timing.rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
+        progress(f"timing, round {timing.rounds + 1}")
+        timing.round()
+    return timing.result()
 
 
-def _time_steps(model: Model, seconds: float) -> Predictor:
-    longest = model.max_position
-    contexts = [one for one in CONTEXTS if one + CHUNKS[-1] <= longest]
-    steps = [[Rows(count)] for count in ROWS if count <= longest]
-    steps += [[Rows(1, 0, 1)], *([Rows(1, context, 1)] * batch for batch, context in BATCHES if context < longest)]
-    steps += [[Rows(count, context)] for context in contexts for count in CHUNKS]
-    bench = StepBench(model, max(sum(one.context + one.count for one in step) for step in steps))
-    began = time.perf_counter()
-    taken = [[bench.seconds(step)] for step in steps]  # the first time is not counted where there are others
-    kept = [(step, times) for step, times in zip(steps, taken, strict=True) if times[0] < LONG_S]
-    for number in range(MOST_ROUNDS):
-        if number < LEAST_ROUNDS or time.perf_counter() - began < seconds:
-            for step, times in kept:
-                times.append(bench.seconds(step))
-    return Predictor.fit(model.cost, [(step, median(times[1:])) for step, times in kept])
+class Timing:
+    """Times of steps and requests, round by round; medians of all rounds are fitted.
 
+    Attributes:
+        rounds: how many there were.
+    """
 
-def _time_requests(llm: LLM, predictor: Predictor, seconds: float) -> Timed:
-    """Fit what the engine adds to the kernels' predicted seconds, by least squares and never below 0."""
-    random = np.random.default_rng(0)
-    budget = llm.engine.config.max_step_tokens
-    kernels = Timed(predictor)
-    began, number = time.perf_counter(), 0
-    ttfts: dict[int, list[float]] = {prompt: [] for prompt in PROMPTS if prompt + TOKENS < llm.max_model_len}
-    gaps: dict[int, list[float]] = {batch: [] for batch in DECODES}
-    while number < LEAST_ROUNDS + 1 or (number < MOST_ROUNDS and time.perf_counter() - began < seconds):
-        for prompt, times in ttfts.items():
-            (request,) = generate(llm, [random_prompt(llm, random, prompt)], 1)
+    def __init__(self, llm: LLM) -> None:
+        """Takes each time once, which is not counted: much is allocated then."""
+        self._llm, self._random, self.rounds = llm, np.random.default_rng(0), 0
+        longest = llm.model.max_position
+        contexts = [one for one in CONTEXTS if one + CHUNKS[-1] <= longest]
+        steps = [[Rows(count)] for count in ROWS if count <= longest]
+        steps += [[Rows(1, 0, 1)], *([Rows(1, context, 1)] * batch for batch, context in BATCHES if context < longest)]
+        steps += [[Rows(count, context)] for context in contexts for count in CHUNKS]
+        self._bench = StepBench(llm.model, max(sum(one.context + one.count for one in step) for step in steps))
+        self._steps: list[tuple[list[Rows], list[float]]] = [
+            (step, []) for step in steps if self._bench.seconds(step) < LONG_S
+        ]
+        self._ttfts: dict[int, list[float]] = {one: [] for one in PROMPTS if one + TOKENS < llm.max_model_len}
+        self._gaps: dict[int, list[float]] = {batch: [] for batch in DECODES}
+        self._requests()
+        for times in (*self._ttfts.values(), *self._gaps.values()):
+            times.clear()
+
+    def round(self) -> None:
+        """Time everything once more."""
+        for step, times in self._steps:
+            times.append(self._bench.seconds(step))
+        self._requests()
+        self.rounds += 1
+
+    def _requests(self) -> None:
+        for prompt, times in self._ttfts.items():
+            (request,) = generate(self._llm, [random_prompt(self._llm, self._random, prompt)], 1)
             times.append(request.timings.ttft or 0.0)
-        for batch, times in gaps.items():
-            made = generate(llm, [random_prompt(llm, random, 16) for _ in range(batch)], TOKENS)
-            times += [gap for one in made for gap in one.timings.itls[2:]]
-        number += 1
-    rows, rest = list[list[float]](), list[float]()  # of steps, tokens made, tokens entered, requests
-    for prompt, times in ttfts.items():
-        rows.append([-(-prompt // budget), 1, prompt, 1])
-        rest.append(median(times[1:]) - kernels.ttft(prompt, budget))
-    for batch, times in gaps.items():
-        rows.append([1, batch, 0, 0])
-        rest.append(median(times) - kernels.itl(batch, 16 + TOKENS // 2))
-    scale = np.array([1.0, 8.0, 600.0, 1.0])
-    step_s, token_s, entered_s, request_s = nonnegative_least_squares(np.array(rows) / scale, np.array(rest)) / scale
-    return Timed(predictor, float(step_s), float(token_s), float(entered_s), float(request_s))
+        for batch, times in self._gaps.items():
+            prompts = [random_prompt(self._llm, self._random, SHORT) for _ in range(batch)]
+            made = generate(self._llm, prompts, TOKENS)
+            times.append(median(gap for one in made for gap in one.timings.itls[2:]))
+
+    @property
+    def unsteadiness(self) -> float:
+        """By how much a decode step differed between rounds: (slowest - quickest) / median."""
+        times = self._gaps[DECODES[0]]
+        return (max(times) - min(times)) / median(times)
+
+    def result(self) -> Timed:
+        """What all rounds so far say. At least one has to be over."""
+        predictor = Predictor.fit(self._llm.model.cost, [(step, median(times)) for step, times in self._steps])
+        return self._with_engine(predictor)
+
+    def _with_engine(self, predictor: Predictor) -> Timed:
+        """Fit what the engine adds to the kernels' seconds: least squares of relative errors, and nothing below 0."""
+        budget, kernels = self._llm.engine.config.max_step_tokens, Timed(predictor)
+        rows, rest = list[np.ndarray](), list[float]()
+        for prompt, times in self._ttfts.items():
+            taken = median(times)
+            rows.append(np.array([-(-prompt // budget), 1, prompt, 1]) / taken)
+            rest.append(1 - kernels.ttft(prompt, budget) / taken)
+        for batch, times in self._gaps.items():
+            taken = median(times)
+            rows.append(np.array([1, batch, 0, 0]) / taken)
+            rest.append(1 - kernels.itl(batch, SHORT + TOKENS // 2) / taken)
+        amounts = np.array(rows)
+        scale = amounts.max(0)
+        added = nonnegative_least_squares(amounts / scale, np.array(rest)) / scale
+        return Timed(predictor, *added.tolist())
 
 
 def random_prompt(llm: LLM, random: np.random.Generator, count: int) -> list[int]:

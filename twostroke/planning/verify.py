@@ -1,8 +1,8 @@
 """Whether predictions hold: the engine on this machine, measured at cells that no calibration has seen.
 
-Every prediction is made before anything is measured. Cells are measured in turn, round by round, and medians count, so
-that a machine that changes its speed changes it for all of them. Prompts are new each time. Each of several sequences
-has KV pages of its own.
+Steps and requests are timed for the prediction (`timed.py`), and cells are measured, in turn, round by round; medians
+count. So a machine that changes its speed changes it for all of them. No measurement of a cell enters a prediction.
+Prompts are new each time. Each of several sequences has KV pages of its own.
 """
 
 import io
@@ -25,14 +25,13 @@ from twostroke.kv.stream import Source
 from twostroke.llm import LLM
 from twostroke.models.cost import Rows
 from twostroke.planning.cells import Cell
-from twostroke.planning.timed import Timed, generate, random_prompt, time_model
+from twostroke.planning.timed import Timed, Timing, generate, random_prompt
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.machine import busy_seconds
 
 LIMIT = 0.10  # mean absolute error of TTFT, and of ITL, that is promised
 TOKENS = 12  # that each sequence of a decode cell makes; the first two gaps are not counted
-LEAST_ROUNDS, MOST_ROUNDS = 2, 7
-CALIBRATION_SHARE = 0.25  # of the time that there is
+MOST_ROUNDS = 7
 QUIET = 0.10  # of a core: what other processes may use while times count
 
 
@@ -71,7 +70,8 @@ class Verification:
     """One model's results.
 
     Attributes:
-        drift: how much slower steps were after all rounds than before, of the prediction; positive is slower.
+        timed: what predictions were made with.
+        unsteadiness: by how much a decode step differed between rounds, of its median.
         others: processor time of other processes, of a core, while it ran.
         left_out: cells that were not measured, each with its reason.
     """
@@ -79,7 +79,7 @@ class Verification:
     model: str
     results: list[Result]
     timed: Timed
-    drift: float = 0.0
+    unsteadiness: float = 0.0
     others: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     seconds: float = 0.0
@@ -106,7 +106,7 @@ class Verification:
             "itl_error": self.error("ITL"),
             "limit": LIMIT,
             "holds": self.holds,
-            "drift": self.drift,
+            "unsteadiness": self.unsteadiness,
             "others_cpu": self.others,
             "seconds": self.seconds,
             "engine_adds_s": {
@@ -143,16 +143,23 @@ def verify(
     entry_bytes = 2 * 2 * sum(one.attention.num_kv_heads * one.attention.head_dim for one in checkpoint.config.layers)
     room = entry_bytes * (2 * max(one.entries for one in fitting) + max(one.longest for one in fitting))
     with LLM(checkpoint, threads=threads, kv_bytes=room) as llm:
-        timed = time_model(llm, CALIBRATION_SHARE * seconds, progress)
-        results = [Result(cell, figure, value) for cell in fitting for figure, value in predict(timed, cell).items()]
-        made = Verification(name, results, timed)
+        progress("timing")
+        timing = Timing(llm)
+        timing.round()
+        made = Verification(name, _predictions(timing.result(), fitting), timing.result())
         made.left_out = {one.name: "longer than the model's context" for one in cells if one not in fitting}
-        left = max(began + seconds - time.perf_counter(), (1 - CALIBRATION_SHARE) * seconds)
-        _rounds(llm, made, fitting, time.perf_counter() + left, progress)
-        made.drift = _drift(llm, timed)
+        _rounds(llm, timing, made, fitting, began, seconds, progress)
+        made.timed = timing.result()
+        for old, new in zip(made.results, _predictions(made.timed, fitting), strict=True):
+            old.predicted = new.predicted
+        made.unsteadiness = timing.unsteadiness
     made.seconds = time.perf_counter() - began
     made.others = max(0.0, busy_seconds() - busy - (time.process_time() - mine)) / made.seconds
     return made
+
+
+def _predictions(timed: Timed, cells: Sequence[Cell]) -> list[Result]:
+    return [Result(cell, figure, value) for cell in cells for figure, value in predict(timed, cell).items()]
 
 
 def predict(timed: Timed, cell: Cell) -> dict[str, float]:
@@ -167,23 +174,38 @@ def predict(timed: Timed, cell: Cell) -> dict[str, float]:
 
 
 def _rounds(
-    llm: LLM, made: Verification, cells: Sequence[Cell], deadline: float, progress: Callable[[str], None]
+    llm: LLM,
+    timing: Timing,
+    made: Verification,
+    cells: Sequence[Cell],
+    began: float,
+    seconds: float,
+    progress: Callable[[str], None],
 ) -> None:
-    """Measure cells in turn, the quickest first, while there is time: a cell that would end too late is left out."""
+    """Measure cells in turn, the quickest first, while there is time: a cell that would end too late is left out.
+
+    The first round may take half of the time again, so that a slow machine has results too.
+    """
     random = np.random.default_rng()
     contexts = _Contexts(llm, random)
     taken: dict[Cell, float] = {}
     ordered = sorted(cells, key=lambda cell: sum(one.predicted for one in made.results if one.cell == cell))
     for number in range(MOST_ROUNDS):
+        deadline = began + seconds if number else max(began + seconds, time.perf_counter() + seconds / 2)
+        measured = False
         for i, cell in enumerate(ordered, 1):
             now = time.perf_counter()
-            expected = taken.get(cell) or _expected(made, cell)
-            if now + expected > deadline and not (number < LEAST_ROUNDS and now < deadline and cell in taken):
+            if now + (taken.get(cell) or _expected(made, cell)) > deadline:
                 continue
             progress(f"round {number + 1}, {i} of {len(ordered)}: {cell.name}")
-            for figure, seconds in _measure(llm, contexts, random, cell).items():
-                next(one for one in made.results if one.cell == cell and one.figure == figure).measured.append(seconds)
+            for figure, value in _measure(llm, contexts, random, cell).items():
+                next(one for one in made.results if one.cell == cell and one.figure == figure).measured.append(value)
             taken[cell] = time.perf_counter() - now
+            measured = True
+        if not measured:
+            break
+        progress(f"round {number + 1}: timing")
+        timing.round()
     made.left_out |= {cell.name: "no time was left" for cell in cells if cell not in taken}
 
 
@@ -234,13 +256,6 @@ def _mixed(llm: LLM, contexts: "_Contexts", prompt: list[int], cell: Cell) -> di
         if began < at <= first + 1e-3
     ]
     return {"TTFT": first - began, "ITL": mean(inside)}
-
-
-def _drift(llm: LLM, timed: Timed) -> float:
-    """By how much steps are slower now than they were timed."""
-    before = timed.itl(1, 40)
-    (request,) = generate(llm, [random_prompt(llm, np.random.default_rng(), 32)], 16)
-    return median(request.timings.itls) / before - 1
 
 
 class _Contexts:

@@ -1,0 +1,59 @@
+"""`twostroke plan` with a rate, users or a trace."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+PLAN = ("plan", "llama-3-70b", "--on", "h100", "--tp", "4")
+
+
+def test_a_rate(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
+    facts = run_json(*PLAN, "--rate", "1.5", "--ttft-ms", "1000", "--itl-ms", "60")
+    load = facts["load"]
+    assert load["verdict"] == "nothing to do"
+    assert facts["workload"]["concurrency"] >= load["served"]["sequences"], "what the rate needs"
+    assert load["served"]["ttft_ms"]["p50"] <= load["served"]["ttft_ms"]["p99"] <= 1000
+    printed = run(*PLAN, "--rate", "1.5", "--ttft-ms", "1000", "--itl-ms", "60").stdout
+    assert "do not disaggregate" in printed
+    assert "a hit in host memory pays" in printed
+    assert "cannot be served: at most" in run(*PLAN, "--rate", "1000").stdout
+
+
+def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
+    line = {"input_length": 1000, "output_length": 30, "hash_ids": [1, 2]}
+    lines = [line | {"timestamp": 900 * i} for i in range(20)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    load = run_json(*PLAN, "--trace", path)["load"]
+    assert load["requests_per_second"] == pytest.approx(1 / 0.9)
+    assert load["lengths"]["requests"] == 20
+    assert load["lengths"]["shared_part"] == pytest.approx(19 * 999 / 20_000), "one token is computed"
+    assert run_json(*PLAN, "--trace", path, "--rate", "3")["load"]["requests_per_second"] == pytest.approx(3)
+    closed = run_json(*PLAN, "--trace", path, "--users", "5")["load"]
+    assert closed["closed"]["users"] == closed["users"] == 5
+    assert "5 users" in run(*PLAN, "--trace", path, "--users", "5").stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (("--rate", "-1"), "--rate must be above 0"),
+        (("--rate", "nan"), "--rate must be above 0"),
+        (("--rate", "1", "--users", "2"), "not both"),
+        (("--workload", "sharegpt"), "needs --rate or --users"),
+        (("--workload", "poems", "--rate", "1"), "synthetic or sharegpt"),
+        (("--rate", "1", "--percentile", "100"), "percentile"),
+        (("--rate", "1", "--ttft-ms", "0"), "cannot be met"),
+        (("--trace", "/dev/null"), "no request"),
+        (("--rate", "1", "--method", "ptdo"), "leave out --method"),
+    ],
+)
+def test_bad_input_is_one_line(wrong: tuple[str, ...], why: str, run: Callable[..., Result]) -> None:
+    failed = run(*PLAN, *wrong)
+    assert failed.exit_code == 1
+    assert why in failed.stderr
+    assert len(failed.stderr.strip().splitlines()) == 1

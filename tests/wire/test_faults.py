@@ -267,7 +267,7 @@ def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatc
     ends = Ends(pages=20, transport=late)
     late.memory = ends.here.memory
     kv = prefill(ends.there, range(40))
-    incoming = ends.receiver.receive(ends.offered(kv).handle, limit_s=SOON_S if how == "cancelled" else 0.1)
+    incoming = ends.receiver.receive(ends.offered(kv).handle, limit_s=SOON_S if how == "cancelled" else 1.5)
     assert soon(lambda: ends.here.num_used == 10)
     if how == "cancelled":
         incoming.cancel()

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat soak cluster check wheel clean
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-wire bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -58,6 +58,9 @@ bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 m
 bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, restarts, many conversations: tables, plots, JSON; 25 minutes
 	$(BIN)/python -m benchmarks.tiers
 	$(BIN)/python -m benchmarks.tiers_served
+
+bench-wire: $(VENV)/installed-dev  ## GB/s of a value into another process, beside NIXL and a socket alone; 5 minutes
+	$(BIN)/python -m benchmarks.wire
 
 bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded

@@ -29,18 +29,10 @@ from twostroke.traffic.workload import Workload
 
 MODEL, MACHINE, RATE = "llama-3-8b", "h100", 10.0  # requests per second of each worker
 PROMPT, PREFIX, ANSWER, GROUPS = Range(64, 512), 256, Range(16, 64), 50
-SIZES = [
-    (1, 1_000),
-    (10, 1_000),
-    (100, 1_000),
-    (1, 10_000),
-    (10, 10_000),
-    (100, 10_000),
-    (1_000, 10_000),
-    (100, 100_000),
-    (1_000, 100_000),
-    (1_000, 1_000_000),
-]
+SIZES = (
+    (1, 1_000), (10, 1_000), (100, 1_000), (1, 10_000), (10, 10_000), (100, 10_000), (1_000, 10_000), (100, 100_000),
+    (1_000, 100_000), (1_000, 1_000_000),
+)  # fmt: skip  # workers and requests
 DEFINITIONS = {
     "wall_s": "seconds of one simulation, without making its requests",
     "requests_per_wall_second": "requests / wall_s",

@@ -166,7 +166,8 @@ class Native:
         self.matrices: list[packed.Matrix] = []
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
-        fields = library.Config(model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, EPS, DIM**-0.5, 1.0)
+        sizes = model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, 0, KV_HEADS
+        fields = library.Config(*sizes, EPS, DIM**-0.5, 1.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
         self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))

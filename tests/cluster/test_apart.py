@@ -17,14 +17,21 @@ pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make t
 
 MODEL = "tiny"
 MESSAGES = [{"role": "user", "content": "the quick brown fox " * 60}]
-SAMPLED = {"temperature": 1.0, "seed": 4}
-LIMITS = {"max_tokens": 60, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 4}
+LIMITS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
-def ask(cluster: LocalCluster, technique: dict[str, Any], **sampling: Any) -> Answer:
+def ask(
+    cluster: LocalCluster,
+    technique: dict[str, Any],
+    at: int = 0,
+    act: Callable[[str], None] | None = None,
+    **sampling: Any,
+) -> Answer:
     annotation = f"twostroke:{json.dumps({'method': technique})}"
     body: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "nvext": {"annotations": [annotation]}}
-    return stream(cluster.url, **body, **LIMITS, **sampling)
+    return stream(cluster.url, at, act, **body, **LIMITS, **sampling)
 
 
 def in_one_process(llm: LLM, technique: dict[str, Any], **sampling: Any) -> str:
@@ -45,7 +52,7 @@ def test_the_teacher_is_in_one_process_and_the_student_in_another(
     with LocalCluster(tmp_path, MODEL) as cluster:
         cluster.options = ["--model", directory, "--threads", "1", "--kv-bytes", "64MiB"]
         cluster.add("--role", "prefill", "--weights", "bf16")
-        student = cluster.add("--role", "decode", "--as-student", "--weights", "int8")
+        students = [cluster.add("--role", "decode", "--as-student", "--weights", "int8") for _ in range(2)]
         cluster.ready()
         for technique in (
             {"name": "overfill"},
@@ -53,9 +60,13 @@ def test_the_teacher_is_in_one_process_and_the_student_in_another(
             {"name": "refresh", "every": 8},
             {"name": "refresh", "when": "entropy", "every": 4, "threshold": 4.0},
         ):
-            for sampling in ({"temperature": 0}, SAMPLED):
+            for sampling in (GREEDY, SAMPLED):
                 assert ask(cluster, technique, **sampling).text == {0: in_one_process(both, technique, **sampling)}
-        assert len(crossed(student)) == 8
+        assert len([*crossed(students[0]), *crossed(students[1])]) == 8
+        technique = {"name": "refresh", "every": 8}
+        survived = ask(cluster, technique, 20, lambda id: cluster.serving(id).kill(), **SAMPLED)
+        assert len(cluster.running) == 2
+        assert survived.text == {0: in_one_process(both, technique, **SAMPLED)}
         refused = ask(cluster, {"name": "repeat"})
         assert refused.error is not None
         assert "student" in refused.error

@@ -111,3 +111,18 @@ async def test_what_runs_at_the_end_goes_to_another_worker(worker: Worker, llm: 
     with pytest.raises(EngineShutdown):
         async for _ in stream:
             pass
+
+
+@running
+async def test_dynamos_look_whether_it_lives_needs_no_other_worker(worker: Worker, llm: LLM) -> None:
+    probe = await worker.health_check_payload()
+    assert probe is not None
+    for role in ("prefill", "decode"):
+        other = Worker(llm, role, Place(cards=worker.place.cards), student=role == "decode")
+        await other.start(2)
+        try:
+            made = await chunks(other, probe, role)
+        finally:
+            await other.cleanup()
+        assert made[-1]["finish_reason"] == "length"
+        assert len(ids(made)) == 1

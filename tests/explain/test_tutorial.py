@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.methods.watching import needs_native
 from twostroke.cli.app import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "inference-by-example.md"
@@ -42,6 +43,7 @@ def fits(printed: str, line: str) -> bool:
     return shown.startswith(wanted) if cut else shown == wanted
 
 
+@needs_native  # the page says "the same bits", which only exact backends compute
 @pytest.mark.parametrize(("command", "lines"), blocks(), ids=range(len(blocks())))
 def test_the_page_shows_what_the_command_prints(
     command: str, lines: list[str], monkeypatch: pytest.MonkeyPatch

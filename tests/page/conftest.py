@@ -1,7 +1,6 @@
 """The server's page in Debian's Chromium, over a tiny model that a grammar tells what to write."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -13,8 +12,6 @@ import pytest
 
 from tests.server.conftest import Serving, serving
 from twostroke.llm import LLM
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +67,14 @@ class Screen:
         if wait:
             self.answered()
 
-    def answered(self) -> None:
-        self.until("document.querySelector('.answer .facts')?.textContent && !document.querySelector('.going')")
+    def answered(self, patience_s: float = 15) -> None:
+        done = "document.querySelector('.answer .facts')?.textContent && !document.querySelector('.going')"
+        self.until(done, patience_s=patience_s)
         self.page.wait_for_selector("#send:not([hidden])")
 
-    def until(self, script: str, argument: Any = None) -> None:
+    def until(self, script: str, argument: Any = None, patience_s: float = 15) -> None:
         """Wait until a script's value is true; Playwright's own way of waiting needs what the page's policy forbids."""
-        end = time.monotonic() + 15
+        end = time.monotonic() + patience_s
         while not self.page.evaluate(script, argument):
             assert time.monotonic() < end, f"it did not come true: {script}"
             self.page.wait_for_timeout(10)
@@ -101,12 +99,6 @@ class Screen:
             else:
                 box.fill(value)
         self.page.click("#show-settings")
-
-    def picture(self, name: str) -> None:
-        """A picture for the README, where TWOSTROKE_SCREENSHOTS asks for it."""
-        if os.environ.get("TWOSTROKE_SCREENSHOTS"):
-            IMAGES.mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=IMAGES / f"{name}.png")
 
 
 @pytest.fixture

@@ -146,7 +146,6 @@ def test_the_engine_at_work(screen: Screen, server: Serving) -> None:
     screen.ask("the quick brown fox " * 10, wait=False)
     screen.page.wait_for_selector("#running-value:text('1')")
     screen.until("parseFloat(document.getElementById('rate-value').textContent) > 0")
-    screen.picture("page")
     screen.answered()
     eventually(lambda: pool.num_used == server.llm.engine.cached_pages(pool))
     text = (
@@ -216,7 +215,6 @@ def test_a_phone(open_page: Callable[..., Screen], server: Serving) -> None:
     assert not screen.find("#engine").is_visible()
     screen.page.click("#show-engine")
     assert screen.find("#steps").is_visible()
-    screen.picture("page-phone")
 
 
 def test_no_script_but_the_pages_own_runs(screen: Screen) -> None:

@@ -73,6 +73,8 @@ def test_refresh_by_hand() -> None:
 def test_the_link_by_hand() -> None:
     """Two all-reduces a layer, of 2 (n - 1) / n rows of bf16, and a latency each."""
     machine = find_machine("h100")
+    gathered = 80 * 3 / 4 * 4096 * (8192 + 2 * 8192 + 28672) * 2
+    assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).gather_bytes(4096) == gathered
     each = 2 * 3 / 4 * 4096 * 8192 * 2 / (450e9 * 0.8) + 5e-6
     assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).step([Rows(4096)]).link_s == pytest.approx(160 * each)
 
@@ -163,3 +165,11 @@ def test_the_account_has_the_plan_s_figures() -> None:
     assert (facts["prefill"]["ms"], facts["decode"]["ms"]) == (made.ttft_ms, made.itl_ms)
     assert [row["devices"] for row in facts["tensor_parallelism"]] == [1, 2, 4, 8, 16]
     assert facts["advice"]["changes"] == ["tensor parallelism of 8"]
+
+
+def test_utilization_by_hand() -> None:
+    """FLOPs and bytes of a step over what the devices could do in its time."""
+    made = plan(4, concurrency=8)
+    step, facts = made.decode(), account(made, LIMITS)["decode"]
+    assert facts["compute_percent"] == pytest.approx(100 * step.flops / (989e12 * step.seconds))
+    assert facts["bandwidth_percent"] == pytest.approx(100 * step.bytes / (3.35e12 * step.seconds))

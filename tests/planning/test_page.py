@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from twostroke.cli.app import app
 from twostroke.planning.account import account
 from twostroke.planning.advice import advise
 from twostroke.planning.levers import Limits
-from twostroke.planning.machines import find_machine
+from twostroke.planning.machines import Machine, find_machine, machines
 from twostroke.planning.models import specifications
-from twostroke.planning.page.chart import Axis, Series, chart
+from twostroke.planning.page.chart import HEIGHT, WIDTH, Axis, Series, chart
 from twostroke.planning.page.page import render
 from twostroke.planning.page.plots import plots
 from twostroke.planning.plan import Plan, Workload, make_plan
-from twostroke.planning.techniques import techniques
-from twostroke.planning.weights import FORMATS
+from twostroke.planning.specification import Specification
+from twostroke.planning.techniques import Companion, techniques
+from twostroke.planning.weights import FORMATS, WeightFormat
 
 LLAMA = specifications()["llama-3-70b"]
 LIMITS = Limits(8, tuple(FORMATS), techniques(LLAMA))
@@ -49,6 +52,37 @@ def test_the_page_is_whole(made: tuple[Plan, Plan | None]) -> None:
     assert f"{plan.ttft_ms:,.1f} ms" in page
     assert ("tensor parallelism of 4" in page) == (plan.tp == 1)
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttp""", page) == []
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(list(specifications().values())),
+    st.sampled_from(list(machines().values())),
+    st.sampled_from(list(FORMATS.values())),
+    st.builds(
+        Workload,
+        prompt=st.sampled_from([1, 2, 100, 900]),
+        output=st.integers(1, 900),
+        concurrency=st.sampled_from([1, 2, 40]),
+        ttft_ms=st.sampled_from([None, 1.0, 500.0]),
+        itl_ms=st.sampled_from([None, 1.0, 50.0]),
+    ),
+    st.data(),
+)
+def test_every_plan_has_a_page(
+    model: Specification, machine: Machine, weights: WeightFormat, load: Workload, data: st.DataObject
+) -> None:
+    """Whatever is planned: advice ends, plots are well-formed, and every point lies within its plot."""
+    limits = Limits(8, tuple(FORMATS), techniques(model, Companion(specifications()["smollm2-135m"], FORMATS["bf16"])))
+    technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
+    plan = make_plan(model, machine, weights, 1, load, technique)
+    advised = advise(plan, limits)
+    page = render(plan, advised.plan if advised.steps else None, account(plan, limits))
+    for svg in svgs(page):
+        assert svg.findall("line[@class='grid']")
+        for dot in svg.iter("circle"):
+            assert 0 <= float(dot.attrib["cx"]) <= WIDTH
+            assert 0 <= float(dot.attrib["cy"]) <= HEIGHT
 
 
 def test_names_are_escaped() -> None:

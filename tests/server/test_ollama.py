@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -45,6 +46,24 @@ def test_chat(local: ollama.Client, reference: LLM) -> None:
     assert "".join(part.message.content or "" for part in parts) == expected.text
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == len(expected.tokens)
+
+
+def test_a_chat_that_outgrows_the_context(local: ollama.Client, server: Serving) -> None:
+    """As Ollama does it, the oldest turns go; with `truncate` false the chat is refused."""
+    turns: Any = [{"role": role, "content": "the fox? " * 100} for _ in range(4) for role in ("user", "assistant")]
+    turns = [MESSAGES[0], *turns, MESSAGES[1]]
+    encode, most = server.llm.tokenizer.encode_chat, server.llm.config.max_position
+    kept = next(chat for i in range(1, 10, 2) if len(encode(chat := [turns[0], *turns[i:]])) + 20 <= most)
+    assert 2 < len(kept) < len(turns)
+    made = local.chat("tiny", turns, options=OPTIONS)
+    assert made.prompt_eval_count == len(encode(kept))
+    assert made.message.content == local.chat("tiny", kept, options=OPTIONS).message.content
+    body = {"model": "tiny", "messages": turns, "stream": False, "options": OPTIONS}
+    told = httpx.post(f"{server.url}/api/chat", json=body, timeout=30)
+    assert told.json()["left_out"]["messages"] == len(turns) - len(kept)
+    assert "oldest messages" in told.headers["x-twostroke-warnings"]
+    refused = httpx.post(f"{server.url}/api/chat", json=body | {"truncate": False}, timeout=30)
+    assert refused.status_code == 400
 
 
 def test_generate(local: ollama.Client, reference: LLM) -> None:

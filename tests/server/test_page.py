@@ -117,6 +117,8 @@ def test_attention(server: Serving) -> None:
         assert [len(told[name]) for name in ("texts", "positions")] == [4, 4]
         last = http.post("/attention", json={"tokens": tokens}).json()
         assert last["weights"] == [round(float(weight), 6) for weight in attention_of(server.llm, tokens).mean()]
+        long = json.dumps({"tokens": tokens}) + " " * (20 << 10)  # is tried out in another process first
+        assert http.post("/attention", content=long, headers={"content-type": "application/json"}).json() == last
         for wrong, word in (
             ({"tokens": []}, "tokens"),
             ({"tokens": [1], "position": 1}, "position"),

@@ -29,7 +29,7 @@ LAYER = Layer(Attention(4, 2, 16, 1.0, Rope(10_000.0)), GatedMLP(96))
 CONFIG = ModelConfig("tiny", 384, 64, 2048, 1e-6, (LAYER,) * 2, tied=True)
 COST = Cost(CONFIG, {"embed": 30_000, "layers.0.q": 5_000}, 256)
 PRICES = (1e-7, 1e-8, 1e-7, 1e-11, 1e-11, 1e-11, 1e-10, 1e-10, 1e-10)
-AUDIT_EVERY = 64  # events between two counts of all pages
+AUDIT_EVERY = 200  # events between two counts of all pages
 MOST_EVENTS = 500_000  # of a run; more would be a livelock
 EVENTS = ("preemption", "hit", "moved")  # that also have to happen in some run
 

@@ -5,7 +5,7 @@ from collections import Counter
 from tests.simulation.chaos import EVENTS, check
 from twostroke.simulation.service import RARE
 
-SEEDS = 50  # the long form is `python -m tests.simulation.chaos`
+SEEDS = 32  # the long form is `python -m tests.simulation.chaos`
 
 
 def test_nothing_is_lost() -> None:

@@ -206,6 +206,22 @@ def test_several_choices_share_one_transfer(pair: Opened) -> None:
     assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
 
 
+def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
+    """Their value lies in the host."""
+    both = pair(prefix_index="off")
+    outgoing, pool = both.prefilled(PROMPT), both.second.pool
+    arriving = Arriving(lambda: both.receiver.receive(outgoing.handle), 2)
+    first = arriving.start().result(20)
+    assert pool.num_used == first.kv.num_pages == 4
+    expected = first.kv.entries()
+    del first
+    assert soon(lambda: (pool.num_used, pool.num_copies) == (0, 4))
+    second = arriving.start().result(0)
+    assert (second.kv.tier, second.kv.entries().tobytes()) == ("host", expected.tobytes())
+    del second
+    assert (pool.num_used, pool.num_copies) == (0, 0)
+
+
 def test_canonical_values_are_found_by_others(pair: Opened) -> None:
     both = pair()
     received = both.receiver.receive(both.prefilled(PROMPT).handle).result(20)

@@ -7,7 +7,10 @@ import pytest
 
 from tests.engine.test_engine import CASES
 from tests.wire.pairs import Pair, local
-from twostroke.methods import Method
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.errors import InvalidRequest
+from twostroke.methods import METHODS, Method, Plain
+from twostroke.methods.method import Prompt
 
 PROMPT = [7, 9, 11] * 9
 OPTIONS: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
@@ -27,6 +30,34 @@ def test_every_method(chosen: Method, pair: Callable[..., Pair]) -> None:
 
 def order(token: Any) -> tuple[int, int]:
     return token.choice, token.index
+
+
+class Loop(Plain, name="a loop of the tests"):
+    """Goes on after its first decode, and does not say so."""
+
+    side_by_side = False
+
+    def program(self, prompt: Prompt) -> Program:
+        stroke = Decode((yield Prefill(prompt)), max_tokens=3)
+        run = yield [stroke, stroke] if self.side_by_side else stroke
+        yield Decode(run.kv)
+
+
+METHODS.pop(Loop.name)  # for this file alone
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_a_technique_has_to_say_that_it_goes_on(
+    side_by_side: bool, pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loop, "side_by_side", side_by_side)
+    both = pair()
+    with pytest.raises(InvalidRequest, match="its class needs `goes_on = True`"):
+        both.prefilled(PROMPT, Loop())
+    assert both.sender.num_offers == 0
+    monkeypatch.setattr(Loop, "goes_on", True)
+    monkeypatch.setattr(Loop, "side_by_side", False)
+    assert both.moved(PROMPT, Loop(), **OPTIONS) == local(both.first, PROMPT, Loop(), **OPTIONS)
 
 
 TAUGHT = [one for one in CASES if one.name in ("overfill", "refresh") and getattr(one, "when", "") != "mc-dropout"]

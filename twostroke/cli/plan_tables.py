@@ -128,8 +128,12 @@ def _also(console: Console, facts: dict[str, Any]) -> None:
     lines = [
         f"weights {_gb(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
         f"{memory['kv_bytes_per_user'] / 1e9:.3f} GB a user; room for {_count(memory['users'], 'user')}",
-        f"prefill: {prefill['intensity']:,.1f} FLOPs a byte; decode: {decode['intensity']:,.1f}, "
-        f"{decode['tokens_per_second']:,.1f} tokens/s in all",
+        *(
+            f"{name}: {one['intensity']:,.1f} FLOPs a byte, {one['compute_percent']:.1f}% of the peak rate, "
+            f"{one['bandwidth_percent']:.1f}% of the bandwidth"
+            for name, one in (("prefill", prefill), ("decode", decode))
+        ),
+        f"decode: {decode['tokens_per_second']:,.1f} tokens/s in all",
         f"decode's matrices are bound by compute from a batch of {batch:,}"
         if batch
         else "decode's matrices are always bound by bandwidth",

@@ -114,6 +114,7 @@ def serve(
         server.warm()
     note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, itl_ms)}")
     note(f"KV: {tiers_text(llm)}")
+    note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")
     with llm:
         server.run(sockets)
     if server.lost_at is not None:

@@ -45,7 +45,7 @@ def worker(
     from twostroke.wire.choose import Choice, open_transport
 
     listen_at(os.environ, host)  # before Dynamo is imported, which reads it
-    with extra("dynamo", "a worker"):
+    with extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):
         from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 
         from twostroke.cluster.worker import MODES, Place, Worker

@@ -43,19 +43,13 @@ def write_card(llm: LLM, folder: Path | None = None) -> Path:
 
 
 def _config(llm: LLM) -> dict[str, object]:
-    """What the front end reads of config.json."""
+    """What the front end reads of config.json. It says nothing of sizes: a student has the card of its teacher."""
     config, family = llm.config, BY_NAME[llm.config.architecture]
     return {
         "architectures": [family.transformers],
         "model_type": family.model_types[0],
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_position,
         "bos_token_id": llm.tokenizer.bos_id,
         "eos_token_id": sorted(llm.tokenizer.eos_ids),
-        "torch_dtype": "bfloat16",
     }

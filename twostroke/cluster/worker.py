@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dynamo.common.backend.health_check import build_health_check_payload, is_pr
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
 from dynamo.common.constants import DisaggregationMode
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 from prometheus_client import Gauge
 
 from twostroke.async_llm import publish, updates
@@ -155,8 +156,12 @@ class Worker(LLMEngine):
                     yield one
         except InvalidRequest as error:
             raise InvalidArgument(str(error)) from error
-        except (EngineStopped, WireError) as error:
+        except EngineStopped as error:
+            if self._thread.failure is not None:
+                signal.raise_signal(signal.SIGTERM)  # a worker whose engine has failed is of no use
             raise EngineShutdown(str(error)) from error  # another worker takes over
+        except WireError as error:  # a student's value did not come: another prefill worker may send it
+            raise Disconnected(str(error)) from error
 
     async def _answer(
         self, role: Role, asked: Asked, handed: Mapping[str, Any] | None

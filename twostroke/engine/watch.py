@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
 
 from twostroke.engine.picture import Picture, take_picture
 
 if TYPE_CHECKING:
     from twostroke.engine.engine import Engine
-    from twostroke.engine.request import Request
     from twostroke.engine.runner import Chunk
+    from twostroke.engine.timings import Timings
 
 RING = 4096  # records
 PICTURE_S = 0.2  # least seconds between two pictures
@@ -61,6 +60,28 @@ class StepRecord(NamedTuple):
     itl_us: tuple[int, ...]
 
 
+class _Told:
+    """How many of a request's tokens are in records."""
+
+    __slots__ = ("count", "timings")
+
+    def __init__(self, timings: Timings) -> None:
+        made = len(timings.tokens)  # those before watching began are not news, but for the first
+        self.timings, self.count = timings, 0 if made == 1 else made
+
+    def tell(self, first: list[int], gaps: list[int]) -> None:
+        """Add the TTFT and the gaps of the tokens that are new, in microseconds."""
+        timings, count = self.timings, self.count
+        times = timings.tokens
+        if len(times) == count:
+            return
+        self.count = len(times)
+        if not count:
+            first.append(int((times[0] - timings.arrival) * 1e6))
+        if not timings.in_bulk:
+            gaps.extend(int((b - a) * 1e6) for a, b in pairwise(times[max(0, count - 1) :]))
+
+
 class Watch:
     """The ring of one engine: `engine.watch = Watch()` begins, `engine.watch = None` ends.
 
@@ -73,20 +94,21 @@ class Watch:
         self._pictures: deque[Picture] = deque(maxlen=1)
         self._next_picture = 0.0
         self._number = 0
-        self._told: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # tokens of each that are in records
-        self._before: WeakSet[Request] = (
-            WeakSet()
-        )  # in the step before: on some backends its tokens come with this step
+        self._open: dict[int, _Told] = {}  # of each request that is not over, by the id of its timings
 
     def step(self, engine: Engine, chunks: Sequence[Chunk], began: float) -> None:
         """Record a step that began at time `began` and is over now. Called by the engine."""
         now, report, pool = time.perf_counter(), engine.report, engine.models[engine.default].pool
-        requests = {one for chunk in chunks if (one := chunk.lane.choice.request_if_kept) is not None}
-        first, gaps = list[int](), list[int]()
-        for request in requests.union(self._before):
-            for is_first, seconds in self._news(request):
-                (first if is_first else gaps).append(int(seconds * 1e6))
-        self._before = WeakSet(requests)
+        first: list[int] = []
+        gaps: list[int] = []
+        for chunk in chunks:
+            request = chunk.lane.choice.request_if_kept
+            if request is not None and id(request.timings) not in self._open:
+                self._open[id(request.timings)] = _Told(request.timings)
+        for told in list(self._open.values()):
+            told.tell(first, gaps)
+            if told.timings.finished is not None:
+                del self._open[id(told.timings)]
         free, cached = pool.num_free, engine.cached_pages(pool)
         self._steps.append(
             StepRecord(
@@ -111,19 +133,6 @@ class Watch:
         self._number += 1
         if now >= self._next_picture:
             self.look(engine)
-
-    def _news(self, request: Request) -> Iterator[tuple[bool, float]]:
-        """(whether it is a first token, TTFT or the gap before it) of the tokens that are new."""
-        timings, told = request.timings, self._told.get(request)
-        times = timings.tokens
-        self._told[request] = len(times)
-        if told is None:
-            told = 0 if len(times) == 1 else len(times)  # those before watching began are not news
-        if told == 0 and times:
-            yield True, times[0] - timings.arrival
-        if len(times) > told and not timings.in_bulk:
-            for a, b in pairwise(times[max(0, told - 1) :]):
-                yield False, b - a
 
     def look(self, engine: Engine) -> None:
         """Take a picture now. The engine must be at rest."""

@@ -62,7 +62,10 @@ def check_index(name: str, index: int, count: int) -> None:
 
 
 def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> Request:
-    """A request whose result is the `TokenAttention` of the entry with index `position`, by default the last.
+    """A request whose result has the query of the entry with index `position`, by default the last, and its value.
+
+    `TokenAttention.of(result.kv, result.queries)` is its attention. For a long prompt that takes a part of a second, in
+    which a server's engine should not stand still, so it is not done in the engine's step.
 
     Only that entry is computed if the prefix index, or the value, has those before it. A token is chosen from the row
     of the entry before it: what the model looked at when it wrote token i is asked for with position i - 1.
@@ -81,8 +84,7 @@ def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | 
             stroke = Prefill(tokens[index : index + 1], before.with_tail(None), logits="none", queries=1)
         else:
             stroke = Prefill(tokens[: index + 1], logits="none", queries=1)
-        made: Prefilled = yield stroke
-        return TokenAttention.of(made.kv, made.queries)
+        return (yield stroke)
 
     return Request(program, SamplingParams(max_tokens=1), llm.tokenizer, index + 1)
 
@@ -91,4 +93,5 @@ def attention_of(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None 
     """The same, run at once. Raises also what `LLM.prefill` raises."""
     request = attention_request(llm, prompt, position)
     llm.engine.run([request])
-    return request.result
+    made: Prefilled = request.result
+    return TokenAttention.of(made.kv, made.queries)

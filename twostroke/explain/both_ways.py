@@ -38,9 +38,9 @@ class BothWays:
 
     Attributes:
         naive, cached: what really ran.
-        naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens. The usual estimates are
-            g p + g^2 / 2 and p + g: they also count the last token, which no step enters.
-        ratio: of what was computed.
+        naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens.
+        ratio: of what was computed; usual_ratio: of the usual estimates, g p + g^2 / 2 and p + g, which also count the
+            last token, though no step enters it.
         same_tokens: whether both ways made the same tokens.
         largest_difference: between the two ways' K and V, over all entries; 0 if all bits are the same.
     """
@@ -52,6 +52,7 @@ class BothWays:
     naive_formula: int
     cached_formula: int
     ratio: float
+    usual_ratio: float
     same_tokens: bool
     largest_difference: float
 
@@ -114,6 +115,7 @@ def both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: in
         g * p + g * (g - 1) // 2,
         p + g - 1,
         naive.way.computed / cached.way.computed,
+        (g * p + g * g / 2) / (p + g),
         naive.way.tokens == cached.way.tokens,
         largest_difference(naive.kv, cached.kv),
     )

@@ -11,9 +11,11 @@ FIRST_VALUES = 6
 
 @dataclass(frozen=True)
 class Embedding:
-    """Attributes:
-    shape: tokens, hidden size.
-    values: the first values of each token's row, [n, FIRST_VALUES] float32.
+    """The rows of a prompt's tokens.
+
+    Attributes:
+        shape: tokens, hidden size.
+        values: the first values of each token's row, [n, FIRST_VALUES] float32.
     """
 
     shape: tuple[int, int]
@@ -21,7 +23,7 @@ class Embedding:
 
 
 class EmbeddingRows:
-    """Collects first values, tile by tile, from the states that a pass hands out."""
+    """Collects first values, tile by tile, of the states that a pass hands out."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []

@@ -276,7 +276,12 @@ def _both_ways(console: Console, made: BothWays, everything: bool) -> None:
     same = "The same tokens" if made.same_tokens else "OTHER tokens"
     bits = "the same bits" if made.largest_difference == 0 else f"equal up to {made.largest_difference:.2g}"
     _say(console, f"{p:,} prompt tokens and {g} generated: {made.ratio:.1f} times as much. {same}; K and V are {bits}.")
-    _say(console, "Formulas: g p + g (g - 1) / 2 without, p + g - 1 with it.", "dim")
+    _say(
+        console,
+        "Formulas: g p + g (g - 1) / 2 without, p + g - 1 with it. The usual estimate, (g p + g^2 / 2) / (p + g), says "
+        f"{made.usual_ratio:.1f} times.",
+        "dim",
+    )
 
 
 def _method(console: Console, made: CacheMap, everything: bool) -> None:

@@ -256,6 +256,10 @@ class Pages:
             self._filled[page] = stop
             return True
 
+    def filled(self, page: int) -> int:
+        """Claimed slots of a page."""
+        return int(self._filled[page])
+
     def unclaim(self, page: int, start: int) -> None:
         """Give back the slots from `start` on. They must be the last claimed, and in no value."""
         with self.lock:

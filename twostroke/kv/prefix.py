@@ -250,12 +250,17 @@ class PrefixIndex(ABC):
 
         Pages that others follow go only if `in_use`, since those are used.
         """
-        freed = 0
-        for page in list(self._order) if count > 0 else ():
-            if freed >= count:
+        freed, looked = 0, LOOK
+        while freed < count:
+            some = list(islice(self._order, looked))
+            for page in some:
+                if freed >= count:
+                    break
+                if page in self._order and self.pool.frees(page) and (in_use or self._is_leaf(page)):
+                    freed += self._remove_all(page)
+            if len(some) < looked:
                 break
-            if page in self._order and self.pool.frees(page) and (in_use or self._is_leaf(page)):
-                freed += self._remove_all(page)
+            looked *= 4  # rarely: the first are those that were not used for the longest time
         return freed
 
     def _remove_all(self, page: int) -> int:

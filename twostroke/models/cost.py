@@ -117,7 +117,7 @@ class Cost:
         return 4 * self.config.num_heads * self.config.head_dim
 
     @cached_property
-    def _windows(self) -> list[tuple[int | None, int]]:
+    def windows(self) -> list[tuple[int | None, int]]:
         """Pairs (window, number of layers with it)."""
         return list(Counter(self.config.windows).items())
 
@@ -127,7 +127,7 @@ class Cost:
         for one in step:
             rows += one.count
             logits += one.logits
-            for window, layers in self._windows:
+            for window, layers in self.windows:
                 pairs, entries = attended(one, window)
                 keys += layers * pairs
                 seen += layers * entries
@@ -207,6 +207,11 @@ class Predictor:
 
     def __init__(self, cost: Cost, prices: Sequence[float]) -> None:
         self.cost, self.prices = cost, tuple(prices)
+
+    @property
+    def kv_price(self) -> float:
+        """Seconds per byte of KV that is read."""
+        return self.prices[2]
 
     @classmethod
     def fit(cls, cost: Cost, samples: Sequence[tuple[Sequence[Rows], float]]) -> "Predictor":

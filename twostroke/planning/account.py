@@ -6,6 +6,7 @@ from typing import Any
 from twostroke.planning.advice import Advice, advise, binds, problems, without_more_devices
 from twostroke.planning.apart import apart
 from twostroke.planning.levers import DEGREES, Lever, Limits, what_ifs
+from twostroke.planning.machines import Machine
 from twostroke.planning.plan import BATCHES, CHUNKS, Plan
 from twostroke.planning.roofline import Roofline, StepTime
 from twostroke.planning.specification import VALUE_BYTES
@@ -47,14 +48,15 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
             "room_for_kv_bytes": memory.room,
             "users": memory.users,
         },
-        "prefill": _step(plan.prefill)
+        "prefill": _step(plan.prefill, machine)
         | {"flops_by_part": plan.model.prefill_flops(load.prompt - load.shared, load.shared)},
-        "decode": _step(plan.decode()) | {"tokens_per_second": plan.tokens_per_second},
+        "decode": _step(plan.decode(), machine) | {"tokens_per_second": plan.tokens_per_second},
         "attention_overtakes_at": plan.model.crossover(),
         "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
         "compute_bound_batch": plan.compute_bound_batch(),
         "batches": [
             {"batch": batch, "itl_ms": 1e3 * step.seconds, "tokens_per_second": batch / step.seconds}
+            | _utilization(step, machine)
             for batch in BATCHES
             if batch <= memory.users
             for step in [plan.decode(batch)]
@@ -78,7 +80,7 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _step(step: StepTime) -> dict[str, Any]:
+def _step(step: StepTime, machine: Machine) -> dict[str, Any]:
     return {
         "ms": 1e3 * step.seconds,
         "flops": step.flops,
@@ -86,8 +88,15 @@ def _step(step: StepTime) -> dict[str, Any]:
         "intensity": step.flops / step.bytes,
         "bound": step.bound,
         "link_ms": 1e3 * step.link_s,
-        "compute_share": sum(part.compute_s for part in step.parts) / step.seconds,
-        "bandwidth_share": sum(part.memory_s for part in step.parts) / step.seconds,
+    } | _utilization(step, machine)
+
+
+def _utilization(step: StepTime, machine: Machine) -> dict[str, float]:
+    """Percent of the peak rate and of the bandwidth of each device."""
+    compute, memory = (sum(times) for times in zip(*((p.compute_s, p.memory_s) for p in step.parts), strict=True))
+    return {
+        "compute_percent": 100 * machine.compute * compute / step.seconds,
+        "bandwidth_percent": 100 * machine.memory_share * memory / step.seconds,
     }
 
 
@@ -134,7 +143,8 @@ def _tensor_parallelism(plan: Plan) -> list[dict[str, Any]]:
                 "ttft_ms": made.ttft_ms,
                 "itl_ms": made.itl_ms,
                 "all_reduces": roofline.all_reduces,
-                "mb_sent_each": roofline.all_reduce_bytes(rows) / 1e6,
+                "gb_sent": roofline.all_reduces * roofline.all_reduce_bytes(rows) / 1e9,
+                "gb_if_gathered": roofline.gather_bytes(rows) / 1e9,
                 "link_ms_prefill": 1e3 * made.prefill.link_s,
                 "link_ms_decode": 1e3 * made.decode().link_s,
                 "users": made.memory.users,
@@ -157,5 +167,5 @@ def _apart(plan: Plan) -> dict[str, Any]:
 
 def title(name: str) -> str:
     """A field's name as the head of a column."""
-    words = {"ttft": "TTFT", "itl": "ITL", "mb": "MB", "lever": "change", "each": "by each"}
+    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "lever": "change", "percent": "%"}
     return " ".join(words.get(word, word) for word in name.split("_"))

@@ -125,6 +125,18 @@ class Roofline:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
         return 2 * (self.tp - 1) / self.tp * rows * self.model.hidden * 2
 
+    def gather_bytes(self, rows: int) -> float:
+        """Bytes that each device receives in a step if outputs are shared out instead, as this engine does.
+
+        What heads attend to, the inputs of the MLP, gated values, and the inputs of the next layer: (n - 1) / n of
+        [rows, heads x head_dim + 2 hidden + intermediate] bf16 a layer (docs/tensor-parallelism.md).
+        """
+        widths = sum(
+            kind.count * (kind.heads * kind.head_dim + 2 * self.model.hidden + kind.chosen * kind.intermediate)
+            for kind in self.model.layers
+        )
+        return (self.tp - 1) / self.tp * rows * widths * 2
+
     @property
     def all_reduces(self) -> int:
         """Of a step: two a layer, after attention and after the feed-forward."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from twostroke.models.cost import Predictor, Rows, attended
 from twostroke.planning.roofline import Roofline
@@ -40,6 +42,23 @@ class StepCosts(Protocol):
 
     def step(self, rows: Sequence[Rows]) -> Taken: ...
 
+    def decode(self, contexts: np.ndarray) -> Taken:
+        """A step in which each of some sequences makes a token, after so many entries: [n] integers."""
+        ...
+
+
+def entries_seen(contexts: np.ndarray, window: int | None) -> int:
+    """Entries that single rows attend to, all together, themselves included."""
+    seen = contexts + 1
+    return int((seen if window is None else np.minimum(seen, window)).sum())
+
+
+def contexts_of(rows: Sequence[Rows]) -> np.ndarray | None:
+    """The contexts of rows that all make a token; None if some do not."""
+    if any(one.count != 1 or one.logits != 1 for one in rows):
+        return None
+    return np.array([one.context for one in rows], np.int64)
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -54,12 +73,29 @@ class Priced:
     entered_s: float = 0.0
     peak: Taken | None = None
 
+    known: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]], compare=False, repr=False)
+
     def step(self, rows: Sequence[Rows]) -> Taken:
+        if (contexts := contexts_of(rows)) is not None:
+            return self.decode(contexts)
         work = self.predictor.cost.work(rows)
         entered = sum(one.count - one.logits for one in rows)
         flops = work.linear_flops + work.attention_flops + work.head_flops
         seconds = self.predictor.seconds(rows) + entered * self.entered_s
         return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
+
+    def decode(self, contexts: np.ndarray) -> Taken:
+        """What depends on contexts is linear in the entries that are read, so the rest is looked up."""
+        cost, lanes = self.predictor.cost, len(contexts)
+        if (known := self.known.get(lanes)) is None:
+            rows = [Rows(1, 0, 1)] * lanes
+            work = cost.work(rows)
+            seconds = self.predictor.seconds(rows) - self.predictor.kv_price * work.kv_bytes
+            self.known[lanes] = known = seconds, work.linear_flops + work.head_flops, work.weight_bytes
+        seconds, flops, read = known
+        seen = sum(layers * entries_seen(contexts, window) for window, layers in cost.windows)
+        kv_bytes = cost.entry_bytes * seen / cost.config.num_layers
+        return Taken(seconds + self.predictor.kv_price * kv_bytes, flops + cost.key_flops * seen, read + kv_bytes)
 
 
 class Peaks:
@@ -83,6 +119,8 @@ class Peaks:
         self._bandwidth = machine.bandwidth * machine.memory_share
 
     def step(self, rows: Sequence[Rows]) -> Taken:
+        if (contexts := contexts_of(rows)) is not None:
+            return self.decode(contexts)
         flops = read = 0.0
         count = logits = 0
         for one in rows:
@@ -92,6 +130,17 @@ class Peaks:
                 pairs, entries = attended(one, window)
                 flops += pair_flops * pairs
                 read += entry_bytes * entries
+        return self._together(count, logits, flops, read)
+
+    def decode(self, contexts: np.ndarray) -> Taken:
+        flops = read = 0.0
+        for window, pair_flops, entry_bytes in self._windows:
+            seen = entries_seen(contexts, window)
+            flops += pair_flops * seen
+            read += entry_bytes * seen
+        return self._together(len(contexts), len(contexts), flops, read)
+
+    def _together(self, count: int, logits: int, flops: float, read: float) -> Taken:
         products = self._of_products(count, logits)
         seconds = max(flops / self._rate, read / self._bandwidth)
         return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)

@@ -27,6 +27,7 @@ class Facts:
     """
 
     asynchronous: bool
+    failure: None = None
     name: str = "simulated"
     label: str = "simulated"
     exact: bool = True
@@ -64,16 +65,16 @@ class NoLogits:
 class Tokens:
     """Implements `Drawn`: they are there when the device has come so far."""
 
-    __slots__ = ("_clock", "_ready", "_sampled")
+    __slots__ = ("_clock", "_sampled", "ready")
 
     def __init__(self, clock: VirtualClock, ready: float, sampled: list[Sampled]) -> None:
-        self._clock, self._ready, self._sampled = clock, ready, sampled
+        self._clock, self.ready, self._sampled = clock, ready, sampled
 
     def __len__(self) -> int:
         return len(self._sampled)
 
     def read(self) -> list[Sampled]:
-        self._clock.until(self._ready)
+        self._clock.until(self.ready)
         return self._sampled
 
 
@@ -88,18 +89,18 @@ class SimulatedModel:
     def __init__(
         self, config: ModelConfig, clock: VirtualClock, costs: StepCosts, asynchronous: bool, watch: Watch | None = None
     ) -> None:
-        self.config, self._clock, self._costs = config, clock, costs
+        self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
-        self._free_at = 0.0  # when the device has done all that it was given
-        self._token = Sampled(config.vocab_size - 1)
+        self.free_at = 0.0  # when the device has done all that it was given
+        self.token = Sampled(config.vocab_size - 1)
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
-        clock, costs = self._clock, self._costs
+        clock, costs = self._clock, self.costs
         rows = rows_of(batch)
         clock.advance(costs.host_s)
-        began = max(clock.now, self._free_at)
+        began = max(clock.now, self.free_at)
         taken = costs.step(rows)
-        self._free_at = ended = began + taken.seconds
+        self.free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
         if self._watch is not None:
@@ -107,8 +108,8 @@ class SimulatedModel:
         return Output(NoLogits(len(batch.wanted)), None)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
-        self._clock.advance(self._costs.token_s * len(rows))
-        return Tokens(self._clock, self._free_at, [self._token] * len(rows))
+        self._clock.advance(self.costs.token_s * len(rows))
+        return Tokens(self._clock, self.free_at, [self.token] * len(rows))
 
 
 def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Events:
-    """A queue by time; what happens at the same time happens in the order in which it was planned.
+    """A queue by time. At the same time, steps of engines come last; else the order is that of planning.
 
     Attributes:
         now: the time of the event that runs.
@@ -17,12 +17,12 @@ class Events:
     def __init__(self) -> None:
         self.now = 0.0
         self.count = 0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, bool, int, Callable[[], None]]] = []
         self._planned = 0
 
-    def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Plan an action; a moment that has passed is now."""
-        heapq.heappush(self._queue, (max(moment, self.now), self._planned, action))
+    def at(self, moment: float, action: Callable[[], None], step: bool = False) -> None:
+        """Plan an action, which may be a step; a moment that has passed is now."""
+        heapq.heappush(self._queue, (max(moment, self.now), step, self._planned, action))
         self._planned += 1
 
     @property
@@ -34,7 +34,7 @@ class Events:
         """Run the next event. Returns False if there is none."""
         if not self._queue:
             return False
-        self.now, _, action = heapq.heappop(self._queue)
+        self.now, _, _, action = heapq.heappop(self._queue)
         self.count += 1
         action()
         return True

@@ -9,11 +9,9 @@ import numpy as np
 
 from twostroke.engine.timings import DEFINITIONS as TIMINGS
 from twostroke.engine.timings import mean, percentile
-from twostroke.models.cost import Rows
 from twostroke.simulation.call import Call
-from twostroke.simulation.costs import Taken
 from twostroke.simulation.service import Service
-from twostroke.simulation.timeline import Timeline, of_step
+from twostroke.simulation.timeline import Interval, Timeline
 from twostroke.simulation.worker import Worker
 from twostroke.traffic.objectives import Objectives
 
@@ -74,13 +72,8 @@ class Figures:
         self._gaps = Spread()
         self._met = self._inputs = self._outputs = 0
 
-    def watch(self, worker: Worker, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
+    def watch(self, worker: Worker, began: float, ended: float, what: Interval) -> None:
         """A step of a worker."""
-        engine, seconds = worker.engine, ended - began
-        what = of_step(rows, taken)
-        what.running_s = engine.num_running * seconds
-        what.waiting_s = engine.num_waiting * seconds
-        what.page_s = worker.pool.num_used * seconds
         self.timeline.add(began, ended, what)
 
     def ended(self, call: Call) -> None:

@@ -61,8 +61,10 @@ class Service:
         traffic: Traffic,
         watch: Watch | None = None,
         ended: Callable[[Call], None] | None = None,
+        leaps: bool = True,
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
+        `leaps`: whether engines take steps together in which nothing is decided.
 
         Raises InvalidRequest: a request does not fit.
         """
@@ -78,7 +80,7 @@ class Service:
         self.happened: Counter[str] = Counter()
         self.moved_bytes = self.steps = self.stranded = 0
         self.workers: list[Worker] = []
-        self._watch, self._ended = watch, ended
+        self._watch, self._ended, self._leaps = watch, ended, leaps
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
@@ -124,6 +126,7 @@ class Service:
         moving = [kv for one in self._transfers.values() for kv in (one.kv, one.arriving) if kv is not None]
         found = 0
         for worker in self.workers:
+            worker.settle()
             made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
             found += leaked(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
         return found
@@ -132,7 +135,7 @@ class Service:
 
     def _begin(self, router: Router) -> None:
         """A worker joins."""
-        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
+        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch, self._leaps)
         self._numbers += 1
         self.workers.append(worker)
         self._inboxes[worker] = deque()
@@ -153,6 +156,7 @@ class Service:
         now, faults = self.events.now, self.fleet.faults
         self.happened["death"] += 1
         self.happened["death of a busy worker"] += bool(worker.calls)
+        worker.settle()
         worker.alive = False
         for call, request in worker.calls.items():
             self._take_tokens(call, request, now)
@@ -304,6 +308,7 @@ class Service:
     def _forget(self, transfer: Transfer, delivered: bool = False) -> None:
         """A transfer is over, or will never be: neither side holds pages for it."""
         target, call, began = transfer.target, transfer.call, transfer.arriving is not None
+        target.settle()
         del self._transfers[call]
         transfer.arriving = None
         del transfer.kv

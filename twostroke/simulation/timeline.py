@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-
-from twostroke.models.cost import Rows
-from twostroke.simulation.costs import Taken
 
 MOST = 64  # intervals; when there would be more, pairs of them become one
 
@@ -63,10 +59,3 @@ class Timeline:
         self.intervals = self.intervals[::2]
         for one, other in zip(self.intervals, odd, strict=False):
             one.add(other)
-
-
-def of_step(rows: Sequence[Rows], taken: Taken) -> Interval:
-    """What a step adds."""
-    decode = sum(one.count == 1 and one.logits == 1 for one in rows)
-    prefill = sum(one.count for one in rows) - decode
-    return Interval(taken.seconds, prefill, decode, taken.flops, taken.bytes)

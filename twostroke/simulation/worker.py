@@ -16,9 +16,11 @@ from twostroke.simulation.call import Call
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import Taken
 from twostroke.simulation.events import Events
+from twostroke.simulation.leap import Leap, plan_leap
 from twostroke.simulation.names import Announcer
 from twostroke.simulation.opening import ROLE, Setup
 from twostroke.simulation.prompts import tokens_of
+from twostroke.simulation.timeline import Interval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
 MOST_IDLE = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
@@ -26,7 +28,7 @@ NO_TEXT = NoText()
 
 Over = Callable[["Worker", Call, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
-Watch = Callable[["Worker", float, float, Sequence[Rows], Taken], None]  # a step: when it begins and ends, and its work
+Watch = Callable[["Worker", float, float, Interval], None]  # a step: when it begins and ends, and its work
 Tell = Callable[["Worker", Changes], None]
 
 
@@ -48,12 +50,15 @@ class Worker:
         steps: steps that had something to do.
     """
 
-    def __init__(self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None) -> None:
-        """`over` is called when a request has ended, with the call."""
+    def __init__(
+        self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None, leaps: bool = True
+    ) -> None:
+        """`over` is called when a request has ended, with the call; `leaps`: whether it takes steps together."""
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        self.engine = setup.open(self.clock, None if watch is None else partial(watch, self))
+        self.leaps, self._watch = leaps, watch
+        self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool
         self.calls: dict[Call, Request] = {}
@@ -66,7 +71,8 @@ class Worker:
         self._tell_router: Tell | None = None
         self._in_engine: set[Call] = set()  # whose requests are not known to have ended
         self._awake = False
-        self._idle = 0
+        self._idle = self._turn = 0
+        self._leap: Leap | None = None
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +111,7 @@ class Worker:
         return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
+        self.settle()
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
         request = Request(program, params, self.model.tokenizer, prompt)
         request.timings.arrival = self._events.now
@@ -123,14 +130,39 @@ class Worker:
     def wake(self) -> None:
         """There may be something to do."""
         if not self._awake:
-            self._awake = True
-            self._events.at(self.clock.now, self._step)
+            self._wake_at(self.clock.now)
 
-    def _step(self) -> None:
-        self._awake = False
-        if not self.alive:
+    def _wake_at(self, moment: float) -> None:
+        self._awake = True
+        self._turn += 1
+        self._events.at(moment, partial(self._step, self._turn), step=True)
+
+    def settle(self) -> None:
+        """Let the engine be in the state of now: called before anybody looks at it, or changes it."""
+        leap, self._leap = self._leap, None
+        if leap is None:
             return
+        count = leap.begun(self._events.now)
+        leap.take(count)
+        self.steps += count
+        if self._watch is not None:
+            for step, used in zip(leap.steps[:count], leap.used, strict=False):
+                what = self._what(0, len(self._in_engine), step.taken, used)
+                self._watch(self, step.device_began, step.device_ended, what)
+        self._wake_at(self.clock.now)
+
+    def _step(self, turn: int) -> None:
+        if not self.alive or turn != self._turn:  # another step was planned since
+            return
+        if self._leap is not None:
+            self.settle()
+            return
+        self._awake = False
         self.clock.until(self._events.now)
+        if self.leaps and (leap := plan_leap(self.engine, self.model, self.clock)) is not None:
+            self._leap = leap
+            self._wake_at(leap.ends)
+            return
         worked = self.engine.step()
         self.steps += worked
         if self._announcer is not None and (changes := self._announcer.take()):
@@ -157,6 +189,18 @@ class Worker:
         if self.alive:
             self._over(self, call, self.calls[call])
 
+    def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
+        """A step of the engine."""
+        decode = sum(one.count == 1 and one.logits == 1 for one in rows)
+        what = self._what(sum(one.count for one in rows) - decode, decode, taken, self.pool.num_used)
+        if self._watch is not None:
+            self._watch(self, began, ended, what)
+
+    def _what(self, prefill: int, decode: int, taken: Taken, used: int) -> Interval:
+        running, waiting, seconds = self.engine.num_running, self.engine.num_waiting, taken.seconds
+        counts = running * seconds, waiting * seconds, used * seconds
+        return Interval(seconds, prefill, decode, taken.flops, taken.bytes, *counts)
+
     # What others know of it -------------------------------------------------------------------------------------
 
     def announce(self, tell: Tell) -> None:
@@ -170,6 +214,7 @@ class Worker:
 
     def has_room(self, kv: KVCache) -> bool:
         """Whether a value and a page to continue it fit, and its choice may run."""
+        self.settle()
         index, missing = self.model.index, kv.num_pages + 1 - self.pool.num_free
         fits = missing <= 0 or (index is not None and index.can_free(missing))
         return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running

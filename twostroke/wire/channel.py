@@ -1,7 +1,7 @@
 """One connection between a sender and a receiver: authenticated messages, and bytes that go straight to pages.
 
     message          length (uint32, little endian), JSON, and a keyed BLAKE2b of the JSON and the message's number
-    bytes            as many as the message before them says, without a copy in Python; checked by the digests in it
+    bytes            as many as the message before them says, without a copy in Python; digests in it prove them
 
 Nothing is encrypted.
 """
@@ -12,19 +12,17 @@ import json
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
-
-from blake3 import blake3
 
 from twostroke.errors import KVError
 from twostroke.wire import secret as secrets
 
 CONNECT_S = 5.0  # seconds for a connection and its handshake
 MOST_JSON = 256 << 20  # bytes; a header of some million entries
+LOOK_S = 0.2  # seconds after which a thread that receives looks whether this side has hung up
 MAC_BYTES = 16
 BUFFERS = 256  # that one call of the system gets at once
 SOCKET_BYTES = 4 << 20  # of the system's buffers, asked for
@@ -45,7 +43,7 @@ class WireError(KVError):
 
 
 class Channel:
-    """Messages in both directions. One thread receives; any thread may send.
+    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `shut`.
 
     Attributes:
         peer: the other side's address, for messages.
@@ -54,7 +52,7 @@ class Channel:
     def __init__(self, connection: socket.socket, keys: secrets.Keys) -> None:
         self._socket, self._keys = connection, keys
         self._sent = self._received = 0
-        self._sending = threading.Lock()
+        self._hung_up = False
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
 
@@ -82,26 +80,21 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-            return cls(connection, shake(connection, secret))
+            return cls(connection, shake(connection, secret, limit_s))
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None
 
-    def digest(self, data: memoryview) -> str:
-        """The keyed digest of a page's bytes under this connection's key, 16 bytes in hex."""
-        return blake3(data, key=self._keys.pages).hexdigest(length=MAC_BYTES)
-
     def send(self, kind: str, views: Sequence[memoryview] = (), limit_s: float = 30.0, **fields: Any) -> None:
         """Send a message, and bytes behind it. Raises WireError."""
         text = json.dumps({"kind": kind, **fields}).encode()
-        with self._sending:
-            mac = _mac(self._keys.outwards, self._sent, text)
-            self._sent += 1
-            try:
-                self._socket.settimeout(limit_s)
-                self._send_all([memoryview(_LENGTH.pack(len(text)) + text + mac), *views])
-            except OSError as error:
-                raise self._failed(error) from None
+        mac = _mac(self._keys.outwards, self._sent, text)
+        self._sent += 1
+        try:
+            self._socket.settimeout(limit_s)
+            self._send_all([memoryview(_LENGTH.pack(len(text)) + text + mac), *views])
+        except OSError as error:
+            raise self._failed(error) from None
 
     def _send_all(self, views: Sequence[memoryview]) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
@@ -130,14 +123,19 @@ class Channel:
 
     def _fill_all(self, views: Sequence[memoryview], until: float) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
-        try:
-            while left:
-                self._socket.settimeout(max(0.001, until - time.monotonic()))
-                if not (count := self._socket.recvmsg_into(left[:BUFFERS])[0]):
-                    raise WireError(f"{self.peer} has closed the connection")
-                left = _behind(left, count)
-        except OSError as error:
-            raise self._failed(error) from None
+        while left:
+            if (seconds := until - time.monotonic()) <= 0 or self._hung_up:
+                raise WireError(f"{self.peer} does not answer" if seconds <= 0 else "nobody wants it any more")
+            try:
+                self._socket.settimeout(min(LOOK_S, seconds))
+                count = self._socket.recvmsg_into(left[:BUFFERS])[0]
+            except OSError as error:
+                if isinstance(error, TimeoutError) and error.errno is None:  # of `settimeout`
+                    continue
+                raise self._failed(error) from None
+            if not count:
+                raise WireError(f"{self.peer} has closed the connection")
+            left = _behind(left, count)
 
     @property
     def readable(self) -> bool:
@@ -168,7 +166,11 @@ class Channel:
         return False
 
     def hang_up(self) -> None:
-        """Tell the other side that this one turns away: it stops, and closes the connection. Never waits."""
+        """Tell the other side that this one turns away: it stops, and closes the connection. Never waits.
+
+        A thread that receives here ends soon.
+        """
+        self._hung_up = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
@@ -59,20 +60,24 @@ class Final:
     queries: Queries
 
     @classmethod
-    def of(cls, kv: KVCache, promised: Sequence[int], state: Any, queries: Queries) -> "Final":
-        """`promised`: pages of the value whose numbers are given, since they may have been sent: 0 and so on."""
-        table, tail, pool = kv.table, kv.tail, kv.pool
-        logits = None if tail is None else tail.logits
-        logits = np.asarray([] if logits is None else logits, np.float32)
-        pages = spans.distinct_pages(table)
-        owners, slots = spans.pages_and_slots(table)
-        used = {page: np.unique(slots[owners == page]) for page in pages.tolist()}
-        whole = [*promised, *(page for page in used if len(used[page]) == pool.page_size and page not in set(promised))]
+    def of(cls, kv: KVCache, promised: Sequence[int], logits: np.ndarray, state: Any, queries: Queries) -> "Final":
+        """`promised`: pages of the value whose numbers are given, since they may have been sent: 0 and so on.
+
+        It takes some time for a long value. The logits are those of `logits_of`.
+        """
+        table, pool = kv.table, kv.pool
+        known = set(promised)
+        whole = [*promised, *(page for page in whole_pages(kv) if page not in known)]
         numbers = {page: number for number, page in enumerate(whole)}
-        parts = [page for page in used if page not in numbers]
-        numbers |= {page: len(whole) + i for i, page in enumerate(parts)}
+        parts = _parts(table[~np.isin(table[:, PAGE], whole)], pool.page_size, len(whole))
+        numbers |= {part.page: part.number for part in parts}
+        pages = spans.distinct_pages(table)
         said = Contents(
-            spans.with_pages(table, pages, np.arange(len(pages))), kv.token_array, kv.stretches, kv.next_position, tail
+            spans.with_pages(table, pages, np.arange(len(pages))),
+            kv.token_array,
+            kv.stretches,
+            kv.next_position,
+            kv.tail,
         )
         header = Header(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
         return cls(
@@ -80,7 +85,7 @@ class Final:
             headers.encode(header).decode(),
             [numbers[page] for page in pages.tolist()],
             whole,
-            [Part(numbers[page], page, used[page]) for page in parts],
+            parts,
             logits,
             state,
             queries,
@@ -90,6 +95,22 @@ class Final:
     def num_pages(self) -> int:
         """Number of pages that the receiver reserves."""
         return len(self.whole) + len(self.parts)
+
+
+def _parts(table: np.ndarray, page_size: int, first: int) -> list[Part]:
+    """The slots in use of each page of a table; numbers begin at `first`."""
+    pages, slots = spans.pages_and_slots(table)
+    used = np.unique(pages.astype(np.int64) * page_size + slots)
+    pages, slots = used // page_size, used % page_size
+    starts = np.flatnonzero(np.diff(pages, prepend=-1))
+    groups = zip(pages[starts].tolist(), np.split(slots, starts[1:]), strict=True) if len(pages) else ()
+    return [Part(first + i, page, some) for i, (page, some) in enumerate(groups)]
+
+
+def logits_of(kv: KVCache) -> np.ndarray:
+    """The logits in a value's tail, [vocab] float32; [0] if it has none."""
+    logits = None if kv.tail is None else kv.tail.logits
+    return np.asarray([] if logits is None else logits, np.float32)
 
 
 def whole_pages(kv: KVCache) -> list[int]:
@@ -128,6 +149,11 @@ def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
     return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
+
+
+def digest(data: memoryview) -> str:
+    """The digest of a page's bytes, 32 hex digits. It travels in a message that the secret authenticates."""
+    return blake3(data).hexdigest(length=16)
 
 
 def digest_of(kv: KVCache) -> str:

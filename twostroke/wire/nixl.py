@@ -24,10 +24,11 @@ from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.tcp import TcpWriter
-from twostroke.wire.transport import Grant
+from twostroke.wire.transport import Digests, Grant
 
 log = logging.getLogger(__name__)
 
+PAUSE_US = 1000  # of NIXL's thread, while nothing moves
 POLL_S = 5e-5  # seconds between looks at a write, or for a notification
 SLOW_S = 30.0  # seconds after which a write that is under way is told in the log
 MOST_TAGS = 10_000  # notifications kept for transfers that nobody waits for
@@ -43,6 +44,22 @@ def unavailable(pool: PagePool) -> str | None:
 def _package() -> str | None:
     """The package of NIXL's Python API. The package `nixl` chooses one too, and imports torch for that."""
     return next((name for name in ("nixl_cu12", "nixl_cu13") if importlib.util.find_spec(name) is not None), None)
+
+
+def _patient_agent(api: Any, name: str, config: Any) -> Any:
+    """An agent whose progress thread pauses. NIXL's Python API has no parameter for it, and its thread takes a part of
+    a core while nothing moves."""
+    made = api.nixlBind.nixlAgent
+
+    def patient(name: str, config: Any) -> Any:
+        config.pthrDelay = PAUSE_US
+        return made(name, config)
+
+    api.nixlBind.nixlAgent = patient
+    try:
+        return api.nixl_agent(name, config)
+    finally:
+        api.nixlBind.nixlAgent = made
 
 
 class Nixl:
@@ -73,7 +90,7 @@ class Nixl:
         try:
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
-            self.agent: Any = api.nixl_agent(self._agent_name, config)
+            self.agent: Any = _patient_agent(api, self._agent_name, config)
             whole = self.agent.get_reg_descs([(self._base, self._size * self._count, 0, "")], "DRAM")
             self._registered = self.agent.register_memory(whole)
             table = places(self._base, self._size, self._count)
@@ -154,11 +171,11 @@ class NixlWriter:
         self._nixl, self._peer, self._channel = nixl, peer, channel
         self._inline = TcpWriter(channel)
 
-    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> None:
+    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
         here = [source.copy is None for source in sources]
         if not all(here):  # pages that lie in the host tier are not registered
             absent = [i for i, is_here in enumerate(here) if not is_here]
-            self._inline.write([numbers[i] for i in absent], [sources[i] for i in absent], grant)
+            self._inline.write([numbers[i] for i in absent], [sources[i] for i in absent], grant, digests)
         if not any(here):
             return
         present = [i for i, is_here in enumerate(here) if is_here]
@@ -179,14 +196,14 @@ class NixlWriter:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL cannot write: {error}") from None
         try:
-            digests = [self._channel.digest(source.data()) for source in sources]  # while the bytes go
+            made = digests(numbers)  # while the bytes go
         finally:
             state = self._ended(handle, state)
         if state != "DONE":
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
         self._channel.send(
-            "pages", numbers=list(numbers), digests=digests, generation=grant.generation, inline=False, tag=tag
+            "pages", numbers=list(numbers), digests=made, generation=grant.generation, inline=False, tag=tag
         )
 
     def _ended(self, handle: Any, state: str) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
+from twostroke.kv.moves import Source
+from twostroke.wire import form
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
@@ -56,9 +58,11 @@ class Outgoing:
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, clock
         self._changed = threading.Condition()
         self._promised: list[int] = []
+        self._digests: dict[int, str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
         self._longer: KVCache | None = None
+        self._given: Callable[[], Final] | None = None  # makes the complete value
         self._final: Final | None = None
         self._why: str | None = None  # why it will not be complete, or is gone
 
@@ -69,22 +73,22 @@ class Outgoing:
         """
         pages = whole_pages(kv)
         with self._changed:
-            if self._final is None and self._why is None:
+            if self._given is None and self._why is None:
                 self._kv, self.lease = kv, None
                 self._promise(pages, pages)
                 self._changed.notify_all()
 
     def _promise(self, pages: list[int], among: list[int]) -> None:
         if not set(among).issuperset(self._promised):
-            self._promised, self._run = [], self._run + 1
+            self._promised, self._digests, self._run = [], {}, self._run + 1
         known = set(self._promised)
         self._promised = [*self._promised, *(page for page in pages if page not in known)]
 
     def pause(self) -> None:
         """What computes the value was interrupted: let go of its pages. It fails unless it goes on within `ttl_s`."""
         with self._changed:
-            if self._final is None and self._why is None:
-                self._kv, self._promised, self._run = None, [], self._run + 1
+            if self._given is None and self._why is None:
+                self._kv, self._promised, self._digests, self._run = None, [], {}, self._run + 1
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
 
     def complete(self, kv: KVCache, state: Any = None, queries: Queries = NO_QUERIES) -> None:
@@ -95,10 +99,12 @@ class Outgoing:
             state: what goes along, for JSON; the receiver gets it with the value.
             queries: of the last entries, if the technique chooses by attention.
         """
+        logits = form.logits_of(kv)  # by who computes; the rest is done by who sends
         with self._changed:
-            if self._final is None and self._why is None:
+            if self._given is None and self._why is None:
                 self._promise([], kv.table[:, PAGE].tolist())
-                self._kv, self._final = kv, Final.of(kv, self._promised, state, queries)
+                self._kv = kv
+                self._given = lambda: Final.of(kv, self._promised, logits, state, queries)
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
                 self._changed.notify_all()
 
@@ -121,8 +127,8 @@ class Outgoing:
     def _drop(self, why: str) -> None:
         if self._why is None:
             self._why = why
-        self._kv = self._longer = self._final = None
-        self._promised = []
+        self._kv = self._longer = self._given = self._final = None
+        self._promised, self._digests = [], {}
         self._changed.notify_all()
 
     # For transfers ----------------------------------------------------------------------------------------------
@@ -130,17 +136,17 @@ class Outgoing:
     @property
     def longest(self) -> KVCache | None:
         """The complete value, or what `grow` has made of it; None before it is complete, and after its lease."""
-        return self._longer or (None if self._final is None else self._final.kv)
+        return self._longer or (None if self._given is None else self._kv)
 
     def grow(self, kv: KVCache) -> None:
         """Hold a longer value too, for the next entries that are asked for."""
         with self._changed:
-            if self._final is not None:
+            if self._given is not None:
                 self._longer = kv
 
     def renew(self) -> None:
         """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""
-        if self.lease is not None and self._final is not None:
+        if self.lease is not None and self._given is not None:
             self.lease.renew()
 
     def look(self, sent: int, run: int, limit_s: float) -> Look:
@@ -150,14 +156,25 @@ class Outgoing:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._why is not None or self._final is not None or len(self._promised) > sent, limit_s
+                lambda: self._why is not None or self._given is not None or len(self._promised) > sent, limit_s
             )
             self.sweep()
             if self._why is not None:
                 raise KVError(self._why)
+            if self._final is None and self._given is not None:
+                self._final = self._given()
             sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
             return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final)
+
+    def digests(self, pages: Sequence[int], sources: Sequence[Source]) -> list[str]:
+        """Digests of whole pages, made once for all receivers. The caller holds the value."""
+        made: list[str] = []
+        for page, source in zip(pages, sources, strict=True):
+            if (known := self._digests.get(page)) is None:
+                known = self._digests[page] = form.digest(source.data())
+            made.append(known)
+        return made
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

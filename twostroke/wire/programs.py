@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke
-from twostroke.errors import InvalidRequest
+from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import HOST
 from twostroke.methods.method import Method, Prompt
 from twostroke.wire.channel import WireError
 from twostroke.wire.handle import Handle
@@ -28,11 +29,16 @@ CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along w
 
 
 def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
-    """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value."""
+    """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value.
+
+    Raises InvalidRequest: the technique goes on after its first decode, and does not say so.
+    """
     program = method.program(prompt)
     try:
         asked: Any = next(program)
         while not isinstance(asked, Decode):
+            if isinstance(asked, list) and any(isinstance(one, Decode) for one in asked):
+                raise _goes_on(method)
             if isinstance(asked, Prefill) and asked.after is None:
                 asked = replace(asked, progress=partial(_grown, method, prompt, outgoing))
             result = yield asked
@@ -42,6 +48,8 @@ def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
                 return kv
             asked = program.send(result)
             del result
+        if asked != Decode(asked.kv, **{name: getattr(asked, name) for name in CARRIED}):
+            raise _goes_on(method)
         outgoing.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
         return asked.kv
     except GeneratorExit:  # preempted or cancelled
@@ -120,7 +128,7 @@ def prefilled_by(receiver: Receiver, handle: Handle) -> Callable[[Prefill], Futu
 
 
 class Arriving:
-    """One value for all choices of a request. It is received once, and kept until each has it."""
+    """One value for all choices of a request. It is received once, and kept in the host until each has it."""
 
     def __init__(self, receive: Callable[[], Future[Received]], choices: int = 1) -> None:
         """`receive`: begins to receive it; called again if a choice was preempted after it had the value."""
@@ -153,12 +161,13 @@ class Arriving:
         incoming.cancel()
 
     def _deliver(self, incoming: Future[Received]) -> None:
+        failed = incoming.cancelled() or incoming.exception() is not None
         with self._lock:
             waiting, self._waiting = self._waiting, []
             self._served += len(waiting)
-            failed = incoming.cancelled() or incoming.exception() is not None
-            if self._incoming is incoming and (failed or self._served >= self._choices):
-                self._incoming = None
+            if self._incoming is incoming:
+                more = not failed and self._served < self._choices
+                self._incoming = _aside(incoming.result()) if more else None
         for waiter in waiting:
             if incoming.cancelled():
                 waiter.set_exception(WireError("nobody wanted the value any more"))
@@ -166,6 +175,16 @@ class Arriving:
                 waiter.set_exception(error)
             else:
                 waiter.set_result(incoming.result())
+
+
+def _aside(received: Received) -> Future[Received] | None:
+    """The value for choices that have not started, in the host: they must not keep others from finding pages."""
+    future = Future[Received]()
+    try:
+        future.set_result(replace(received, kv=received.kv.to(HOST)))
+    except OutOfPages:  # there is no memory
+        return None
+    return future
 
 
 class _Waiter(Future[Received]):
@@ -176,6 +195,10 @@ class _Waiter(Future[Received]):
     def cancel(self) -> bool:
         self._arriving.left(self)
         return super().cancel()
+
+
+def _goes_on(method: Method) -> InvalidRequest:
+    return InvalidRequest(f"method {method.name} goes on after its first decode: its class needs `goes_on = True`")
 
 
 def _grown(method: Method, prompt: Prompt, outgoing: Outgoing, kv: KVCache) -> None:

@@ -200,7 +200,7 @@ class Reception:
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
     def _check(self, view: memoryview, digest: str) -> None:
-        if self._open.digest(view) != digest:
+        if form.digest(view) != digest:
             raise WireError(f"{self._open.peer}: the value was damaged on its way: a checksum is wrong")
 
     def _keep_entries(self, message: Message) -> None:

@@ -10,6 +10,7 @@ import hmac
 import os
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 
 from twostroke.errors import KVError
@@ -39,46 +40,46 @@ def shared_secret(given: str | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of one connection: for messages to and from this side, and for digests of pages."""
+    """The keys of one connection: for messages from this side, and to it."""
 
     outwards: bytes
     inwards: bytes
-    pages: bytes
 
 
-def connect(connection: socket.socket, secret: bytes) -> Keys:
+def connect(connection: socket.socket, secret: bytes, limit_s: float) -> Keys:
     """Prove to the other side that this one knows the secret, and let it prove the same.
 
     Raises KVError: the other side does not know it. OSError: the connection fails.
     """
-    mine = secrets.token_bytes(NONCE_BYTES)
+    mine, until = secrets.token_bytes(NONCE_BYTES), time.monotonic() + limit_s
     connection.sendall(MAGIC + mine)
-    theirs, proof = _greeting(connection), _exactly(connection, MAC_BYTES)
+    theirs, proof = _greeting(connection, until), _exactly(connection, MAC_BYTES, until)
     if not hmac.compare_digest(proof, _derived(secret, b"accepts" + mine + theirs)):
         raise KVError("the other side of the wire has another secret: give both the same")
     connection.sendall(_derived(secret, b"connects" + mine + theirs))
     return _keys(secret, mine + theirs, connects=True)
 
 
-def accept(connection: socket.socket, secret: bytes) -> Keys:
+def accept(connection: socket.socket, secret: bytes, limit_s: float) -> Keys:
     """The other side of `connect`. Raises the same errors."""
-    mine = secrets.token_bytes(NONCE_BYTES)
-    theirs = _greeting(connection)
+    mine, until = secrets.token_bytes(NONCE_BYTES), time.monotonic() + limit_s
+    theirs = _greeting(connection, until)
     connection.sendall(MAGIC + mine + _derived(secret, b"accepts" + theirs + mine))
-    if not hmac.compare_digest(_exactly(connection, MAC_BYTES), _derived(secret, b"connects" + theirs + mine)):
+    if not hmac.compare_digest(_exactly(connection, MAC_BYTES, until), _derived(secret, b"connects" + theirs + mine)):
         raise KVError("the other side of the wire has another secret: give both the same")
     return _keys(secret, theirs + mine, connects=False)
 
 
-def _greeting(connection: socket.socket) -> bytes:
-    if _exactly(connection, len(MAGIC)) != MAGIC:
+def _greeting(connection: socket.socket, until: float) -> bytes:
+    if _exactly(connection, len(MAGIC), until) != MAGIC:
         raise KVError("the other side of the wire is of another version, or no Twostroke")
-    return _exactly(connection, NONCE_BYTES)
+    return _exactly(connection, NONCE_BYTES, until)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
     data = bytearray()
     while len(data) < count:
+        connection.settimeout(max(0.001, until - time.monotonic()))
         if not (more := connection.recv(count - len(data))):
             raise ConnectionError("the other side of the wire has closed the connection: its secret may be another")
         data += more
@@ -87,8 +88,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _keys(secret: bytes, nonces: bytes, connects: bool) -> Keys:
     there, back = _derived(secret, b"there" + nonces), _derived(secret, b"back" + nonces)
-    pages = _derived(secret, b"pages" + nonces)
-    return Keys(there, back, pages) if connects else Keys(back, there, pages)
+    return Keys(there, back) if connects else Keys(back, there)
 
 
 def _derived(secret: bytes, what: bytes) -> bytes:

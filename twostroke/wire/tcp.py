@@ -8,7 +8,7 @@ from typing import Any
 
 from twostroke.kv.moves import Source
 from twostroke.wire.channel import Channel
-from twostroke.wire.transport import Grant
+from twostroke.wire.transport import Digests, Grant
 
 
 class Tcp:
@@ -39,9 +39,7 @@ class TcpWriter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> None:
+    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
         views = [source.data() for source in sources]
-        digests = [self._channel.digest(view) for view in views]
-        self._channel.send(
-            "pages", views, numbers=list(numbers), digests=digests, generation=grant.generation, inline=True
-        )
+        about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
+        self._channel.send("pages", views, **about, generation=grant.generation, inline=True)

@@ -1,15 +1,18 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
 from twostroke.kv import spans
+from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
+from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
-from twostroke.wire.transport import Grant, PageWriter, Transport
+from twostroke.wire.transport import Digests, Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +87,20 @@ class Transfer:
             some = np.array(look.pages[:group], np.int64)
             numbers = range(self._sent, self._sent + len(some))
             with self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources:
-                writer.write(numbers, sources, self._grant)
+                writer.write(numbers, sources, self._grant, self._digests(some.tolist(), sources))
             self._sent += len(some)
             self._outgoing.count(len(some) * self._pool.page_bytes)
             del look  # while it waits for more, it holds nothing
+
+    def _digests(self, pages: list[int], sources: list[Source]) -> Digests:
+        """Digests of the pages from `self._sent` on, by their numbers."""
+        first = self._sent
+
+        def made(numbers: Sequence[int]) -> list[str]:
+            at = [number - first for number in numbers]
+            return self._outgoing.digests([pages[i] for i in at], [sources[i] for i in at])
+
+        return made
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
@@ -103,7 +116,7 @@ class Transfer:
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
         data = self._pool.read(pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-        digest = self._channel.digest(view)
+        digest = form.digest(view)
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
         self._outgoing.count(len(view))
 
@@ -120,6 +133,6 @@ class Transfer:
             header=final.header,
             order=final.order,
             queries=[list(queries.rows.shape), list(queries.windows)],
-            digest=self._channel.digest(rest),
+            digest=form.digest(rest),
             state=final.state,
         )

@@ -5,7 +5,7 @@ places, and stops before it closes its channel. So a place is given to somebody 
 confirmed that it is done, or when its process has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,10 +26,13 @@ class Grant:
     places: list[int]
 
 
+Digests = Callable[[Sequence[int]], list[str]]  # of some of the pages that are written, by their numbers
+
+
 class PageWriter(Protocol):
     """The sender's side of one transfer."""
 
-    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> None:
+    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
         """Put whole pages into their places, and send the message "pages" with their digests.
 
         It returns when no byte of them is under way any more. Raises WireError.

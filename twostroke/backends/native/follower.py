@@ -30,30 +30,30 @@ class Received:
         self.peer, self.share, self.handle = peer, share, handle
 
     def matrix(self, name: str) -> Part:
-        part: Part = self.peer.receive()
+        part: Part = self.peer.wait()
         return Part(part.format, part.shape, part.source, part.first, part.count, self._pieces(part))
 
     def _pieces(self, part: Part) -> Iterator[np.ndarray]:
         left = part.count
         while left:
-            shape = self.peer.receive()
+            shape = self.peer.wait()
             piece = np.empty(shape, np.uint8)
             self.peer.receive_into(piece.data.cast("B"))
             yield piece
             left -= shape[0]
 
     def vector(self, name: str) -> np.ndarray:
-        return self.peer.receive()[0]
+        return self.peer.wait()[0]
 
     def table(self, team: Team, name: str) -> Table | None:
         return None
 
     def table_format(self, table: Table | None) -> int:
-        return self.peer.receive()[0]
+        return self.peer.wait()[0]
 
     def largest(self, values: Sequence[float]) -> list[float]:
         self.peer.send(list(values))
-        return self.peer.receive()[0]
+        return self.peer.wait()[0]
 
 
 def main(file: int, parent: int) -> None:

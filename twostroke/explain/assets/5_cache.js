@@ -16,7 +16,7 @@ function waysView() {
     table(["", ">K and V computed", ">by the formula", "formula"], [
       ["without the cache", `${count(naive.computed)} tokens`, count(made.both_ways.naive_formula), `g p + g (g − 1) / 2 = ${g} × ${p} + ${g} × ${g - 1} / 2`],
       ["with it", `${count(cached.computed)} tokens`, count(made.both_ways.cached_formula), `p + g − 1 = ${p} + ${g} − 1`]]),
-    paragraph(`${ratio.toFixed(1)} times as much. ${made.both_ways.same_tokens ? "Both made the same tokens" : "They made other tokens"}; K and V are ${made.both_ways.largest_difference === 0 ? "the same bits" : `equal up to ${made.both_ways.largest_difference.toPrecision(2)}`}.`),
+    paragraph(`${ratio.toFixed(1)} times as much. The usual estimate, (g p + g² / 2) / (p + g), says ${made.both_ways.usual_ratio.toFixed(1)}: it also counts the last token, which no step enters. ${made.both_ways.same_tokens ? "Both made the same tokens" : "They made other tokens"}; K and V are ${made.both_ways.largest_difference === 0 ? "the same bits" : `equal up to ${made.both_ways.largest_difference.toPrecision(2)}`}.`),
     title("Tokens computed in each step"), chart(computed, one, "Tokens computed in each step, without and with the cache"),
     title("Milliseconds of each step"), chart(times(naive), times(cached), "Milliseconds of each step, without and with the cache"),
     table([">step", ">without: tokens", ">ms", ">with: tokens", ">ms"], naive.tokens.map((_, i) => [i + 1, count(computed[i]), times(naive)[i].toFixed(1), count(one[i]), times(cached)[i]?.toFixed(1) ?? "–"])),

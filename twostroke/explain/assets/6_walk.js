@@ -21,6 +21,13 @@ const current = () => Math.max(0, steps.findIndex(([name]) => `#${name}` === loc
 function go(index) {
   if (index >= 0 && index < steps.length) location.hash = steps[index][0];
 }
+function visit(entry) {
+  const name = entry < made.tokens.length ? "attention" : "decode";
+  if (name === "decode") chosen.step = entry - made.tokens.length;
+  else if (exact) (seen.row = entry), (seen.column = entry);
+  if (location.hash === `#${name}`) show(false);
+  else location.hash = name;
+}
 function show(focus) {
   const at = current(), [, text, view] = steps[at];
   light();

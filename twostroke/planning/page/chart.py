@@ -8,6 +8,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 46  # the axes' margins
 LEGEND_ROW = 16
+SPAN = 4  # least ratio of the ends of a logarithmic axis
 CHARACTER = 6.3  # mean width of a character of the legend
 
 Point = tuple[float, float]
@@ -47,7 +48,8 @@ class Axis:
         if not self.logarithmic:
             return 0.0, 1.05 * max(values)
         low, high = min(values), max(values)
-        return (low, high) if high > 1.2 * low else (low / 2, high * 2)
+        wider = max(1.0, math.sqrt(SPAN * low / high))  # so that round values lie between both ends
+        return low / wider, high * wider
 
     def place(self, value: float, ends: tuple[float, float]) -> float:
         """Where a value is between both ends, from 0 to 1."""
@@ -63,7 +65,7 @@ class Axis:
             step = next(base * one for one in (1, 2, 5, 10) if base * one >= rough)
             return [step * i for i in range(int(high / step) + 1)]
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for steps in ((1,), (1, 3), (1, 2, 5)):
+        for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
             found = [one * 10.0**decade for decade in decades for one in steps if low <= one * 10.0**decade <= high]
             if len(found) >= 4:
                 break

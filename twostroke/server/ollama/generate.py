@@ -11,7 +11,7 @@ from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import json_response, warn
+from twostroke.server.http.transport import json_response, leave_out, warn
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody
@@ -54,6 +54,7 @@ async def _answer(http: HttpRequest, body: GenerateBase, conversation: Conversat
 
     def answer(exchange: Exchange) -> Answer:
         warn(http.scope, conversation.warnings)
+        leave_out(http.scope, conversation.left_out)
         chat, logprobs = isinstance(body, ChatBody), body.logprobs
         return OllamaAnswer(body.model, exchange, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
 

@@ -97,9 +97,13 @@ class Message(Lenient):
 
 
 class ChatBody(GenerateBase):
-    """Answer a conversation. Without messages, nothing is done: clients load a model in this way."""
+    """Answer a conversation. Without messages, nothing is done: clients load a model in this way.
+
+    With `truncate`, which is Ollama's default, the oldest turns are left out where there is no room for them.
+    """
 
     messages: list[Message] = Field(default_factory=list)
+    truncate: bool = True
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
 
 

@@ -21,8 +21,8 @@ def served_name(name: str, served: str) -> str:
 
 def chat(body: ChatBody, served: str, generation: dict[str, float]) -> Chat:
     """The body as chat completions have it. Raises ApiError."""
-    messages = list(_messages(body))
-    return conversation.chat_body({"messages": messages, "tools": body.tools, **_common(body, served, generation)})
+    fields = {"messages": list(_messages(body)), "tools": body.tools, **_common(body, served, generation)}
+    return conversation.chat_body(fields | {"truncation": "auto" if body.truncate else "disabled"})
 
 
 def prompt(body: GenerateBody, served: str, generation: dict[str, float]) -> Chat:

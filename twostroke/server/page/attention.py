@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
+from twostroke.engine.strokes import Prefilled
 from twostroke.explain.attention import TokenAttention, attention_request, check_index
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
@@ -48,11 +49,12 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
         request = await engine.aside(lambda: attention_request(engine.llm, body.tokens, body.position))
         engine.begin(exchange, [request], None)
         await unless_gone(http.receive, _end(exchange))
+        made: Prefilled = request.result
+        found = await engine.aside(lambda: TokenAttention.of(made.kv, made.queries))
     except ClientGone:
         return Response(status_code=CLIENT_GONE)
     finally:
         exchange.close()
-    found: TokenAttention = request.result
     tokenizer = engine.llm.tokenizer
     facts = {
         "tokens": found.tokens,

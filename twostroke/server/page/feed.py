@@ -6,6 +6,7 @@ to it. So the engine waits for no watcher: one that is too slow misses what has 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,6 +20,8 @@ from twostroke.engine.picture import Picture
 from twostroke.engine.watch import StepRecord, Watch
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.2  # between two messages
 IDLE_S = 4.0  # between two messages while the engine rests
@@ -86,6 +89,8 @@ class Feed:
                 await asyncio.sleep(TICK_S)
         except ApiError:  # the engine has stopped
             return
+        except Exception:
+            log.exception("the feed failed")
         finally:
             engine.llm.engine.watch = None
             self._task = None

@@ -5,6 +5,8 @@ import { listing, MarkdownView } from "./markdown.js";
 import { drawCaches } from "./pages.js";
 import { TokensView } from "./tokens.js";
 
+const SPOKEN = 3000; // characters of an answer that screen readers are told without being asked
+
 export class AnswerView {
   /** `actions`: attend(index, chosen), result(call, text), take(answer); null where there is none. */
   constructor(answer, actions) {
@@ -90,7 +92,9 @@ export class AnswerView {
 
   finished() {
     const { state, count } = this.answer;
-    announce(state === "failed" ? "The answer failed" : `The answer is ${state === "done" ? "complete" : "stopped"}: ${count} tokens`);
+    if (state === "failed") return; // its error is an alert
+    const ended = `The answer is ${state === "done" ? "complete" : "stopped"}: ${count} tokens.`;
+    announce(`${ended} ${this.body.textContent.slice(0, SPOKEN)}`);
   }
 }
 

@@ -64,13 +64,13 @@ function askKey(wrong) {
     const input = byId("key");
     byId("key-wrong").hidden = !wrong;
     input.value = "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.onclose = () => asking && dialog.showModal(); // Esc closes it, and nothing works without a key
     dialog.querySelector("form").onsubmit = (event) => {
       event.preventDefault();
       key = input.value.trim();
       sessionStorage.setItem(KEY, key);
-      dialog.close();
       asking = null;
+      dialog.close();
       resolve();
     };
     dialog.showModal();

@@ -13,14 +13,20 @@ export class Chat {
     this.changed = changed;
     this.views = new Map(); // of answers
     this.abort = null;
-    this.show();
+    this.closed = false;
+    for (const answer of conversation.turns.flatMap(({ answers }) => answers ?? [])) {
+      if (["waiting", "answering"].includes(answer.state)) answer.state = "stopped"; // with a page that is gone
+    }
+    this.show(true);
   }
 
   get going() {
     return this.abort !== null;
   }
 
+  /** Another conversation takes its place. */
   close() {
+    this.closed = true;
     this.stop();
   }
 
@@ -52,17 +58,17 @@ export class Chat {
     const answers = ways.map((way) => emptyAnswer(settings[way]));
     conversation.turns.push({ role: "assistant", answers, chosen: 0 });
     this.abort = new AbortController();
-    this.show();
+    this.show(true);
     this.keep();
     announce("Answering");
-    byId("stop").hidden = false;
-    byId("send").hidden = true;
     const { signal } = this.abort;
     const asking = answers.map((answer, i) => ask(bodies[i], answer, () => this.shown(answer), signal));
     await Promise.all(asking);
     this.abort = null;
-    byId("stop").hidden = true;
-    byId("send").hidden = false;
+    if (this.closed) {
+      save(conversation);
+      return;
+    }
     for (const answer of answers) this.views.get(answer)?.finished();
     this.keep();
     this.show();
@@ -135,16 +141,22 @@ export class Chat {
     }
   }
 
-  show() {
-    const log = byId("log");
+  /** Show all of it; `end` scrolls to its end. */
+  show(end = false) {
+    const [log, box] = [byId("log"), byId("scroll")];
     const { turns } = this.conversation;
+    const [top, focused] = [box.scrollTop, log.contains(document.activeElement)];
     byId("refused").hidden = true;
+    byId("stop").hidden = !this.going;
+    byId("send").hidden = this.going;
     const views = new Map();
     log.replaceChildren(...turns.map((turn, i) => this.turn(turn, i === turns.length - 1, views)));
     this.views = views;
     for (const view of views.values()) view.drawCache();
     byId("empty").hidden = turns.length > 0;
-    follow(true);
+    box.scrollTop = top;
+    follow(end);
+    if (focused && !log.contains(document.activeElement)) byId("ask").focus({ preventScroll: true });
   }
 
   turn(turn, last, views) {

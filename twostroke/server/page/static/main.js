@@ -108,6 +108,10 @@ function linked(connected) {
   if (connected) meet().catch((error) => announce(error.message));
 }
 
+addEventListener("pagehide", () => {
+  chat.stop();
+  chat.keep();
+});
 themes();
 toggle("show-list", "list", innerWidth > 1100);
 toggle("show-engine", "engine", innerWidth > 800);

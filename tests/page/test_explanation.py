@@ -1,8 +1,7 @@
-"""The page in Debian's Chromium: walked by keys, at a phone's width, and down to a cell's arithmetic."""
+"""The page of an explanation in the same browser: walked by keys, at a phone's width, down to a cell's arithmetic."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,6 @@ from twostroke.explain.explanation import Explanation
 from twostroke.explain.page import write_page
 
 made = test_page.made
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        # As root, Chromium runs only without its sandbox.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -91,6 +77,18 @@ def test_from_a_cell_to_its_arithmetic_and_back(opened: Callable[..., Any], made
     assert f"the engine's weight is {weight:.4f}" in text
     tab.keyboard.press("Escape")
     assert "Click a cell" in panel.inner_text()
+
+
+def test_a_token_leads_to_its_row_or_its_step(opened: Callable[..., Any], made: Explanation) -> None:
+    tab = opened("tokens")
+    tab.locator("#tokens .token").nth(5).click()
+    tab.wait_for_function("location.hash === '#attention'")
+    tab.wait_for_function("document.querySelector('main .panel').innerText.includes('looks at')")
+    assert tab.locator(".map td[aria-selected=true]").count() == 1
+    tab.locator("#tokens .token").nth(len(made.tokens) + 2).click()
+    tab.wait_for_function("location.hash === '#decode'")
+    step = made.decode[2]
+    assert f"as entry {step.token_in.index}" in tab.locator(".panel").inner_text()
 
 
 def test_cells_are_reached_by_the_keyboard(opened: Callable[..., Any]) -> None:

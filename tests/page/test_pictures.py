@@ -1,0 +1,71 @@
+"""The pictures in README and docs/page.md: the page over a real model, with other clients beside it.
+
+TWOSTROKE_PICTURES=1 python -m pytest tests/page/test_pictures.py
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.page.conftest import Screen
+from tests.server.conftest import Serving, serving
+from twostroke.llm import LLM
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+WHY = "pictures are made on demand (TWOSTROKE_PICTURES=1)"
+pytestmark = pytest.mark.skipif(not os.environ.get("TWOSTROKE_PICTURES"), reason=WHY)
+QUESTION = "Explain what a cache is, in a short list, with a small Python example."
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Serving]:
+    with serving(LLM("smollm2-135m", kv_bytes=96 << 20), model_name="smollm2-135m") as running:
+        yield running
+
+
+def others(running: Serving, number: int) -> int:
+    """Another client: a long prompt, of which the first half is that of all."""
+    prompt = (
+        "A page of a cache is never written twice. " * 12 + f"Story {number}: " + "and then it went on. " * 9 * number
+    )
+    with running.http() as http:
+        body = {"prompt": prompt, "max_tokens": 160, "ignore_eos": True}
+        return http.post("/v1/completions", json=body, timeout=300).status_code
+
+
+def test_pictures(open_page: Callable[..., Screen], real: Serving) -> None:
+    screen = open_page(real.url, viewport={"width": 1360, "height": 820}, device_scale_factor=1)
+    screen.page.set_default_timeout(120_000)
+    screen.settings({"temperature": "0", "max_tokens": "160"})
+    assert others(real, 0) == 200  # now the others find what they have in common, and share its pages
+    with ThreadPoolExecutor(4) as clients:
+        sent = [clients.submit(others, real, number) for number in range(1, 5)]
+        screen.ask(QUESTION, wait=False)
+        screen.until("parseInt(document.querySelector('.facts')?.textContent) > 70", patience_s=120)
+        screen.page.screenshot(path=IMAGES / "page.png")
+        screen.answered(120)
+        assert {one.result() for one in sent} == {200}
+
+    screen.page.click("#new")
+    screen.settings({"max_tokens": "60"})
+    screen.ask("Why is the sky blue?", wait=False)
+    screen.answered(120)
+    screen.find("button:text('Tokens')").click()
+    screen.find(".token").nth(11).click()
+    screen.find(".weighed").first.wait_for()
+    screen.page.screenshot(path=IMAGES / "page-attention.png")
+
+    screen.page.click("#new")
+    screen.settings({"compare": "yes", "other": "repeat", "max_tokens": "90"})
+    screen.ask("Write one sentence on each of the four seasons, as a list.", wait=False)
+    screen.answered(120)
+    screen.page.screenshot(path=IMAGES / "page-side-by-side.png")
+
+    phone = open_page(real.url, viewport={"width": 390, "height": 780}, color_scheme="dark")
+    phone.settings({"temperature": "0", "max_tokens": "90"})
+    phone.ask(QUESTION, wait=False)
+    phone.answered(120)
+    phone.page.screenshot(path=IMAGES / "page-phone.png")

@@ -20,7 +20,7 @@ needs_kernels = pytest.mark.skipif(library.unavailable() is not None, reason="th
 
 
 @needs_kernels
-def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """At small sizes: what is reported is positive and finite, and counts what was computed."""
     for name, value in {
         "HIDDEN": 64,
@@ -31,6 +31,7 @@ def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         "CONTEXT": 64,
     }.items():
         monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(measuring, "SECONDS", 0.0)
     monkeypatch.setattr(measuring, "FILE_BYTES", 8 << 20)
     seen: list[str] = []

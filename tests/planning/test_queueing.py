@@ -39,7 +39,7 @@ def test_equal_prompts_and_random_arrivals_are_an_m_d_1_queue(load: float) -> No
     """Mean wait and its distribution (Erlang 1909) of a server whose requests have no second token."""
     service = seconds([Rows(100, 0, 1)])
     rate = load / service
-    found = Queueing(server(), traffic(rate, 200_000, Range(100, 100), Range(1, 1))).at(rate)
+    found = Queueing(server(), traffic(rate, 100_000, Range(100, 100), Range(1, 1))).at(rate)
     assert found is not None
     assert found.prefill_share == pytest.approx(load)
     assert found.waiting_s == pytest.approx(rate * service**2 / (2 * (1 - load)), rel=0.05)
@@ -58,7 +58,7 @@ def test_equal_prompts_and_random_arrivals_are_an_m_d_1_queue(load: float) -> No
 def stepped(traffic: Traffic, budget: int) -> tuple[np.ndarray, np.ndarray]:
     """TTFTs and gaps of a server that does one step after the other: all decode, the first in line is prefilled."""
     waiting = [[one.at, one.prompt_tokens, 0, one.output_tokens, 0.0] for one in traffic.arrivals]
-    now, running, ttfts, gaps = 0.0, list[list[float]](), list[float](), list[float]()
+    now, count, running, ttfts, gaps = 0.0, 0, list[list[float]](), list[float](), list[float]()
     while waiting or running:
         if not running and waiting[0][0] > now:
             now = waiting[0][0]
@@ -74,7 +74,7 @@ def stepped(traffic: Traffic, budget: int) -> tuple[np.ndarray, np.ndarray]:
             one[4] = now
         running = [one for one in running if one[2] < one[3]]
         if first is not None:
-            first[2] += count  # pyright: ignore[reportPossiblyUnbound]
+            first[2] += count
             if first[2] == first[1]:
                 ttfts.append(now - first[0])
                 waiting.pop(0)

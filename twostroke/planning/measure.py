@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -31,6 +30,7 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, is_
 from twostroke.models.cost import Cost, Rows
 from twostroke.models.rope import Rope
 from twostroke.system.cores import count_threads
+from twostroke.system.home import home
 from twostroke.system.memory import available_memory
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 1536, 8960, 12, 2, 128, 512
@@ -153,9 +153,10 @@ def _model(backend: Backend, stored: str) -> Model:
 
 
 def _disk() -> tuple[float, float]:
-    """Bytes/s written to a temporary file and to its device, and read again past the system's cache."""
+    """Bytes/s written to a temporary file in the user's directory, to its device, and read past the system's cache."""
+    home().mkdir(parents=True, exist_ok=True)
     data = np.random.default_rng(0).bytes(PIECE)
-    with tempfile.NamedTemporaryFile(dir=Path.cwd() if os.access(Path.cwd(), os.W_OK) else None) as file:
+    with tempfile.NamedTemporaryFile(dir=home()) as file:
         began = time.perf_counter()
         for _ in range(FILE_BYTES // PIECE):
             file.write(data)

@@ -7,24 +7,22 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from twostroke.explain.both_ways import BothWays
-from twostroke.explain.cache_map import CacheMap, CacheStroke, Entries
 from twostroke.explain.decode import Step
 from twostroke.explain.explanation import Explanation
 from twostroke.explain.heat import Attention
 from twostroke.explain.lens import LensLayer, layer_name, settled_after
+from twostroke.explain.terminal_caches import show_caches
 from twostroke.explain.tokens import Candidate
+from twostroke.explain.words import amount, ms, plural, quoted, say, table_of
 from twostroke.explain.work import StepWork
 
 SHADES = " ·░▒▓█"
 FEW_TOKENS, FEW_STEPS, FEW_LAYERS, FEW_CELLS = 24, 8, 6, 32  # of the short form
-STROKES = 6  # of a technique, in the short form
 CELLS_ALL = 64  # of a map with everything
 BAR = 24  # columns
-OWNERS = {"main": ("█", "cyan"), "student": ("▒", "yellow"), "draft": ("░", "magenta")}
 
 
 def show(console: Console, made: Explanation, everything: bool) -> None:
@@ -47,30 +45,7 @@ def show(console: Console, made: Explanation, everything: bool) -> None:
         _both_ways(console, made.both_ways, everything)
     if made.method is not None:
         _heading(console, f"What {made.method.method} does to the cache")
-        _method(console, made.method, everything)
-
-
-def quoted(text: str) -> str:
-    """As Python writes it: what cannot be printed, or would move the cursor, is escaped."""
-    return repr(text)
-
-
-def amount(count: float, unit: str) -> str:
-    """A count with a prefix of 1,000s: 2.82 GFLOP, 96.7 MB."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {prefix}{unit}"
-    return f"{count:.3g} {unit}"
-
-
-def plural(count: int, name: str) -> str:
-    """1 page, 2 pages."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
-def ms(seconds: float | None) -> str:
-    """Milliseconds; a dash where nothing was timed."""
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+        show_caches(console, made.method, everything)
 
 
 def _heading(console: Console, text: str) -> None:
@@ -78,43 +53,31 @@ def _heading(console: Console, text: str) -> None:
     console.print(Text(text, style="bold"))
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
-    return table
-
-
 def _tokens(console: Console, made: Explanation, everything: bool) -> None:
     if everything:
-        table = _table(">index", ">id", "text")
+        table = table_of(">index", ">id", "text")
         for token in made.tokens:
             table.add_row(str(token.index), str(token.id), Text(quoted(token.text)))
         console.print(table)
         return
     shown = made.tokens[:FEW_TOKENS]
     more = f" and {len(made.tokens) - len(shown):,} more" if len(shown) < len(made.tokens) else ""
-    _say(console, "  ".join(f"{token.id} {quoted(token.text)}" for token in shown) + more)
-    _say(console, f"{len(made.tokens):,} tokens of a vocabulary of {made.model.vocabulary:,}")
+    say(console, "  ".join(f"{token.id} {quoted(token.text)}" for token in shown) + more)
+    say(console, f"{len(made.tokens):,} tokens of a vocabulary of {made.model.vocabulary:,}")
 
 
 def _embedding(console: Console, made: Explanation, everything: bool) -> None:
     rows, hidden = made.embedding.shape
     for token, values in list(zip(made.tokens, made.embedding.values, strict=True))[: None if everything else 1]:
         numbers = ", ".join(f"{value:.4g}" for value in values)
-        _say(console, f"{quoted(token.text)} is [{numbers}, ...]")
-    _say(console, f"[{rows:,}, {hidden:,}] numbers: {rows:,} tokens, {hidden:,} each")
+        say(console, f"{quoted(token.text)} is [{numbers}, ...]")
+    say(console, f"[{rows:,}, {hidden:,}] numbers: {rows:,} tokens, {hidden:,} each")
 
 
 def _prefill(console: Console, made: Explanation, everything: bool) -> None:
     prefill = made.prefill
     stored, work = prefill.stored, prefill.work
-    table = _table(f"layer {prefill.layer}", "shape", "axes", "how it is made")
+    table = table_of(f"layer {prefill.layer}", "shape", "axes", "how it is made")
     for shape in prefill.shapes:
         if everything or shape.name in ("Q", "K", "V", "scores", "gated"):
             dims = "[" + ", ".join(f"{size:,}" for size in shape.dims) + "]"
@@ -122,12 +85,12 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
             table.add_row(name, dims, ", ".join(shape.axes), shape.made + (": stored" if shape.stored else ""))
     console.print(table)
     n = len(made.tokens)
-    _say(
+    say(
         console,
         f"Of the {n:,} x {n:,} scores of a head, {prefill.pairs:,} count: no token sees a later one"
         + ("." if made.attention.window is None else f", nor further back than {made.attention.window:,} positions."),
     )
-    _say(
+    say(
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
@@ -135,7 +98,7 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         "later token needs it.",
     )
     steps = plural(prefill.steps, "step")
-    _say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
+    say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
         _parts(console, work)
 
@@ -150,11 +113,11 @@ def _work_text(work: StepWork) -> str:
 def _parts(console: Console, work: StepWork) -> None:
     amounts = (work.weight_bytes, work.kv_bytes, work.linear_flops, work.attention_flops, work.head_flops)
     names = ("weights read", "K and V read", "products of layers", "attention", "head")
-    table = _table("work", ">amount", ">predicted")
+    table = table_of("work", ">amount", ">predicted")
     for i, (name, count, seconds) in enumerate(zip(names, amounts, work.predicted_s, strict=True)):
         table.add_row(name, amount(count, "B" if i < 2 else "FLOP"), ms(seconds))
     console.print(table)
-    _say(console, "Predicted at prices fitted to a few timed steps of this model on this machine.", "dim")
+    say(console, "Predicted at prices fitted to a few timed steps of this model on this machine.", "dim")
 
 
 def _attention_title(attention: Attention) -> str:
@@ -181,15 +144,15 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
         console.print(line, no_wrap=True, overflow="crop")
     each = join * (starts[1] if len(starts) > 1 else 1)
     cell = "" if each == 1 else f" A cell is {each:,} x {each:,} tokens."
-    _say(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
+    say(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
     share, first = sum(float(row[0]) for row in rows) / len(rows), starts[1] if len(starts) > 1 else 1
     if share > 0.3:
         tokens = "the first token: an" if first == 1 else f"the first {first} tokens, with the"
-        _say(console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim")
+        say(console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim")
     if len(starts) == len(made.tokens):
         last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
-        _say(console, f"The last token attends most to {_attended(made, last)}.")
-    _say(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
+        say(console, f"The last token attends most to {_attended(made, last)}.")
+    say(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
 
 
 def _attended(made: Explanation, attends: Iterable[tuple[int, float]], count: int = 3) -> str:
@@ -202,7 +165,7 @@ def _all_texts(made: Explanation) -> list[str]:
 
 
 def _candidates(console: Console, found: Sequence[Candidate], token: Candidate) -> None:
-    table = _table("candidate", ">id", ">probability", "")
+    table = table_of("candidate", ">id", ">probability", "")
     for one in found if token.id in [one.id for one in found] else [*found, token]:
         style = "bold" if one.id == token.id else ""
         bar = "█" * round(BAR * one.probability)
@@ -211,7 +174,7 @@ def _candidates(console: Console, found: Sequence[Candidate], token: Candidate) 
 
 
 def _lens(console: Console, layers: Sequence[LensLayer], everything: bool) -> None:
-    table = _table("after", "likeliest", ">probability", ">rank of the answer", ">its probability")
+    table = table_of("after", "likeliest", ">probability", ">rank of the answer", ">its probability")
     if everything:
         chosen = list(layers)
     else:
@@ -222,15 +185,15 @@ def _lens(console: Console, layers: Sequence[LensLayer], everything: bool) -> No
         first, own = one.candidates[0], f"{one.probability:.2g}"
         table.add_row(layer_name(one.layer), Text(quoted(first.text)), f"{first.probability:.4f}", f"{one.rank:,}", own)
     console.print(table)
-    _say(console, "The head applied to each layer's hidden state (logit lens): a direction, not yet an answer.", "dim")
+    say(console, "The head applied to each layer's hidden state (logit lens): a direction, not yet an answer.", "dim")
 
 
 def _decode(console: Console, made: Explanation, everything: bool) -> None:
     steps = made.decode if everything else made.decode[:FEW_STEPS]
     if not steps:
-        _say(console, "No step: the first token, which prefill gave, is the whole answer.")
+        say(console, "No step: the first token, which prefill gave, is the whole answer.")
         return
-    table = _table("token in", "token out", ">probability", "attends most to", ">entries", ">read", ">time")
+    table = table_of("token in", "token out", ">probability", "attends most to", ">entries", ">read", ">time")
     for step in steps:
         table.add_row(
             Text(quoted(step.token_in.text)),
@@ -243,18 +206,18 @@ def _decode(console: Console, made: Explanation, everything: bool) -> None:
         )
     console.print(table)
     if len(steps) < len(made.decode):
-        _say(console, f"and {len(made.decode) - len(steps):,} more steps (--all)", "dim")
+        say(console, f"and {len(made.decode) - len(steps):,} more steps (--all)", "dim")
     if everything:
         _all_candidates(console, steps)
     last = made.decode[-1]
-    _say(console, f"The last step: {_work_text(last.work)}; K and V are {amount(last.work.kv_bytes, 'B')} of it.")
+    say(console, f"The last step: {_work_text(last.work)}; K and V are {amount(last.work.kv_bytes, 'B')} of it.")
     alike = "made the same tokens" if made.timed_alike else "made OTHER tokens: its backend is not exact"
-    _say(console, f"Times are of a plain request that nobody watched; it {alike}.", "dim")
-    _say(console, f"The answer: {quoted(made.text)} ({made.finish_reason or 'no room for more'})")
+    say(console, f"Times are of a plain request that nobody watched; it {alike}.", "dim")
+    say(console, f"The answer: {quoted(made.text)} ({made.finish_reason or 'no room for more'})")
 
 
 def _all_candidates(console: Console, steps: Sequence[Step]) -> None:
-    table = _table(">entry", "candidates", ">settled after")
+    table = table_of(">entry", "candidates", ">settled after")
     for step in steps:
         texts = "  ".join(f"{quoted(one.text)} {one.probability:.3f}" for one in step.candidates)
         settled = settled_after(step.lens)
@@ -263,7 +226,7 @@ def _all_candidates(console: Console, steps: Sequence[Step]) -> None:
 
 
 def _both_ways(console: Console, made: BothWays, everything: bool) -> None:
-    table = _table("", ">K and V computed", ">formula", ">ms of each step")
+    table = table_of("", ">K and V computed", ">formula", ">ms of each step")
     for name, way, formula in (
         ("without", made.naive, made.naive_formula),
         ("with the cache", made.cached, made.cached_formula),
@@ -275,65 +238,10 @@ def _both_ways(console: Console, made: BothWays, everything: bool) -> None:
     p, g = made.prompt, made.steps
     same = "The same tokens" if made.same_tokens else "OTHER tokens"
     bits = "the same bits" if made.largest_difference == 0 else f"equal up to {made.largest_difference:.2g}"
-    _say(console, f"{p:,} prompt tokens and {g} generated: {made.ratio:.1f} times as much. {same}; K and V are {bits}.")
-    _say(
+    say(console, f"{p:,} prompt tokens and {g} generated: {made.ratio:.1f} times as much. {same}; K and V are {bits}.")
+    say(
         console,
         "Formulas: g p + g (g - 1) / 2 without, p + g - 1 with it. The usual estimate, (g p + g^2 / 2) / (p + g), says "
         f"{made.usual_ratio:.1f} times.",
         "dim",
     )
-
-
-def _method(console: Console, made: CacheMap, everything: bool) -> None:
-    strokes = made.strokes if everything else made.strokes[:STROKES]
-    width = max([one.stop for stroke in strokes for one in (*stroke.given, *stroke.made, *stroke.dropped)], default=1)
-    scale = max(1, -(-width // max(16, console.width - 36)))
-    for stroke in strokes:
-        line = Text(f"{stroke.stroke:<8}{stroke.model:<9}")
-        line.append_text(_bar(stroke, width, scale))
-        console.print(line, no_wrap=True, overflow="crop")
-        _say(console, f"                 {_stroke_text(stroke)}", "dim")
-    if len(strokes) < len(made.strokes):
-        _say(console, f"and {len(made.strokes) - len(strokes):,} more strokes (--all)", "dim")
-    shown = "  ".join(f"{mark} {owner}'s" for owner, (mark, _) in OWNERS.items() if _has(made, owner))
-    each = "" if scale == 1 else f"; a column is {scale} positions"
-    _say(console, f"Entries by position: {shown}  ┄ dropped{each}", "dim")
-    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in made.facts.items())
-    _say(console, f"At the end {made.entries:,} entries; the plain request has {made.plain_entries:,}. {facts}".strip())
-    _say(console, f"The answer: {quoted(made.text)}")
-
-
-def _has(made: CacheMap, owner: str) -> bool:
-    return any(one.owner == owner for stroke in made.strokes for one in (*stroke.given, *stroke.made))
-
-
-def _bar(stroke: CacheStroke, width: int, scale: int) -> Text:
-    cells = [(" ", "")] * -(-width // scale)
-
-    def paint(entries: Iterable[Entries], mark: str | None, style: str, bold: bool) -> None:
-        for one in entries:
-            own, colour = OWNERS.get(one.owner, ("█", "cyan"))
-            for position in range(one.start, one.stop):
-                cells[position // scale] = mark or own, style or (f"bold {colour}" if bold else colour)
-
-    paint(stroke.dropped, "┄", "dim", bold=False)
-    paint(stroke.given, None, "", bold=False)
-    paint(stroke.made, None, "", bold=True)
-    line = Text()
-    for mark, style in cells:
-        line.append(mark, style=style or None)
-    return line
-
-
-def _stroke_text(stroke: CacheStroke) -> str:
-    count = sum(len(one) for one in stroke.given)
-    parts = [f"given {count:,}"] if count else []
-    if dropped := sum(len(one) for one in stroke.dropped):
-        parts.append(f"dropped {dropped:,}")
-    parts.append(f"made {sum(len(one) for one in stroke.made):,}")
-    if stroke.guesses:
-        guesses = " ".join(f"{quoted(one.token.text)}{'+' if one.kept else '-'}" for one in stroke.guesses)
-        parts.append(f"guesses {guesses}")
-    elif stroke.stroke == "decode":
-        parts.append(quoted("".join(token.text for token in stroke.tokens))[:60])
-    return ", ".join(parts)

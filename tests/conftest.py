@@ -84,6 +84,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return (yield)
 
 
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A command that runs within a test, such as `serve`, may leave handlers that end the process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # else it was not set from Python
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def calibrated_once() -> Iterator[None]:
     """A model is timed once per process and number of threads, not each time that it is opened: that takes seconds."""

@@ -1,6 +1,7 @@
 """Listening until a signal: sockets bound before the model is loaded, and an end that lets requests finish."""
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -79,6 +80,8 @@ class Server(uvicorn.Server):
         """Prepare what the first calls would wait for, and the process for being a server."""
         sys.setswitchinterval(SWITCH_S)
         self._app.state.engine.warm()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a collection that visited it would stop streams for 100 ms
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; True ends the server. It ends when a rank of the model is lost."""

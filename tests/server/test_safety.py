@@ -279,6 +279,18 @@ def test_every_address_of_a_name_has_one_port() -> None:
         sock.close()
 
 
+def test_a_client_that_stays_while_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    """It is let go, and nothing is said."""
+    sockets = listen("127.0.0.1", 0)
+    with LoadingPage(sockets):
+        client = socket.create_connection(sockets[0].getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 503"
+    client.close()
+    sockets[0].close()
+    assert caplog.text == ""
+
+
 def test_calls_while_the_model_is_loaded() -> None:
     """503 with the time to wait; the sockets stay open for the server, and what comes in between waits."""
     sockets = listen("127.0.0.1", 0)

@@ -44,7 +44,9 @@ class LoadingPage:
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+    # A task that ends as cancelled makes asyncio's streams log a traceback (Python 3.11).
+    gone = OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
+    with contextlib.suppress(*gone):
         async with asyncio.timeout(CALL_S):
             head = await reader.readuntil(b"\r\n\r\n")
             writer.write(raw_response(Loading(), with_body=not head.startswith(b"HEAD ")))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from twostroke.simulation.figures import Figures
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.machines import machine_setup
 from twostroke.simulation.service import Service
+from twostroke.system.machine import peak_rss_bytes
 from twostroke.traffic.arrivals import OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
@@ -59,7 +59,7 @@ def simulate(workers: int, requests: int, router: str) -> dict[str, Any]:
         "steps": found["steps"],
         "hit_rate": found["hit_rate"],
         "ttft_p99_s": found["ttft_s"]["p99"],
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_rss_bytes(),
     }
 
 

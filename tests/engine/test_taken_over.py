@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.engine.test_engine import CASES
+from tests.samplings import Falling, samplings
 from twostroke.engine.request import Request
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
@@ -17,31 +17,7 @@ from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [7, 9, 11] * 9
-SAMPLINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 1.0, "seed": 3, "top_p": 0.9},
-    "penalized": {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
-    "logprobs": {"logprobs": 3, "temperature": 0.8, "seed": 1},
-    "min-tokens": {"min_tokens": 15, "ignore_eos": False, "stop_token_ids": tuple(range(0, 384, 2))},
-}
-
-
-class Falling:
-    """A constraint: each token's id is below the one before, and small ids end it."""
-
-    def __init__(self) -> None:
-        self.last = 384
-
-    def mask(self) -> np.ndarray:
-        return np.arange(384) < self.last
-
-    def advance(self, token: int) -> None:
-        assert token < self.last
-        self.last = token
-
-    @property
-    def finished(self) -> bool:
-        return self.last < 20
+SAMPLINGS = samplings(min_tokens=15)
 
 
 @pytest.fixture

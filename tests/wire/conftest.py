@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.wire.pairs import Pair
+from tests.wire.small import TRANSPORTS, Ends, nothing_is_held
 from twostroke.llm import LLM
 
 
@@ -33,3 +34,12 @@ def pair(tiny_llm: Callable[..., LLM]) -> Iterator[Callable[..., Pair]]:
     yield opened
     for one in pairs:
         one.close()
+
+
+@pytest.fixture(params=TRANSPORTS)
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """Small pools with a wire between them, of each transport; afterwards neither holds a page."""
+    ends = Ends(request.param)
+    yield ends
+    ends.close()
+    nothing_is_held(ends.here, ends.there)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.samplings import Falling, samplings
 from tests.wire.pairs import Pair, local
 from tests.wire.relay import Relay
 from tests.wire.small import nothing_is_held, soon
@@ -22,32 +22,7 @@ PROMPT = list(range(5, 65))
 OPTIONS: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
 
 
-class Falling:
-    """A constraint: each token's id is below the one before, and small ids end it."""
-
-    def __init__(self) -> None:
-        self.last = 384
-
-    def mask(self) -> np.ndarray:
-        return np.arange(384) < self.last
-
-    def advance(self, token: int) -> None:
-        assert token < self.last
-        self.last = token
-
-    @property
-    def finished(self) -> bool:
-        return self.last < 20
-
-
-SAMPLINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 1.0, "seed": 3, "top_p": 0.9},
-    "penalized": {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
-    "logprobs": {"logprobs": 3, "temperature": 0.8, "seed": 1},
-    "min-tokens": {"min_tokens": 12, "ignore_eos": False, "stop_token_ids": tuple(range(0, 384, 2))},
-    "grammar": {"constraint": Falling, "temperature": 1.0, "seed": 5},
-}
+SAMPLINGS = samplings(min_tokens=12) | {"grammar": {"constraint": Falling, "temperature": 1.0, "seed": 5}}
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=list(SAMPLINGS))

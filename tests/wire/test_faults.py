@@ -3,7 +3,7 @@
 import itertools
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,14 +21,6 @@ from twostroke.wire.receiver import Receiver
 from twostroke.wire.sender import Sender
 from twostroke.wire.tcp import Tcp, TcpWriter
 from twostroke.wire.transport import Digests, Grant
-
-
-@pytest.fixture(params=TRANSPORTS)
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    ends = Ends(request.param)
-    yield ends
-    ends.close()
-    nothing_is_held(ends.here, ends.there)
 
 
 def transferred(ends: Ends) -> int:

@@ -1,6 +1,6 @@
 """A value arrives as it was, with the bytes of its entries and no others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.kv.values import GEOMETRY, make_pool, prefill
 from tests.wire.pairs import SOON_S, Pair
-from tests.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
+from tests.wire.small import Ends, arrives, nothing_is_held, same, soon
 from twostroke.backends.rows import Stored
 from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
@@ -20,14 +20,6 @@ from twostroke.wire.handle import Handle
 from twostroke.wire.receiver import Receiver
 
 LOGITS = Tail("m", Stored(np.arange(50, dtype=np.float32)[None] / 7))
-
-
-@pytest.fixture(params=TRANSPORTS)
-def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
-    ends = Ends(request.param)
-    yield ends
-    ends.close()
-    nothing_is_held(ends.here, ends.there)
 
 
 VALUES: dict[str, Callable[[KVCache], KVCache]] = {

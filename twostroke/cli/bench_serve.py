@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, spread
-from twostroke.cli.report import print_json, stderr_console
+from twostroke.cli.report import latency_table, print_json, stderr_console
 from twostroke.cli.traffic import Number, Tokens, TrafficOptions, above_zero, parse_range
 from twostroke.errors import InvalidRequest
 from twostroke.system.extras import extra
@@ -124,17 +124,9 @@ def measure(
 def print_report(facts: dict[str, Any]) -> None:
     """Latencies, throughput, and what limits their validity."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, header_style="bold")
-    for name in ("ms", "mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="left" if name == "ms" else "right")
-    for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
-        cells = [facts[name][column] for column in ("mean", "p50", "p90", "p99")]
-        if cells[0] is not None:
-            table.add_row(name.removesuffix("_s").upper(), *(f"{cell * 1e3:.1f}" for cell in cells))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(latency_table(facts, ".1f"))
     for line in remarks(facts):
         console.print(line, soft_wrap=True, markup=False)
 

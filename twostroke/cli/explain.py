@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twostroke.cli.generate import prompt_tokens, read_prompt
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
+from twostroke.cli.prompt import PromptOptions
 from twostroke.cli.report import Loading, note, print_json
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
@@ -30,17 +30,7 @@ class ShortSamplingOptions(
 @spread
 def explain(
     *,
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text; without it, what is piped in.", show_default=False),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    asked: PromptOptions,
     everything: Annotated[bool, typer.Option("--all", help="Every token, layer, step and candidate.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write all of it as one page that opens offline.")] = None,
     layer: Annotated[
@@ -57,9 +47,7 @@ def explain(
 
     Every number is the engine's own. With --method, also what the technique does to the cache.
     """
-    text = read_prompt(text, prompt, prompt_file)
-    if system is not None and chat is False:
-        raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    text = asked.read()
     if html is not None:
         replaceable(html)
     params = sampling.params()
@@ -69,7 +57,7 @@ def explain(
         from twostroke.explain.explanation import Aspects, explain
         from twostroke.explain.explanation import as_json as plain
 
-        tokens = prompt_tokens(llm, text, chat, system)
+        tokens = asked.tokens(llm, text)
         aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
         with Loading(f"answering {len(tokens):,} tokens, and watching"):
             made = explain(llm, text, tokens, params, aspects)

@@ -1,14 +1,12 @@
 """`twostroke generate`: answer one prompt."""
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
+from twostroke.cli.prompt import PromptOptions
 from twostroke.cli.report import found_text, note, pace_text, print_json, size, write
-from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 
@@ -21,17 +19,7 @@ if TYPE_CHECKING:
 @spread
 def generate(
     *,
-    text: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text; without it, what is piped in.", show_default=False),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="A file that holds it; - is stdin.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Through the chat template, or as plain text.", show_default="--chat"),
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    asked: PromptOptions,
     passage_budget: Annotated[
         int | None,
         typer.Option(
@@ -54,16 +42,14 @@ def generate(
     """
     from twostroke.backends.native.library import unavailable
 
-    text = read_prompt(text, prompt, prompt_file)
-    if system is not None and chat is False:
-        raise typer.BadParameter("a system message needs the chat template: leave out --raw", param_hint="--system")
+    text = asked.read()
     params = sampling.params(n=n, logprobs=logprobs)
     method = method_options.build()
     model_options.check_companions(method)
     with model_options.open() as llm:
         if passage_budget is not None:
             text = cut(llm, text, passage_budget)
-        tokens = prompt_tokens(llm, text, chat, system)
+        tokens = asked.tokens(llm, text)
 
         streaming = n == 1 and not as_json
         decoding = llm.stream(tokens, params, method=method)
@@ -88,31 +74,6 @@ def generate(
             note(f"without native kernels: {reason}")
 
 
-def read_prompt(text: str | None, prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text, given in one way or piped in; from stdin or a file, one newline at the end is left out."""
-    ways, hint = [way for way in (text, prompt, prompt_file) if way is not None], "PROMPT / --prompt / --prompt-file"
-    if len(ways) > 1:
-        raise typer.BadParameter("give exactly one of them (- is stdin)", param_hint=hint)
-    if not ways and (sys.stdin is None or sys.stdin.isatty()):
-        raise typer.BadParameter("give one of them, or pipe the text in", param_hint=hint)
-    if not ways or str(ways[0]) == "-":
-        text = sys.stdin.read().removesuffix("\n")
-        if not text and not ways:
-            raise typer.BadParameter("give one of them: nothing was piped in", param_hint=hint)
-    elif prompt_file is None:
-        text = str(ways[0])
-    else:
-        try:
-            text = prompt_file.read_text(encoding="utf-8").removesuffix("\n")
-        except OSError as error:
-            raise InvalidRequest(f"{prompt_file} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InvalidRequest(f"{prompt_file} is not UTF-8 text") from None
-    if not text:
-        raise InvalidRequest("the text is empty: give at least one character")
-    return text
-
-
 def cut(llm: "LLM", text: str, budget: int) -> str:
     """The text with its passages cut to a budget; what was cut is told on stderr."""
     from twostroke.conversation.fitting import with_cut_passages
@@ -121,19 +82,6 @@ def cut(llm: "LLM", text: str, budget: int) -> str:
     if left_out:
         note(left_out.text)
     return message["content"]
-
-
-def prompt_tokens(llm: "LLM", text: str, chat: bool | None, system: str | None) -> list[int]:
-    """Through the chat template if there is one, unless `chat` says otherwise."""
-    tokenizer = llm.tokenizer
-    if chat is False or (chat is None and system is None and tokenizer.chat_template is None):
-        return tokenizer.encode(text)
-    if tokenizer.chat_template is None:
-        raise InvalidRequest(f"model {llm.name} has no chat template: use --raw, without --system")
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return tokenizer.encode_chat(messages)
 
 
 def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:

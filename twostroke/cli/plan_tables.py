@@ -8,12 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-WORDS = {
-    "memory": "It does not fit",
-    "TTFT": "TTFT is over its objective",
-    "ITL": "ITL is over its objective",
-    "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
-}
+from twostroke.planning.advice import PROBLEMS
+
 COLOURS = {"nothing to do": "green", "misses the objective": "yellow", "does not fit": "red"}
 
 
@@ -88,7 +84,7 @@ def _advice(console: Console, facts: dict[str, Any]) -> None:
     for number, step in enumerate(advice["steps"], 1):
         limit = {"TTFT": load["ttft_ms"], "ITL": load["itl_ms"]}.get(step["problem"])
         over = "" if limit is None else f" ({step['before'][step['problem'].lower() + '_ms']:,.1f} > {limit:,.0f} ms)"
-        _line(console, f"  {number}. {WORDS[step['problem']]}{over}; {step['bound_by']} binds.")
+        _line(console, f"  {number}. {PROBLEMS[step['problem']]}{over}; {step['bound_by']} binds.")
         _line(console, f"     {step['lever']} ({step['needs']})", "bold")
         _line(console, f"     {_change(step['before'], step)}", "dim")
     _sum(console, "In all", advice)

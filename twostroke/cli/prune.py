@@ -28,7 +28,7 @@ def prune(
     With --distill it then learns from its teacher for some minutes, which repairs most of the damage.
     """
     from twostroke.checkpoints.resolve import open_checkpoint
-    from twostroke.cli.generate import read_prompt
+    from twostroke.cli.prompt import read_prompt
 
     with extra("torch", "pruning"):
         from twostroke import distilling

@@ -14,6 +14,7 @@ from twostroke.system import strict_json
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from twostroke.engine.timings import Pace
     from twostroke.llm import LLM
@@ -52,6 +53,20 @@ def stderr_console() -> "Console":
 def note(text: str) -> None:
     """One line on stderr, dim on a terminal."""
     stderr_console().print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def latency_table(facts: Mapping[str, Any], form: str) -> "Table":
+    """TTFT, ITL, TPOT, E2E and the queue in milliseconds, each in the form of a format string."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in ("ms", "mean", "p50", "p90", "p99"):
+        table.add_column(name, justify="left" if name == "ms" else "right")
+    for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
+        cells = [facts[name][column] for column in ("mean", "p50", "p90", "p99")]
+        if cells[0] is not None:
+            table.add_row(name.removesuffix("_s").upper(), *(f"{cell * 1e3:{form}}" for cell in cells))
+    return table
 
 
 def size(count: int) -> str:

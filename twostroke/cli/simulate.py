@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, parse_size, spread
-from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.cli.report import latency_table, note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero
 
 if TYPE_CHECKING:
@@ -186,17 +186,9 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
 def print_report(facts: dict[str, Any]) -> None:
     """Latencies, rates, and utilization over time."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=None, header_style="bold")
-    for name in ("ms", "mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="left" if name == "ms" else "right")
-    for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
-        cells = [facts[name][column] for column in ("mean", "p50", "p90", "p99")]
-        if cells[0] is not None:
-            table.add_row(name.removesuffix("_s").upper(), *(f"{cell * 1e3:,.2f}" for cell in cells))
-    console.print(table)
+    console.print(latency_table(facts, ",.2f"))
     console.print(_over_time(facts["over_time"]))
     for line in remarks(facts):
         console.print(line, soft_wrap=True, markup=False)

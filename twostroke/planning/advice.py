@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from twostroke.planning.levers import TRIED, Family, Lever, Limits, prefill_workers, tensor_parallelism
 from twostroke.planning.plan import Plan
 
+PROBLEMS = {  # in words
+    "memory": "It does not fit",
+    "TTFT": "TTFT is over its objective",
+    "ITL": "ITL is over its objective",
+    "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
+}
 LEAST = 0.01  # the part of what is wrong that a lever has to take away to be worth trying
 
 

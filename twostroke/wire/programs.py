@@ -101,14 +101,7 @@ def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> P
         return stroke
 
     try:
-        result: Any = None
-        while True:
-            try:
-                asked = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            result = None
-            result = yield [here(one) for one in asked] if isinstance(asked, list) else here(asked)
+        return (yield from _rest(program, [None], here))
     finally:
         program.close()
 
@@ -208,19 +201,29 @@ def _grown(method: Method, prompt: Prompt, outgoing: Outgoing, kv: KVCache) -> N
         outgoing.extend(kept)
 
 
-def _going_on(program: Program, results: list[Received]) -> Program:
-    """A program whose first stroke, a prefill, was computed elsewhere. `results` has its result, which is taken out."""
+def _going_on(program: Program, results: list[Any]) -> Program:
+    """A program whose first stroke, a prefill, was computed elsewhere: `results` has what was received of it."""
     try:
-        asked: Any = next(program)
-        assert isinstance(asked, Prefill)
-        result: Any = results.pop()
-        result = result.kv if asked.queries is None else Prefilled(result.kv, NO_LOGITS, result.queries)
-        while True:
-            try:
-                asked = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            result = None
-            result = yield asked
+        results.append(_result(next(program), results.pop()))
+        return (yield from _rest(program, results))
     finally:
         program.close()
+
+
+def _result(asked: Any, received: Received) -> KVCache | Prefilled:
+    """What a prefill would have given here."""
+    assert isinstance(asked, Prefill)
+    return received.kv if asked.queries is None else Prefilled(received.kv, NO_LOGITS, received.queries)
+
+
+def _rest(program: Program, results: list[Any], change: Callable[[Stroke], Stroke] = lambda stroke: stroke) -> Program:
+    """A program's further strokes, each changed, from its first result on, which is taken out of `results`.
+
+    No result stays here: it would keep pages that the technique lets go of.
+    """
+    while True:
+        try:
+            asked = program.send(results.pop())
+        except StopIteration as stop:
+            return stop.value
+        results.append((yield [change(one) for one in asked] if isinstance(asked, list) else change(asked)))

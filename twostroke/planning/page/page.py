@@ -8,15 +8,10 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.planning.account import title
+from twostroke.planning.advice import PROBLEMS
 from twostroke.planning.page.plots import plots
 from twostroke.planning.plan import Plan
 
-PROBLEMS = {
-    "memory": "It does not fit",
-    "TTFT": "TTFT is over its objective",
-    "ITL": "ITL is over its objective",
-    "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
-}
 KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad"}
 
 

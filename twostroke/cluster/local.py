@@ -178,27 +178,29 @@ class LocalCluster:
         self.front_end.kill()
         self.front_end = self._start_front_end()
 
-    def ready(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the front end knows every worker that runs. Raises ClusterFailed."""
+    def ready(self, patience_s: float = PATIENCE_S, *, forgotten: bool = False) -> None:
+        """Wait until the front end knows every worker that runs, and has `forgotten` the dead. Raises ClusterFailed."""
         deadline = time.monotonic() + patience_s
         known = (None, 0, -signal.SIGKILL)  # it runs, or was ended on purpose
         while True:
             for member in (self.front_end, *self.workers):
                 if member.process.poll() not in known:
                     raise ClusterFailed(f"{member.name} has ended: see {member.log}")
-            if self._answers():
+            if self._answers(forgotten):
                 return
             if time.monotonic() > deadline:
                 raise ClusterFailed(f"the cluster was not ready in {patience_s:.0f} s: see {self.folder}")
             time.sleep(0.1)
 
-    def _answers(self) -> bool:
+    def _answers(self, forgotten: bool) -> bool:
         try:
             instances, models = self._get("/health")["instances"], self._get("/v1/models")["data"]
         except OSError:
             return False
         addresses = [instance["transport"]["tcp"] for instance in instances if instance["endpoint"] == "generate"]
         known = sum(_listens(address.partition("/")[0]) for address in addresses)  # a dead one is known for a while
+        if forgotten and known < len(addresses):
+            return False
         return known >= len(self.running) and any(model["id"] == self.model for model in models)
 
     def _get(self, path: str) -> Any:

@@ -83,7 +83,7 @@ bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by 
 cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker and a decode worker on this machine, until Ctrl-C
 	$(IN_CLUSTER) tools/cluster.py $(CLUSTER_OPTIONS)
 
-test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 12 minutes
+test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 5 minutes
 	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
 
 bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, transfers, migrations; 20 minutes

@@ -130,7 +130,7 @@ def test_attention_by_any_division(shape: tuple[int, int, int, int], monkeypatch
     changes: list[Callable[[], None]] = [
         lambda: None,
         lambda: monkeypatch.setattr(work, "PROGRAMS", 0),  # never divided
-        lambda: monkeypatch.setattr(work, "MANY_ROWS", 16),
+        lambda: monkeypatch.setattr(work, "tall_of", lambda dim: 16),
         lambda: monkeypatch.setattr(work, "PROGRAMS", 10**9),  # always divided
         lambda: monkeypatch.setattr(work, "MOST_PARTS", 4000),
     ]

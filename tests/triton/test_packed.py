@@ -41,8 +41,8 @@ def test_unpacked_values_are_those_of_the_format(format: str, device: torch.devi
     assert torch.equal(made, torch.from_numpy(values).to(torch.bfloat16))
     ids = torch.tensor([3, 99, 64, 63], dtype=torch.int32, device=device)
     rows = torch.empty(4, values.shape[1], dtype=torch.float32, device=device)
-    kernels.unpack_kernel[(4, matrix.tiles)](
-        *matrix.arrays, ids, rows, 0.5, 100, values.shape[1], matrix.tiles, 1, True, False, matrix.form.code
+    kernels.unpack_kernel[(4, matrix.blocks)](
+        *matrix.arrays, ids, rows, 0.5, 100, values.shape[1], matrix.units, 1, True, False, matrix.form.code
     )
     assert np.array_equal(rows.cpu().numpy(), values[ids.cpu().numpy()] * np.float32(0.5))
 

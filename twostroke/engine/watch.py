@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from twostroke.engine.timings import Timings
 
 RING = 4096  # records
-PICTURE_S = 0.2  # least seconds between two pictures
-SHARE = 1 / 300  # most of the time that pictures may take
+PICTURE_S = 0.5  # least seconds between two pictures
+SHARE = 1 / 1000  # most of the time that pictures may take
 
 
 class StepRecord(NamedTuple):

@@ -217,9 +217,9 @@ class Decoder:
     def _embed(self, rows: int, to: Buffers) -> None:
         config, table = self.config, self.table
         if isinstance(table, Packed):
-            quantized.unpack_kernel[(rows, table.tiles)](
+            quantized.unpack_kernel[(rows, table.blocks)](
                 *table.arrays, to.ids, to.x, config.embedding_scale, config.vocab_size, config.hidden_size,
-                table.tiles, 1, True, False, table.form.code,
+                table.units, 1, True, False, table.form.code,
             )  # fmt: skip
         else:
             pointwise.embed_kernel[(rows,)](
@@ -264,7 +264,7 @@ class Decoder:
             kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0,
-            num_warps=4 if shape.tall == FEW_ROWS else 8, num_stages=3 if block <= 128 else 2,
+            **attention_options(shape.tall, block),
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
@@ -285,9 +285,21 @@ class Decoder:
             self.head(h[first:], out[first:].view(-1), min(step, rows - first))
 
 
+def attention_options(tall: int, block: int) -> dict[str, int]:
+    """How a program of attention is compiled, by rows of its tile of queries and by the padded width of heads.
+
+    Stages hide the loads of keys and values. Narrow heads leave registers for three programs a multiprocessor.
+    """
+    if tall == FEW_ROWS:
+        return {"num_warps": 4, "num_stages": 3 if block <= 128 else 2}
+    if block <= 64:
+        return {"num_warps": 4, "num_stages": 3, "maxnreg": 168}
+    return {"num_warps": 8, "num_stages": 5 if block <= 128 else 2}
+
+
 def norm_warps(hidden: int) -> int:
     """Warps of a norm, by the width alone: the order of its sums depends on it."""
-    return 4 if hidden <= 2048 else 8
+    return 8 if hidden <= 1024 else 16
 
 
 def _downs(layer: Layer) -> Sequence[Linear]:

@@ -9,7 +9,7 @@ import torch
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
-from twostroke.backends.triton.linear import Tiles, bfloat16
+from twostroke.backends.triton.linear import Tiles, bfloat16, packed_stages
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
 from twostroke.backends.triton.work import power_of_two
 from twostroke.formats.tensor import RawTensor
@@ -140,7 +140,7 @@ class Mixture:
         if isinstance(self.gate_up, Packed):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
                 h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
-                self.gate_up.tiles, gelu, tile.tokens, self.gate_up.form.code, num_warps=4, num_stages=2,
+                self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
@@ -150,7 +150,7 @@ class Mixture:
         if isinstance(self.down, Packed):
             quantized.packed_experts_down_kernel[(blocks, -(-hidden // ROWS))](
                 room.gated, *self.down.arrays, room.order, room.blocks, room.made, hidden, width,
-                self.down.tiles, tile.tokens, self.down.form.code, num_warps=4, num_stages=2,
+                self.down.units, tile.tokens, self.down.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_down_kernel[(blocks, -(-hidden // tile.features))](

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
-from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
+from twostroke.backends.triton.packed import BLOCK, FORMS, ROWS, Packed, joined, pack
 from twostroke.formats.tensor import RawTensor
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
-SHORTEST = 512  # columns of a segment, at least
+SHORTEST = 224  # columns of a segment, at least
 PADDING = 256  # buffers of tokens have a multiple of these rows
-MOST_SEGMENTS = 4
+MOST_SEGMENTS = 8
 PROCESSORS = 132
 UNIT = 128  # columns of a segment are a multiple
 
@@ -39,10 +40,11 @@ class Tiles:
 
 # Few tokens, by their number, up to and including it.
 TILES = {
-    16: Tiles(64, 16, 128, 4, 4),
+    16: Tiles(64, 16, 128, 4, 3),
     32: Tiles(64, 32, 128, 4, 4),
     64: Tiles(64, 64, 64, 4, 4),
 }
+DEEP = 5  # stages where a multiprocessor has one program: all that hides its loads is its own loads
 WIDE, SQUARE, LOW = Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 4, 4)
 GATED_WIDE, GATED_LOW = Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 4)
 BAND = 8  # tiles of tokens that are next to each other in time
@@ -51,6 +53,16 @@ BAND = 8  # tiles of tokens that are next to each other in time
 def few(tokens: int) -> Tiles:
     """The tiles of a product with at most FEW_TOKENS tokens."""
     return next(chosen for most, chosen in TILES.items() if tokens <= most)
+
+
+def stages(chosen: Tiles, programs: int, usual: int) -> int:
+    """Stages of so many programs with few tokens."""
+    return DEEP if programs <= PROCESSORS and chosen.tokens <= 32 else usual
+
+
+def packed_stages(tokens: int) -> int:
+    """Stages of a product with packed weights, whose tiles have so many tokens."""
+    return 3 if tokens <= 16 else 2
 
 
 def many(tokens: int, features: int, count: int) -> Tiles:
@@ -69,8 +81,8 @@ def segments(features: int, columns: int) -> int:
     return count
 
 
-def segment_columns(columns: int, count: int) -> int:
-    return -(-columns // (count * UNIT)) * UNIT
+def segment_columns(columns: int, count: int, unit: int = UNIT) -> int:
+    return -(-columns // (count * unit)) * unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +112,14 @@ class Scratch:
         """Make sure that there will be room for a matrix, before the first is unpacked."""
         if isinstance(matrix, Packed):
             assert self._room is None, "graphs may point to it"
-            self._most = max(self._most, len(matrix.planes) * ROWS * matrix.columns)
+            self._most = max(self._most, len(matrix.low) * ROWS * matrix.columns)
 
     def unpacked(self, matrix: Packed, height: int) -> torch.Tensor:
         """The first `height` padded rows of a matrix, [height, columns]. The next call overwrites them."""
         if self._room is None:
             self._room = torch.empty(self._most, dtype=torch.bfloat16, device=self.device)
-        quantized.unpack_kernel[(-(-height // ROWS), matrix.tiles)](
-            *matrix.arrays, None, self._room, 1.0, height, matrix.columns, matrix.tiles, ROWS, False, True,
+        quantized.unpack_kernel[(-(-height // ROWS), matrix.blocks)](
+            *matrix.arrays, None, self._room, 1.0, height, matrix.columns, matrix.units, ROWS, False, True,
             matrix.form.code,
         )  # fmt: skip
         return self._room[: height * matrix.columns].view(height, matrix.columns)
@@ -147,6 +159,8 @@ class Linear:
             scratch.reserve(piece)
         # One number for all pieces, so that their parts can be added together.
         self.segments = 1 if whole else segments(self.features, self.columns)
+        unit = BLOCK if any(isinstance(piece, Packed) for piece in self.pieces) else UNIT
+        self.length = segment_columns(self.columns, self.segments, unit)
 
     @property
     def nbytes(self) -> int:
@@ -166,7 +180,7 @@ class Linear:
 
         With `add`, for more than FEW_TOKENS, the result is added to what is in `out`.
         """
-        first, width, length = 0, self.features, segment_columns(self.columns, self.segments)
+        first, width, length = 0, self.features, self.length
         stride = FEW_TOKENS * width
         for piece in self.pieces:
             place = out[first:]
@@ -175,20 +189,21 @@ class Linear:
                 tall = -(-tokens // chosen.tokens)
                 if isinstance(piece, Packed):
                     quantized.packed_linear_kernel[(tall, -(-piece.rows // ROWS), self.segments)](
-                        x, *piece.arrays, place, stride, width, piece.rows, self.columns, piece.tiles, length,
-                        chosen.tokens, piece.form.code, num_warps=4, num_stages=2,
+                        x, tokens, *piece.arrays, place, stride, width, piece.rows, self.columns, piece.units, length,
+                        chosen.tokens, piece.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
                     )  # fmt: skip
                 else:
-                    dense.linear_kernel[(tall, -(-piece.rows // chosen.features), self.segments)](
+                    grid = tall, -(-piece.rows // chosen.features), self.segments
+                    dense.linear_kernel[grid](
                         x, piece.matrix, place, stride, width, piece.rows, self.columns, length,
                         chosen.features, chosen.tokens, chosen.columns,
-                        num_warps=chosen.warps, num_stages=chosen.stages,
+                        num_warps=chosen.warps, num_stages=stages(chosen, prod(grid), chosen.stages),
                     )  # fmt: skip
             else:
                 w = piece.matrix if isinstance(piece, Dense) else self.scratch.unpacked(piece, piece.rows)
                 chosen = many(tokens, piece.rows, self.segments)
-                grid = -(-tokens // chosen.tokens) * -(-piece.rows // chosen.features)
-                dense.many_kernel[(grid,)](
+                programs = -(-tokens // chosen.tokens) * -(-piece.rows // chosen.features)
+                dense.many_kernel[(programs,)](
                     tiled(x, chosen.tokens, chosen.columns), tiled(w, chosen.features, chosen.columns), place, tokens,
                     width, piece.rows, self.columns, length, self.segments, add,
                     chosen.features, chosen.tokens, chosen.columns, BAND,
@@ -225,14 +240,15 @@ class Gated:
             tall = -(-tokens // chosen.tokens)
             if isinstance(pair, Packed):
                 quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
-                    x, *pair.arrays, out, self.rows, self.columns, pair.tiles, chosen.tokens, self.gelu,
-                    pair.form.code, num_warps=4, num_stages=2,
+                    x, tokens, *pair.arrays, out, self.rows, self.columns, pair.units, chosen.tokens, self.gelu,
+                    pair.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
                 )  # fmt: skip
             else:
-                dense.gated_kernel[(tall, -(-self.rows // chosen.features))](
+                grid = tall, -(-self.rows // chosen.features)
+                dense.gated_kernel[grid](
                     x, pair.matrix, out, self.rows, self.columns, self.gelu,
                     chosen.features, chosen.tokens, chosen.columns,
-                    num_warps=chosen.warps, num_stages=min(3, chosen.stages),
+                    num_warps=chosen.warps, num_stages=stages(chosen, prod(grid), 3),
                 )  # fmt: skip
             return
         tall = -(-tokens // GATED_WIDE.tokens)
@@ -251,7 +267,7 @@ class Gated:
 def _unpacked(matrix: Matrix) -> torch.Tensor:
     if isinstance(matrix, Dense):
         return matrix.matrix
-    own = Scratch(str(matrix.planes.device))
+    own = Scratch(str(matrix.low.device))
     own.reserve(matrix)
     return own.unpacked(matrix, matrix.rows)
 

@@ -1,11 +1,12 @@
 """Weights in GGUF's formats, repacked for the kernels without changing a bit of their values.
 
-A tile has 64 rows and 128 columns; `kernels/packed.py` says how its bytes lie. Six-bit scales take a byte each, which
+A unit has 64 rows and 32 or 64 columns; `kernels/packed.py` says how its bytes lie. Six-bit scales take a byte each, which
 makes Q4_K 4.625 bits a weight instead of 4.5. Repacking is done on the device, some rows at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,7 +16,9 @@ import torch
 
 from twostroke.formats.tensor import RawTensor
 
-ROWS, COLUMNS, GROUP = 64, 128, 16
+ROWS = 64  # of a tile
+BLOCK = 256  # columns that share planes of higher bits, and main scales
+WORD = 64  # columns whose scales share a word
 PACKED_BYTES = 64 << 20  # stored bytes that are repacked at a time
 
 
@@ -40,6 +43,11 @@ class Form:
     block_bytes: int
 
     @property
+    def group(self) -> int:
+        """Columns of a group; a unit is two of them."""
+        return 16 if self.kind == 2 else 32
+
+    @property
     def code(self) -> int:
         """All that a kernel has to know."""
         return self.bits + 16 * self.kind + 256 * self.zero + 16384 * self.minima
@@ -59,31 +67,36 @@ FORMS = {
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A matrix [rows, columns], its rows padded to whole tiles.
+    """A matrix [rows, columns], its rows padded to whole tiles, its columns to whole units.
 
     Attributes:
-        planes: [tiles of rows, tiles of columns, planes, 64, 16] uint8.
-        scales, minima: [tiles of rows, tiles of columns, 4 or 8, 64] uint8; empty for kind 0.
-        d, dmin: float16, [tiles of rows, tiles of columns, 4, 64] for kind 0, else [.., 256 columns, 64].
+        low: [tiles of rows, units, planes, 64, group] uint8, two planes for 8 bits, else one of low nibbles.
+        high: [tiles of rows, blocks, planes, 64, group] uint8, the higher bits of 5 or 6.
+        words: [tiles of rows, words, 1 or 2, 64] int32, the scales of 64 columns; kind 0 has minima in a second one.
+        mains: [tiles of rows, blocks, 64] int32, two float16 (d and dmin) for a block of 256 columns; empty for kind 0.
     """
 
     form: Form
     rows: int
     columns: int
-    planes: torch.Tensor
-    scales: torch.Tensor
-    minima: torch.Tensor
-    d: torch.Tensor
-    dmin: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    words: torch.Tensor
+    mains: torch.Tensor
 
     @property
     def arrays(self) -> tuple[torch.Tensor, ...]:
-        return self.planes, self.scales, self.minima, self.d, self.dmin
+        return self.low, self.high, self.words, self.mains
 
     @property
-    def tiles(self) -> int:
-        """Tiles along the columns."""
-        return self.planes.shape[1]
+    def units(self) -> int:
+        """Units along the columns."""
+        return self.low.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks along the columns; the last may have fewer units."""
+        return -(-self.columns // BLOCK)
 
     @property
     def nbytes(self) -> int:
@@ -110,39 +123,29 @@ def joined(matrices: Sequence[Packed], rows: int) -> Packed:
 
 def _pack_rows(stored: torch.Tensor, form: Form, columns: int) -> tuple[torch.Tensor, ...]:
     rows = len(stored)
-    blocks = stored.reshape(rows, -1, form.block_bytes)
-    codes, scales, minima, d, dmin = (_kind_0 if form.kind == 0 else _kind_k)(blocks, form)
-    tall, wide = -(-rows // ROWS) * ROWS, -(-columns // COLUMNS) * COLUMNS
+    codes, words, mains = (_kind_0 if form.kind == 0 else _kind_k)(stored.reshape(rows, -1, form.block_bytes), form)
+    tall, wide, blocks = -(-rows // ROWS), -(-columns // WORD), -(-columns // BLOCK)
+    group, more = form.group, form.bits - 4
 
-    def tiled(array: torch.Tensor, width: int) -> torch.Tensor:
-        """[rows, n] -> [tiles of rows, n / width, width, 64], padded with zeros."""
-        padded = array.new_zeros(tall, -(-array.shape[1] // width) * width)
+    def tiled(array: torch.Tensor, width: int, *shape: int) -> torch.Tensor:
+        """[rows, n] -> [tiles of rows, *shape, 64, width], padded with zeros."""
+        padded = array.new_zeros(tall * ROWS, math.prod(shape) * width)
         padded[:rows, : array.shape[1]] = array
-        return padded.view(tall // ROWS, ROWS, -1, width).permute(0, 2, 3, 1).contiguous()
+        return padded.view(tall, ROWS, *shape, width).movedim(1, -2)
 
-    padded = codes.new_zeros(tall, wide)
-    padded[:rows, :columns] = codes
-    groups = padded.view(tall // ROWS, ROWS, wide // COLUMNS, 8, GROUP).permute(0, 2, 3, 1, 4)
-    group = groups.unbind(2)
-    if form.bits == 8:
-        planes = groups.contiguous()
-    else:
-        made = [group[j] & 15 | (group[j + 4] & 15) << 4 for j in range(4)]
-        if form.bits == 5:
-            made.append(reduce(or_, [(one >> 4 & 1) << i for i, one in enumerate(group)]))
-        if form.bits == 6:
-            made += [reduce(or_, [(group[4 * h + j] >> 4 & 3) << 2 * j for j in range(4)]) for h in range(2)]
-        planes = torch.stack(made, 2)
-    if form.kind == 0:
-        empty = stored.new_empty(0)
-        return planes, empty, empty, tiled(d, 4), tiled(dmin, 4) if form.minima else empty.half()
-    main = tiled(d, 1).squeeze(2)
-    if form.kind == 1:
-        return planes, tiled(scales, 4), tiled(minima, 4), main, tiled(dmin, 1).squeeze(2)
-    return planes, tiled(scales, 8), stored.new_empty(0), main, stored.new_empty(0).half()
+    low, high = tiled(codes, group, wide * WORD // (2 * group), 2), codes.new_empty(tall, 0)
+    if form.bits < 8:
+        one, two = low.unbind(2)
+        low = (one & 15 | two << 4).unsqueeze(2)
+    if 4 < form.bits < 8:
+        fields = 8 // more  # of a byte
+        parts = tiled(codes >> 4, group, blocks, BLOCK // group // fields, fields).unbind(3)
+        high = reduce(or_, [part << more * i for i, part in enumerate(parts)])
+    words, mains = tiled(words, words.shape[1] // wide, wide), tiled(mains, 1, blocks)
+    return low.contiguous(), high.contiguous(), words.transpose(-1, -2).contiguous(), mains.contiguous()
 
 
-_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _halves(blocks: torch.Tensor, first: int) -> torch.Tensor:
@@ -150,16 +153,20 @@ def _halves(blocks: torch.Tensor, first: int) -> torch.Tensor:
     return blocks[..., first : first + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
+def _paired(halves: torch.Tensor) -> torch.Tensor:
+    """Float16 [rows, n] as int32 [rows, n / 2], rounded up."""
+    return torch.nn.functional.pad(halves, (0, halves.shape[1] % 2)).view(torch.int32)
+
+
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
 def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
-    """Codes [rows, columns] uint8, no scales and minima, d and dmin [rows, blocks] (`formats/blocks.py`)."""
-    d, at = _halves(blocks, 0), 2
-    dmin = d.new_empty(0)
+    """Codes [rows, columns] uint8, words [rows, words] int32 and no main scales (`formats/blocks.py`)."""
+    words, at = _paired(_halves(blocks, 0)), 2
     if form.minima:
-        dmin, at = _halves(blocks, 2), 4
+        words, at = torch.stack((words, _paired(_halves(blocks, 2))), -1).flatten(-2), 4
     if form.bits == 8:
         codes = blocks[..., at:]
     else:
@@ -169,29 +176,31 @@ def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
         if high is not None:
             bits = high[..., :, None] >> torch.arange(8, device=blocks.device, dtype=torch.uint8) & 1
             codes = codes | bits.flatten(-2) << 4
-    none = blocks.new_empty(0)
-    return codes.reshape(len(blocks), -1), none, none, d, dmin
+    return codes.reshape(len(blocks), -1), words, words[:, :0]
 
 
 def _kind_k(blocks: torch.Tensor, form: Form) -> _Parts:
-    """As `_kind_0`; scales and minima [rows, groups] uint8 (Q6_K: the bytes of signed scales, and no minima)."""
-    rows, none = len(blocks), blocks.new_empty(0)
+    """As `_kind_0`, with main scales [rows, blocks] int32."""
+    rows = len(blocks)
     if form.bits == 6:
         low = _nibbles(blocks[..., :128].reshape(rows, -1, 2, 64)).reshape(rows, -1, 2, 4, 32)
         shifts = torch.tensor([[0], [2], [4], [6]], device=blocks.device, dtype=torch.uint8)
         high = blocks[..., 128:192].reshape(rows, -1, 2, 1, 32) >> shifts & 3
-        scales = blocks[..., 192:208].reshape(rows, -1)
-        return (low | high << 4).reshape(rows, -1), scales, none, _halves(blocks, 208), none.half()
-    scales, minima = _k_scales(blocks[..., 4:16])
+        words = blocks[..., 192:208].reshape(rows, -1).contiguous().view(torch.int32)
+        mains = torch.stack((d := _halves(blocks, 208), torch.zeros_like(d)), -1)
+        return (low | high << 4).reshape(rows, -1), words, _paired(mains.flatten(1))
+    pairs = (part.view(rows, -1, 2) for part in _k_scales(blocks[..., 4:16]))
+    words = torch.cat(tuple(pairs), -1).view(rows, -1).view(torch.int32)  # two scales and two minima
     codes = _nibbles(blocks[..., 16 if form.bits == 4 else 48 :].reshape(rows, -1, 4, 32)).reshape(rows, -1, 8, 32)
     if form.bits == 5:
         shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)[:, None]
         codes = codes | (blocks[..., None, 16:48] >> shifts & 1) << 4
-    return codes.reshape(rows, -1), scales, minima, _halves(blocks, 0), _halves(blocks, 2)
+    mains = torch.stack((_halves(blocks, 0), _halves(blocks, 2)), -1)
+    return codes.reshape(rows, -1), words, _paired(mains.flatten(1))
 
 
 def _k_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, blocks, 12] bytes -> the 6-bit scales and minima, [rows, groups of 32] each."""
+    """[rows, blocks, 12] bytes -> the 6-bit scales and minima, contiguous [rows, groups of 32] each."""
     first, second, low = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = torch.cat((first & 63, (low & 15) | (first >> 2 & 48)), -1)
     minima = torch.cat((second & 63, (low >> 4) | (second >> 2 & 48)), -1)

@@ -83,8 +83,11 @@ class Work:
 
 
 def tall_of(head_dim: int) -> int:
-    """Rows of a tile of queries where many tokens share one: as many as fit a multiprocessor's memory."""
-    return MANY_ROWS if head_dim <= 128 else MANY_ROWS // 2
+    """Rows of a tile of queries where many tokens share one.
+
+    Wide heads: as many as fit a multiprocessor's memory. Narrow ones: so few that three programs fit its registers.
+    """
+    return MANY_ROWS if 64 < head_dim <= 128 else MANY_ROWS // 2
 
 
 def keys_of(head_dim: int) -> int:

@@ -23,7 +23,7 @@ from twostroke.server.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.2  # between two messages
+TICK_S = 0.25  # between two messages
 IDLE_S = 4.0  # between two messages while the engine rests
 RING = 32  # messages
 MOST_SPANS = 4096  # of the caches that one message draws

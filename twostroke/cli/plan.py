@@ -59,7 +59,7 @@ class _Made:
         limits: what advice may change.
         load: the plan under a load; None if none is asked for.
         stored: what to call its weights for this engine.
-        draft: the companion's name.
+        draft: the companion's name. asked, on: what was asked for, and the machine's name.
     """
 
     name: str
@@ -69,6 +69,8 @@ class _Made:
     load: "Load | None"
     stored: str
     draft: str | None
+    asked: WorkloadOptions
+    on: str
 
     @property
     def by_this_engine(self) -> bool:
@@ -82,7 +84,8 @@ def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
 
 def _make(model: str | None, configuration: ConfigurationOptions, asked: WorkloadOptions) -> _Made:
     """The plan. Raises InvalidRequest, UnknownModel."""
-    if model is None or configuration.on is None:
+    machine_name = configuration.on
+    if model is None or machine_name is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
     from twostroke.planning.here import stored_format
@@ -95,7 +98,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     from twostroke.planning.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
-    machine = machine_for(configuration.on, configuration.efficiency, note)
+    machine = machine_for(machine_name, configuration.efficiency, note)
     weights = configuration.weights
     stored = weights is None and checkpoint is not None
     form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
@@ -120,17 +123,19 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     limits = (
         Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
     )
-    return _Made(model, checkpoint, made, limits, load, weights or "stored", configuration.draft)
+    return _Made(model, checkpoint, made, limits, load, weights or "stored", configuration.draft, asked, machine_name)
 
 
 def _facts(made: _Made) -> dict[str, Any]:
     """Everything that is told."""
     from twostroke.planning.account import account
-    from twostroke.planning.load import load_facts
+    from twostroke.planning.load_account import load_facts
+    from twostroke.planning.load_advice import advise_load
 
     facts = account(made.plan, made.limits)
-    if made.load is not None:
-        facts["load"] = load_facts(made.load)
+    if (load := made.load) is not None:
+        advised = advise_load(load, made.limits)
+        facts["load"] = load_facts(load, made.limits, advised) | {"commands": _commands(made, advised.load)}
     if made.by_this_engine:
         facts["engine"] = _engine(made)
     return facts
@@ -152,6 +157,59 @@ def _print(facts: dict[str, Any]) -> None:
     print_tables(facts)
     if "load" in facts:
         print_load(facts["load"])
+
+
+def _commands(made: _Made, advised: "Load") -> dict[str, str]:
+    """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
+    load = made.load
+    assert load is not None
+    found: dict[str, list[str] | None] = {"to simulate it": _simulate(made, load)}
+    if advised is not load:
+        found["to simulate what is advised"] = _simulate(made, advised)
+    if made.by_this_engine:
+        found["to start a worker like that" if advised.replicas > 1 else "to start it"] = _serve(made, advised)
+    return {title: shlex.join(words) for title, words in found.items() if words is not None}
+
+
+def _simulate(made: _Made, load: "Load") -> list[str] | None:
+    """None for prompts that no option of the command describes."""
+    from twostroke.planning.load import SEED
+
+    plan, asked, traffic = load.plan, made.asked, load.traffic
+    drawn = asked.trace is None and asked.workload == "synthetic"
+    words = ["twostroke", "simulate", made.name, "--on", made.on, "--tp", str(plan.tp)]
+    words = words[:-2] if plan.tp == 1 else words
+    if plan.weights.name not in ("stored", plan.model.weights):
+        words += ["--weights", plan.weights.name]
+    words += ["--max-step-tokens", str(load.budget)]
+    if load.replicas > 1:
+        words += ["--workers", str(load.replicas)]
+    words += ["--rate", f"{load.rate:.4g}"] if load.rate is not None else ["--concurrency", str(traffic.concurrency)]
+    if drawn:
+        first = traffic.arrivals[0]
+        shared = first.pieces[0].tokens if len(first.pieces) > 1 else 0
+        words += ["--input-tokens", str(first.prompt_tokens - shared), "--output-tokens", str(first.output_tokens)]
+        words += ["--prefix-tokens", str(shared)] if shared else []
+    elif made.load is not None and traffic.shared.sum() != made.load.traffic.shared.sum():
+        return None
+    else:
+        words += ["--workload", "sharegpt"] if asked.trace is None else ["--trace", str(asked.trace)]
+    if asked.trace is None:
+        words += ["--requests", "1000", "--seed", str(SEED)]
+        words += ["--burstiness", f"{asked.burstiness:g}"] if asked.burstiness != 1 and load.rate is not None else []
+    for name, limit in (("ttft", asked.ttft_ms), ("itl", asked.itl_ms)):
+        words += [] if limit is None else [f"--slo-{name}-ms", f"{limit:g}"]
+    return words
+
+
+def _serve(made: _Made, load: "Load") -> list[str]:
+    """The command that starts each worker of a load on this engine."""
+    from twostroke.planning.here import engine_memory, serve_command
+
+    assert made.checkpoint is not None
+    plan = replace(load.plan, workload=replace(made.plan.workload, concurrency=load.peak))
+    form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.name
+    return serve_command(plan, made.name, form, engine_memory(made.checkpoint, form), made.draft, load.budget)
 
 
 def _engine(made: _Made) -> dict[str, Any]:

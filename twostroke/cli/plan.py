@@ -106,7 +106,9 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     technique = choose(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
     if traffic is not None and technique.method:
-        raise InvalidRequest("a load is planned for plain generation: leave out --method, or the rate")
+        raise InvalidRequest(
+            "a load is planned for plain generation: leave out --method, or ask `twostroke simulate`, which has it too"
+        )
     if traffic is not None:
         shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
     made = make_plan(found, machine, form, configuration.tp, shape, technique)

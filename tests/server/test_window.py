@@ -106,6 +106,12 @@ def test_the_servers_own_default(directory: Path) -> None:
     with serving(open_model(directory, "radix"), when_full="window", sinks=SINKS) as running:
         told: Any = running.client.chat.completions.create(**fields)
         assert told.left_out["entries"] > 0
+        assert told.usage.prompt_tokens == len(running.llm.tokenizer.encode_chat(messages)), "all are entered"
+        again: Any = running.client.chat.completions.create(**fields)
+        found = again.usage.prompt_tokens_details.cached_tokens
+        assert 0 < found < SLOTS, "up to the first cut"
+        long: Any = running.client.chat.completions.create(**fields, user="x" * 20_000)  # goes through the preflight
+        assert long.left_out == told.left_out
         answer: Any = running.client.responses.create(model="tiny", input=messages, max_output_tokens=7)
         assert answer.truncation == "window"
         assert answer.left_out == told.left_out

@@ -117,7 +117,7 @@ class Windowed:
             assert kv is not None
             yield Decode(kv)
 
-        return Request(program, params, llm.tokenizer, len(self.extent))
+        return Request(program, params, llm.tokenizer, sum(map(len, self.parts)))
 
 
 def windowed(

@@ -59,7 +59,7 @@ class _Made:
         limits: what advice may change.
         load: the plan under a load; None if none is asked for.
         stored: what to call its weights for this engine.
-        draft: the companion's name. asked, on: what was asked for, and the machine's name.
+        draft: the companion's name. asked, on, method: what was asked for, the machine, the technique's name.
     """
 
     name: str
@@ -71,6 +71,7 @@ class _Made:
     draft: str | None
     asked: WorkloadOptions
     on: str
+    method: str
 
     @property
     def by_this_engine(self) -> bool:
@@ -105,10 +106,6 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
     technique = choose(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
-    if traffic is not None and technique.method:
-        raise InvalidRequest(
-            "a load is planned for plain generation: leave out --method, or ask `twostroke simulate`, which has it too"
-        )
     if traffic is not None:
         shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
     made = make_plan(found, machine, form, configuration.tp, shape, technique)
@@ -119,7 +116,18 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     limits = (
         Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
     )
-    return _Made(model, checkpoint, made, limits, load, weights or "stored", configuration.draft, asked, machine_name)
+    return _Made(
+        model,
+        checkpoint,
+        made,
+        limits,
+        load,
+        weights or "stored",
+        configuration.draft,
+        asked,
+        machine_name,
+        configuration.method,
+    )
 
 
 def _facts(made: _Made) -> dict[str, Any]:
@@ -177,6 +185,7 @@ def _simulate(made: _Made, load: "Load") -> list[str] | None:
     words = words[:-2] if plan.tp == 1 else words
     if plan.weights.name not in ("stored", plan.model.weights):
         words += ["--weights", plan.weights.name]
+    words += ["--method", made.method] if made.method != "plain" else []
     words += ["--max-step-tokens", str(load.budget)]
     if load.replicas > 1:
         words += ["--workers", str(load.replicas)]

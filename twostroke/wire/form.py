@@ -127,9 +127,9 @@ def piece(sources: Sequence[Source]) -> int:
     return max(1, PIECE_BYTES // sources[0].memory.page_bytes)
 
 
-def pieces(sources: Sequence[Source]) -> list[slice]:
-    """Some pages, by what goes in one message."""
-    return [slice(first, first + piece(sources)) for first in range(0, len(sources), piece(sources))]
+def pieces(count: int, size: int) -> list[slice]:
+    """So many pages, in pieces of a size."""
+    return [slice(first, first + size) for first in range(0, count, size)]
 
 
 def value(pool: PagePool, contents: Contents, logits: np.ndarray) -> KVCache:

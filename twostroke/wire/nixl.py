@@ -32,6 +32,7 @@ from twostroke.wire.transport import Digests, Grant
 log = logging.getLogger(__name__)
 
 PAUSE_US = 1000  # of NIXL's thread, while nothing moves
+WRITE_BYTES = 8 << 20  # of one write: each may wait for the other side's thread
 AT_ONCE = 2  # writes of one transfer that are under way
 POLL_S = 5e-5  # seconds between looks at a write, or for a notification
 SLOW_S = 30.0  # seconds after which a write that is under way is told in the log
@@ -87,7 +88,7 @@ class Nixl:
         api = importlib.import_module(f"{_package()}._api")
         assert isinstance(pool.memory, HostMemory)
         self._agent_name = secrets.token_hex(8)
-        self._base, self._size, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
+        self._base, self.page_bytes, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
         self._lock = threading.Lock()
         self._tags: dict[bytes, None] = {}
         self._peers: dict[str, Peer] = {}
@@ -95,9 +96,9 @@ class Nixl:
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
             self.agent: Any = _patient_agent(api, self._agent_name, config)
-            whole = self.agent.get_reg_descs([(self._base, self._size * self._count, 0, "")], "DRAM")
+            whole = self.agent.get_reg_descs([(self._base, self.page_bytes * self._count, 0, "")], "DRAM")
             self._registered = self.agent.register_memory(whole)
-            table = places(self._base, self._size, self._count)
+            table = places(self._base, self.page_bytes, self._count)
             self.pages = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", table, "DRAM")
         except Exception as error:  # of many kinds
             raise WireError(f"NIXL does not start: {error}") from None
@@ -119,7 +120,7 @@ class Nixl:
             if (peer := self._peers.get(claim["agent"])) is None:
                 try:
                     name = self.agent.add_remote_agent(base64.b64decode(claim["about"]))
-                    table = places(claim["base"], self._size, claim["frames"])
+                    table = places(claim["base"], self.page_bytes, claim["frames"])
                     peer = Peer(name, self.agent.prep_xfer_dlist(name, table, "DRAM"))
                 except Exception as error:
                     raise WireError(f"NIXL cannot reach the receiver: {error}") from None
@@ -197,9 +198,9 @@ class NixlWriter:
         numbers, sources = [numbers[i] for i in present], [sources[i] for i in present]
         under_way: deque[Written] = deque()
         try:
-            for some in form.pieces(sources):
+            for some in form.pieces(len(sources), max(1, WRITE_BYTES // self._nixl.page_bytes)):
                 under_way.append(self._begin(numbers[some], sources[some], grant))
-                if len(under_way) > AT_ONCE:
+                if len(under_way) == AT_ONCE:
                     self._end(under_way, grant, digests)
             while under_way:
                 self._end(under_way, grant, digests)
@@ -230,8 +231,10 @@ class NixlWriter:
         if state != "DONE":
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
-        about: dict[str, Any] = {"numbers": list(written.numbers), "digests": digests(written.numbers)}
-        self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=written.tag)
+        for some in form.pieces(len(written.numbers), max(1, form.PIECE_BYTES // self._nixl.page_bytes)):
+            numbers = written.numbers[some]
+            about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
+            self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=written.tag)
 
     def _ended(self, written: "Written") -> str:
         """Wait until nothing of a write is under way any more."""

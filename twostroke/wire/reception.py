@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from twostroke.kv.header import Header
 from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
-from twostroke.wire.checks import Checks
+from twostroke.wire.checks import Checks, Digesting
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
 from twostroke.wire.transport import Transport
@@ -46,8 +45,8 @@ class Reception:
         bytes_received: bytes of K and V so far.
     """
 
-    def __init__(self, pool: PagePool, transport: Transport, checking: ThreadPoolExecutor, until: float) -> None:
-        """`checking`: threads for digests. `until`: on the monotonic clock, when it has to be there."""
+    def __init__(self, pool: PagePool, transport: Transport, digesting: Digesting, until: float) -> None:
+        """`until`: on the monotonic clock, when it has to be there."""
         self._pool, self._transport, self._until = pool, transport, until
         self.identity = ""
         self.bytes_received = 0
@@ -57,7 +56,7 @@ class Reception:
         self._pages = False  # whether pages come as they are
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
-        self._checks = Checks(checking)
+        self._checks = Checks(digesting)
         self._lock = threading.Lock()
 
     def turn_away(self) -> None:

@@ -1,7 +1,6 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
-from twostroke.wire.checks import Ahead
+from twostroke.wire.checks import Ahead, Digesting
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
 from twostroke.wire.transport import Grant, PageWriter, Transport
@@ -32,9 +31,8 @@ class Transfer:
         pool: PagePool,
         identity: str,
         transport: Transport,
-        digesting: ThreadPoolExecutor,
+        digesting: Digesting,
     ) -> None:
-        """`digesting`: threads for digests (`checks.executor`)."""
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)

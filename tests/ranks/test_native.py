@@ -40,7 +40,7 @@ def test_every_family(family: str, written: Callable[[str], Path]) -> None:
     path = written(family)
     alone = seen_with(path, 1)
     assert finite(alone)
-    for tp in (2, 3) if family == "llama" else (3,):
+    for tp in (2, 3, 4) if family == "llama" else (3, 4):
         assert differences(alone, seen_with(path, tp)) == [], tp
 
 
@@ -50,7 +50,8 @@ def test_weights_of_few_bits(weights: str, written: Callable[[str], Path]) -> No
     path = written("llama")
     alone = seen_with(path, 1, weights=weights)
     assert finite(alone)
-    assert differences(alone, seen_with(path, 2, weights=weights)) == []
+    for tp in (2, 4):
+        assert differences(alone, seen_with(path, tp, weights=weights)) == [], tp
 
 
 def test_ranks_of_several_threads(written: Callable[[str], Path]) -> None:

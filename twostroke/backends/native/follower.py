@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from twostroke.backends.native import library as kernels
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.backends.native.library import Team, load
 from twostroke.backends.native.ranks import PASS_BYTES, Facts
@@ -69,7 +70,10 @@ def main(file: int, parent: int) -> None:
 def _follow(peer: Peer, facts: Facts) -> None:
     if facts.cores:
         os.sched_setaffinity(0, facts.cores)
+    kernels.use(facts.variant, facts.kernels)
     library, share = load(facts.variant), facts.share
+    if not library.twostroke_usable():  # a process has to ask Linux for AMX's tiles before it uses them
+        os._exit(1)
     segment = Segment(PASS_BYTES, facts.fd)
     team = Team(facts.variant, facts.threads)
     handle: int = library.twostroke_ranks(

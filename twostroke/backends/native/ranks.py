@@ -16,12 +16,13 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.native.library import Team, load
+from twostroke.backends.native.library import Team, library_path, load
 from twostroke.backends.native.parts import Alone
 from twostroke.backends.native.weights import Part, Table
 from twostroke.errors import OutOfPages, RankLost
@@ -82,6 +83,7 @@ class Facts:
     """What another rank has to know first."""
 
     variant: str
+    kernels: Path
     threads: int
     share: Share
     patience_s: float
@@ -109,7 +111,9 @@ class NativeRanks:
             memory, PASS_BYTES, 0, size, patience_s, ctypes.byref(own), len(own)
         )
         fd = self._segment.fd
-        facts = [Facts(variant, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
+        kernels = library_path(variant)
+        assert kernels is not None, "this process has loaded them"
+        facts = [Facts(variant, kernels, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
         lose, handle = self.library.twostroke_lose, self.handle
         self.turn = threading.RLock()  # held for one call of all ranks, or one message and its answers
         self._lost: RankLost | None = None

@@ -58,7 +58,8 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     }
     put(piece, unit.head, wholes);
   }, finish);
-  if (plan.shared.empty()) return;
+  if (!plan.num_partials) return;
+  if (c.any_head) m.meet(own);
   m.team->share(int(plan.shared.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.shared[u];
     const Piece& piece = plan.pieces[unit.piece];
@@ -138,6 +139,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
   project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
+  if (m.config.any_head) m.meet(own);
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
   const Room::Places rest = pass.rest(i);

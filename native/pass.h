@@ -173,7 +173,8 @@ class Pass {
     std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
   Plan plan(int window, std::span<const int64_t> rows, int members) const {
-    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->size : 1), {}};
+    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->rank : 0,
+                                   ranks_ ? ranks_->size : 1), {}};
     for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
       made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
     return made;

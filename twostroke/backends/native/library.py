@@ -76,7 +76,7 @@ class Config(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
         ("vocab", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head")),
+        *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head", "any_head")),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
     ]
 

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,12 @@ class Leader(Alone):
         super().__init__(config, weights)
         self.followers = ranks.followers
         self.handle: int | None = ranks.handle
-        self.share = Share(0, self.followers.size)
+        self.share = Share(0, self.followers.size, together=True)
 
     def matrix(self, name: str) -> Part:
         whole = Part.whole(self.weights(name))
         for rank, peer in enumerate(self.followers.peers, 1):
-            rows = Share(rank, self.followers.size).rows(self.config, name, whole.shape[0])
+            rows = replace(self.share, rank=rank).rows(self.config, name, whole.shape[0])
             self.followers.guarded(rank, _send_part, peer, whole.rows(rows))
         return whole.rows(self.share.rows(self.config, name, whole.shape[0]))
 
@@ -113,7 +113,7 @@ class NativeRanks:
         fd = self._segment.fd
         kernels = library_path(variant)
         assert kernels is not None, "this process has loaded them"
-        facts = [Facts(variant, kernels, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
+        facts = [Facts(variant, kernels, threads, Share(i, size, True), patience_s, cores[i], fd) for i in range(1, size)]
         lose, handle = self.library.twostroke_lose, self.handle
         self.turn = threading.RLock()  # held for one call of all ranks, or one message and its answers
         self._lost: RankLost | None = None

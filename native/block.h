@@ -76,6 +76,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
 void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
   float* out = pass.room.of(0).x;
+  own.live = pass.live(0);
   // A rank that has a part of the embedding looks up its tokens.
   auto absent = [&](int64_t token) { return token < m.embed->first || token >= m.embed->first + m.embed->rows; };
   auto look_up = [&](int row) {
@@ -119,6 +120,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
   const Attention& plan = pass.attention(i, b.window);
+  own.live = pass.live(i);
   const Layer kv = pass.layer(i);
   const Room::Places at = pass.room.of(i);
   const std::span<const int64_t> rows = pass.rows(i);

@@ -30,6 +30,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512 with VNNI", "avx2": "AVX2 with FMA"}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+EXCHANGE = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64)  # native/ranks.h
+TELL = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64, _POINTER, ctypes.c_int64)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
@@ -57,7 +59,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ranks": (_POINTER, (_POINTER, ctypes.c_int64, _INT, _INT, ctypes.c_double, _POINTER, _INT)),
     "ranks_free": (None, (_POINTER,)),
     "join": (None, (_POINTER, _POINTER)),
-    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64)),
+    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64, _POINTER)),
+    "part": (None, (_POINTER, _POINTER, EXCHANGE, TELL)),
+    "apply": (None, (_POINTER, _POINTER, ctypes.c_int64)),
+    "obey": (_INT, (_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)),
     "listen": (None, (_POINTER,)),
     "follow": (_INT, (_POINTER,)),
     "lose": (None, (_POINTER, _INT)),

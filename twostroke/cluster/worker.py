@@ -12,7 +12,7 @@ from typing import Any
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.metrics import register_engine_registry
-from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
+from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 from prometheus_client import Gauge
@@ -21,9 +21,9 @@ from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
-from twostroke.cluster.events import Events, Publisher
 from twostroke.cluster.link import link
 from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
+from twostroke.cluster.told import Told
 from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
@@ -84,7 +84,7 @@ class Worker(LLMEngine):
         self._gauges()
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
-        self._events: Events | None = None
+        self._told: Told | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
@@ -120,9 +120,9 @@ class Worker(LLMEngine):
         )
 
     async def cleanup(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        told, self._told = self._told, None
+        if told is not None:
+            await asyncio.to_thread(told.close)
         if self._thread.alive:
             await asyncio.to_thread(self._thread.stop)  # its requests end with EngineStopped
         await asyncio.to_thread((self._prefilling or self._answering).close)
@@ -212,11 +212,10 @@ class Worker(LLMEngine):
     # What is told -----------------------------------------------------------------------------------------------------
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        return [] if self.llm.model.index is None else [PushSource(on_ready=self._follow)]
-
-    def _follow(self, publisher: Publisher) -> None:
-        assert self.llm.model.index is not None
-        self._events = Events(self.llm.model.index, publisher)
+        if self.llm.model.index is None:
+            return []
+        self._told = Told(self.llm)
+        return [ZmqSource(self._told.endpoint)]
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)

@@ -47,6 +47,23 @@ CASES: dict[str, dict[str, Any]] = {
         "ignore_eos": False,
         "nvext": {"annotations": [f"twostroke:{json.dumps({'guided_decoding': {'json': SCHEMA}})}"]},
     },
+    "n": {"temperature": 1.0, "seed": 5, "nvext": {"annotations": ['twostroke:{"n": 3}']}},
+    "n_and_stop": {
+        "temperature": 1.0,
+        "seed": 5,
+        "stop": ["qu", "z", "W"],
+        "ignore_eos": False,
+        "min_tokens": 20,
+        "nvext": {"annotations": ['twostroke:{"n": 3}']},
+    },
+    "n_and_regex": {
+        "temperature": 1.0,
+        "seed": 6,
+        "ignore_eos": False,
+        "nvext": {
+            "annotations": [f"twostroke:{json.dumps({'n': 2, 'guided_decoding': {'regex': '([a-z ]{1,9}[0-9]){20,30}'}})}"]
+        },
+    },
     "method": {"temperature": 0, "nvext": {"annotations": ['twostroke:{"method": {"name": "repeat", "times": 3}}']}},
 }
 

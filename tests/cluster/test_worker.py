@@ -79,6 +79,24 @@ async def test_a_retry_continues(worker: Worker, llm: LLM) -> None:
 
 
 @running
+async def test_a_retry_of_several_choices_continues_each(worker: Worker, llm: LLM) -> None:
+    stated: dict[str, Any] = SAMPLED | {"ignore_eos": False, "stop": ["a", "e"]}
+    annotations = ['twostroke:{"n": 3}']
+    [expected] = llm.generate([PROMPT], max_tokens=20, n=3, **stated)
+    whole = await chunks(worker, message(PROMPT, annotations, max_tokens=20, **stated))
+    for choice, output in enumerate(expected.outputs):
+        assert ids([chunk for chunk in whole if chunk["index"] == choice]) == [token.id for token in output.tokens]
+    assert len({len(output.tokens) for output in expected.outputs}) > 1, "they end at different places"
+    assert [chunk.get("finish_reason") for chunk in whole[:-1]] == [None] * (len(whole) - 1)
+    for cut in range(1, len(whole)):
+        known = ids(whole[:cut])
+        retry = message([*PROMPT, *known], annotations, max_tokens=max(0, 20 - cut), **stated)
+        rest = await chunks(worker, retry | {"migration_link": whole[cut - 1]["worker_trace_link"]})
+        assert rest[:-1] == whole[cut:-1]
+        assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
+
+
+@running
 async def test_an_answer_that_is_whole_ends_at_once(worker: Worker, llm: LLM) -> None:
     whole = await chunks(worker, message(PROMPT, max_tokens=5, **SAMPLED))
     retry = message([*PROMPT, *ids(whole)], max_tokens=0, **SAMPLED)

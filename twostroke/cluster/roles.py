@@ -28,7 +28,10 @@ class Role(Protocol):
     """A role that answers: `Both`, or `Decoding`."""
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
-        """For the engine. `handed`: what the prefill worker has handed over, or None. Raises InvalidRequest."""
+        """For the engine, from its first token on. `handed`: what the prefill worker has handed over, or None.
+
+        Raises InvalidRequest.
+        """
         ...
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
@@ -128,8 +131,6 @@ class Decoding:
 
         request = Request(program, asked.params, llm.tokenizer, len(prompt))
         request.priority = asked.priority
-        if asked.given:
-            request.take_over(asked.given)
         return request
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:

@@ -21,12 +21,14 @@ from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
-from twostroke.cluster.link import link
+from twostroke.cluster.link import BROKEN
 from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
 from twostroke.cluster.told import Told
+from twostroke.cluster.turns import Turns
 from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
+from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars
@@ -166,23 +168,34 @@ class Worker(LLMEngine):
     async def _answer(
         self, role: Role, asked: Asked, handed: Mapping[str, Any] | None
     ) -> AsyncGenerator[dict[str, Any]]:
-        request = await asyncio.to_thread(role.request, asked, handed)
-        pointer, generated, ended = link(asked.prompt), len(asked.given), set[int]()
+        request, turns = await asyncio.to_thread(_begun, role, asked, handed)
+        generated, pointer = len(asked.given), asked.link
+
+        def made(token: Token, pointer: dict[str, str]) -> dict[str, Any]:
+            one = chunk(token, self.llm.tokenizer, pointer)
+            if token.finish_reason is not None:
+                one["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
+            if turns.left:  # Dynamo's adapter ends the stream at the first reason
+                one.pop("finish_reason", None)
+            return one
+
+        finished = False
         try:
             async with aclosing(self._updates(request)) as news:
                 async for update in news:
                     for token in update.tokens:
-                        generated += 1
-                        made = chunk(token, self.llm.tokenizer, pointer)
-                        if token.finish_reason is not None:
-                            ended.add(token.choice)
-                            made["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
-                        if len(ended) < len(request.choices):  # Dynamo's adapter ends the stream at the first reason
-                            made.pop("finish_reason", None)
-                        yield made
+                        for due in turns.put(token):
+                            generated += 1
+                            finished = not turns.left
+                            yield made(due, pointer)
+                            if due.finish_reason == "length" and due.index + 1 != asked.params.max_tokens:
+                                pointer = BROKEN  # its tokens alone do not say that it has ended
+            for due in turns.rest():
+                generated += 1
+                yield made(due, BROKEN)
         finally:
             role.ended(handed)
-        if not ended:  # as where the last token was delivered by a worker that died
+        if not finished:  # as where the last token was delivered by a worker that died
             yield ending(request.choices[0].track.finish_reason or "stop")
 
     async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
@@ -191,7 +204,7 @@ class Worker(LLMEngine):
             # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
             yield ending("length") | {
                 "disaggregated_params": {HANDLE: outgoing.handle.to_json()},
-                "worker_trace_link": link(asked.prompt),
+                "worker_trace_link": asked.link,
             }
             async with aclosing(self._updates(request)) as news:
                 async for _ in news:
@@ -245,3 +258,9 @@ class Worker(LLMEngine):
             rate = index.hit_tokens / index.queried_tokens if index is not None and index.queried_tokens else None
             used = pool.num_used / pool.num_pages
             self._snapshots.publish(0, ComponentSnapshot(pool.num_used, pool.num_pages, used, 0, rate))
+
+
+def _begun(role: Role, asked: Asked, handed: Mapping[str, Any] | None) -> tuple[Request, Turns]:
+    """The request for the engine, behind what another worker has made of it; and whose turn it is to send a token."""
+    request = role.request(asked, handed)
+    return request, asked.continued(request)

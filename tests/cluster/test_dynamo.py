@@ -100,6 +100,14 @@ def test_a_stream_survives_its_worker(case: str, cluster: LocalCluster) -> None:
     assert killed(cluster, 20, **CASES[case]) == whole
 
 
+def test_choices_are_those_of_the_request_that_does_not_migrate(cluster: LocalCluster) -> None:
+    two_workers(cluster)
+    stated = {"temperature": 1.0, "seed": 5, "max_tokens": 40}
+    known, asked = ask(cluster, n=3, **stated), ask(cluster, **(CASES["n"] | stated))
+    assert asked == known
+    assert len(asked.text) == 3
+
+
 def test_a_stop_string_is_found_where_its_beginning_came_from_another_worker(cluster: LocalCluster) -> None:
     sampled = {"temperature": 1.0, "seed": 7, "ignore_eos": False}  # with it, Dynamo drops stop strings
     two_workers(cluster)

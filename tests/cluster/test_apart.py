@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,9 @@ def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[
             worker.kill()
         workers = [start("one"), start("two")]
         cluster.ready(forgotten=True)
+        while not all("routers are told" in worker.log.read_text(errors="replace") for worker in workers):
+            time.sleep(0.1)
+        time.sleep(1.0)  # and it is on its way
         for i, document in enumerate(documents):
             worker, blocks = answered(f"{document} What is it?")
             assert worker is workers[i % 2], i

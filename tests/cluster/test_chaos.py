@@ -5,6 +5,7 @@ What a fault may change is told in FAULTS: most change nothing that a client see
 
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -160,6 +161,9 @@ def test_a_prefill_worker_dies_after_the_transfer(split: Split, sampling: str) -
 def test_a_decode_worker_dies(split: Split, sampling: str) -> None:
     answer = split.ask(20, lambda id: split.having(id, split.decode).kill(), **SAMPLINGS[sampling])
     assert unchanged(split, sampling, answer)
+    [other] = [one for one in split.decode if one in split.cluster.running]
+    chosen = re.findall(r"taken over with KV from (\w+)", other.log.read_text(errors="replace"))
+    assert sum(other.metric("twostroke_taken_over_total", source=one) for one in set(chosen)) == len(chosen) > 0
 
 
 def test_a_prefill_worker_stalls(split: Split, sampling: str) -> None:

@@ -23,6 +23,7 @@ SCHEMA = {
     "required": ["name", "town", "street", "note"],
     "additionalProperties": False,
 }
+REGEX = "([a-z ]{1,9}[0-9]){20,30}"
 QUESTION: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "the quick brown fox"}],
@@ -60,9 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
         "temperature": 1.0,
         "seed": 6,
         "ignore_eos": False,
-        "nvext": {
-            "annotations": [f"twostroke:{json.dumps({'n': 2, 'guided_decoding': {'regex': '([a-z ]{1,9}[0-9]){20,30}'}})}"]
-        },
+        "nvext": {"annotations": [f"twostroke:{json.dumps({'n': 2, 'guided_decoding': {'regex': REGEX}})}"]},
     },
     "method": {"temperature": 0, "nvext": {"annotations": ['twostroke:{"method": {"name": "repeat", "times": 3}}']}},
 }

@@ -19,9 +19,9 @@ class Publisher(Protocol):
     """Takes events in their order, from any thread. Its methods queue an event and return."""
 
     def stored(self, tier: str, tokens: Sequence[int], hashes: Sequence[bytes], parent: bytes | None) -> None:
-        """Consecutive blocks of one prompt are in a tier now. `parent`: the block before them; None: the first is first.
+        """Consecutive blocks of one prompt are in a tier now, all of the same number of tokens.
 
-        All blocks have the same number of tokens.
+        `parent`: the block before them; None: they begin the prompt.
         """
         ...
 

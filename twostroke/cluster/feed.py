@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import msgspec
+import msgspec  # pyright: ignore[reportMissingImports]
 import zmq  # pyright: ignore[reportMissingImports]
 
 MOST = 256  # events in a message
@@ -52,9 +52,7 @@ class Feed:
         self._events.put(event)
 
     def removed(self, tier: str, hashes: Sequence[bytes]) -> None:
-        self._events.put(
-            {"type": "BlockRemoved", "block_hashes": [_number(hash) for hash in hashes], "medium": tier}
-        )
+        self._events.put({"type": "BlockRemoved", "block_hashes": [_number(hash) for hash in hashes], "medium": tier})
 
     def close(self) -> None:
         """Send nothing any more."""

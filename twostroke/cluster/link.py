@@ -48,7 +48,7 @@ BROKEN = {"trace_id": f"{1:032x}", "span_id": f"{NO_LIMIT:016x}"}  # the pointer
 
 
 def begun(tokens: Sequence[int], received: Mapping[str, Any] | None) -> Link | None:
-    """What the worker before has sent with a request's tokens, of which the first are the prompt. None: it sent nothing.
+    """What the worker before has sent, of a request whose first tokens are the prompt. None: it sent nothing.
 
     Raises InvalidRequest for a pointer of another kind of worker: the place of the next token is not known then.
     """
@@ -65,6 +65,4 @@ def begun(tokens: Sequence[int], received: Mapping[str, Any] | None) -> Link | N
 
 
 def _digest(prompt: Sequence[int]) -> str:
-    return hashlib.blake2b(
-        np.array(prompt, np.uint32).tobytes(), digest_size=8, person=b"twostroke-prompt"
-    ).hexdigest()
+    return hashlib.blake2b(np.array(prompt, np.uint32).tobytes(), digest_size=8, person=b"twostroke-prompt").hexdigest()

@@ -48,6 +48,8 @@ class OnDisk:
             self._hashes[name.key] = block_hash(parent, name.tokens)
             tokens = np.frombuffer(name.tokens, "<i4").tolist()
             self._publisher.stored(DISK, tokens, [self._hashes[name.key]], parent)
+        if came or gone:
+            log.info("routers are told of %d pages on disk", len(self._hashes))
 
     def _run(self) -> None:
         rest = 0.0

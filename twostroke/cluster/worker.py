@@ -15,14 +15,14 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
-from prometheus_client import Gauge
 
 from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
 from twostroke.cluster.link import BROKEN
-from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
+from twostroke.cluster.measures import Measures
+from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
 from twostroke.cluster.told import Told
 from twostroke.cluster.turns import Turns
 from twostroke.engine.engine import StepReport
@@ -83,7 +83,7 @@ class Worker(LLMEngine):
         self._card = write_card(llm, place.cards)
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
-        self._gauges()
+        Measures(self._prefilling, self._answering, self._metrics.registry)
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
         self._told: Told | None = None
@@ -200,10 +200,11 @@ class Worker(LLMEngine):
 
     async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
         request, outgoing = await asyncio.to_thread(role.request, asked)
+        handed = await asyncio.to_thread(role.handed, asked, outgoing)
         try:
             # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
             yield ending("length") | {
-                "disaggregated_params": {HANDLE: outgoing.handle.to_json()},
+                "disaggregated_params": handed,
                 "worker_trace_link": asked.link,
             }
             async with aclosing(self._updates(request)) as news:
@@ -232,17 +233,6 @@ class Worker(LLMEngine):
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
-
-    def _gauges(self) -> None:
-        registry = self._metrics.registry
-        if self._prefilling is not None:
-            sender = self._prefilling.sender
-            offered = Gauge("twostroke_offered_values", "Values held for decode workers", registry=registry)
-            offered.set_function(lambda: sender.num_offers)
-        if isinstance(self._answering, Decoding):
-            receiver = self._answering.receiver
-            held = Gauge("twostroke_quarantined_pages", "Pages that a late write may still reach", registry=registry)
-            held.set_function(lambda: receiver.num_quarantined)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [0]

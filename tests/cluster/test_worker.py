@@ -16,6 +16,7 @@ pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make t
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 from dynamo.runtime import Context  # pyright: ignore[reportMissingImports]
 
+from twostroke.cluster.link import BROKEN
 from twostroke.cluster.worker import Place, Worker
 
 TinyLLM = Callable[..., LLM]
@@ -94,6 +95,17 @@ async def test_a_retry_of_several_choices_continues_each(worker: Worker, llm: LL
         rest = await chunks(worker, retry | {"migration_link": whole[cut - 1]["worker_trace_link"]})
         assert rest[:-1] == whole[cut:-1]
         assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
+
+
+@running
+async def test_choices_that_have_no_room_cannot_be_continued(worker: Worker, llm: LLM) -> None:
+    prompt = [7] * (llm.max_model_len - 4)
+    made = await chunks(worker, message(prompt, ['twostroke:{"n": 2}'], **SAMPLED))
+    broken = [chunk["worker_trace_link"] == BROKEN for chunk in made]
+    assert broken == [False] * (len(made) - 1) + [True]
+    retry = message([*prompt, *ids(made)], ['twostroke:{"n": 2}'], **SAMPLED)
+    with pytest.raises(InvalidArgument):
+        await chunks(worker, retry | {"migration_link": BROKEN})
 
 
 @running

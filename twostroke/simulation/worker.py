@@ -143,7 +143,7 @@ class Worker:
         if leap is None:
             return
         count = leap.begun(self._events.now)
-        leap.take(count)
+        leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
             for step, used in zip(leap.steps[:count], leap.used, strict=False):
@@ -165,8 +165,7 @@ class Worker:
             return
         worked = self.engine.step()
         self.steps += worked
-        if self._announcer is not None and (changes := self._announcer.take()):
-            self._events.at(self.clock.now, partial(self._report, changes))
+        self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
             self._find_ended()
         if self._in_engine:
@@ -207,6 +206,20 @@ class Worker:
         """Report what its prefix index holds, at the end of each step."""
         assert self.model.index is not None
         self._announcer, self._tell_router = Announcer(self.model.index), tell
+
+    @property
+    def evicting(self) -> bool:
+        """Whether its index may have lost pages that are not reported yet: `settle` reports them."""
+        return self._leap is not None and self._leap.evicts
+
+    def _tell_changes(self, moment: float) -> None:
+        """Report what has changed in the index, by a step that ends then."""
+        if self._announcer is None or not (changes := self._announcer.take()):
+            return
+        if moment <= self._events.now:
+            self._report(changes)
+        else:
+            self._events.at(moment, partial(self._report, changes))
 
     def _report(self, changes: Changes) -> None:
         if self.alive and self._tell_router is not None:

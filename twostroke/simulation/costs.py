@@ -33,6 +33,7 @@ class StepCosts(Protocol):
     Attributes:
         host_s: seconds in which Python prepares a step, whatever its size.
         token_s: seconds in which Python handles one token.
+        stalls: seconds that steps take besides, one after the other and again from the first; empty for none.
         peak: FLOPs and bytes that a device could do in a second; None if that is not known.
     """
 
@@ -44,6 +45,9 @@ class StepCosts(Protocol):
 
     @property
     def token_s(self) -> float: ...
+
+    @property
+    def stalls(self) -> Sequence[float]: ...
 
     def step(self, rows: Sequence[Rows]) -> Taken: ...
 
@@ -79,6 +83,7 @@ class Priced:
     token_s: float = 0.0
     entered_s: float = 0.0
     peak: Taken | None = None
+    stalls: Sequence[float] = ()
 
     known: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]], compare=False, repr=False)
 
@@ -110,6 +115,8 @@ class Peaks:
 
     Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
     """
+
+    stalls: Sequence[float] = ()
 
     def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
         self.roofline, self.host_s, self.token_s = roofline, host_s, token_s

@@ -84,6 +84,10 @@ class SimulatedModel:
     A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
     it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
     vocabulary, which prompts do not have.
+
+    Attributes:
+        steps: how many it has begun.
+        free_at: when it has done all that it was given.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class SimulatedModel:
     ) -> None:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
-        self.free_at = 0.0  # when the device has done all that it was given
+        self.steps, self.free_at = 0, 0.0
         self.token = Sampled(config.vocab_size - 1)
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
@@ -99,13 +103,21 @@ class SimulatedModel:
         rows = rows_of(batch)
         clock.advance(costs.host_s)
         began = max(clock.now, self.free_at)
-        taken = costs.step(rows)
+        taken = self.stalled(costs.step(rows))
+        self.steps += 1
         self.free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
         return Output(NoLogits(len(batch.wanted)), None)
+
+    def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
+        """What the next step takes, or one that comes so many steps after it, with its stall."""
+        stalls = self.costs.stalls
+        if not stalls:
+            return taken
+        return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
         self._clock.advance(self.costs.token_s * len(rows))

@@ -94,7 +94,8 @@ class Leap:
         tokens = None if self._drawing is None else self._drawing.drawn
         ready = tokens.ready if isinstance(tokens, Tokens) else None
         steps: list[Step] = []
-        for taken in costs.decode(contexts, count):
+        for ahead, alone in enumerate(costs.decode(contexts, count)):
+            taken = self._compiled.stalled(alone, ahead)
             began, now = now, now + costs.host_s
             device_began = max(now, free_at)
             free_at = device_began + taken.seconds
@@ -123,6 +124,7 @@ class Leap:
         for place, mine in zip(self._places, pages, strict=True):
             _advance(place, count, mine, sampled, handed)
         self._clock.now, self._compiled.free_at = last.ended, last.device_ended
+        self._compiled.steps += count
         if self._drawing is not None:
             self._drawing.drawn = Tokens(self._clock, last.device_ended, [sampled] * len(self._places))
 

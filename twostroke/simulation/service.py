@@ -194,7 +194,8 @@ class Service:
         self._open += 1
         if self.traffic.concurrency is None:
             self._plan_next()
-        self.events.at(self.events.now + self.fleet.setup.request_s, partial(self._place, call))
+        way_s = self.fleet.setup.front.seconds(asked.prompt_tokens)
+        self.events.at(self.events.now + way_s, partial(self._place, call))
 
     def _place(self, call: Call) -> None:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""
@@ -247,12 +248,16 @@ class Service:
         call.preemptions += request.preemptions
 
     def _end(self, call: Call) -> None:
+        call.tokens = self.fleet.setup.front.received(call.number, call.tokens)
         call.ended = call.tokens[-1]
         self._open -= 1
         if self._ended is not None:
             self._ended(call)
         if self.traffic.concurrency is not None and (asked := next(self._arrivals, None)) is not None:
-            self._arrive(asked)
+            if call.ended > self.events.now:  # its user does not know it yet
+                self.events.at(call.ended, partial(self._arrive, asked))
+            else:
+                self._arrive(asked)
 
     # Transfers --------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,9 @@ class Priced:
             seconds = self.predictor.seconds(rows) - self.predictor.kv_price * work.kv_bytes
             self.known[lanes] = known = seconds, work.linear_flops + work.head_flops, work.weight_bytes
         seconds, flops, read = known
-        seen = sum(layers * entries_seen(contexts, steps, window) for window, layers in cost.windows)
+        seen = np.zeros(steps, np.int64)
+        for window, layers in cost.windows:
+            seen = seen + layers * entries_seen(contexts, steps, window)
         kv_bytes = cost.entry_bytes * seen / cost.config.num_layers
         return taken(seconds + self.predictor.kv_price * kv_bytes, flops + cost.key_flops * seen, read + kv_bytes)
 

@@ -47,7 +47,8 @@ class Service:
     """Runs traffic on a fleet.
 
     Attributes:
-        calls: all that have come, in order.
+        came: how many calls have come.
+        calls: these, in order; none unless they are kept.
         events: what happens when.
         workers: those that live.
         happened: how often each thing of `RARE` has happened.
@@ -62,9 +63,11 @@ class Service:
         watch: Watch | None = None,
         ended: Callable[[Call], None] | None = None,
         leaps: bool = True,
+        keep: bool = True,
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
         `leaps`: whether engines take steps together in which nothing is decided.
+        `keep`: whether `calls` has them; a million of them with all their tokens take gigabytes.
 
         Raises InvalidRequest: a request does not fit.
         """
@@ -76,11 +79,11 @@ class Service:
             )
         self.fleet, self.traffic = fleet, traffic
         self.events = Events()
-        self.calls: list[Call] = []
+        self.came, self.calls = 0, list[Call]()
         self.happened: Counter[str] = Counter()
         self.moved_bytes = self.steps = self.stranded = 0
         self.workers: list[Worker] = []
-        self._watch, self._ended, self._leaps = watch, ended, leaps
+        self._watch, self._ended, self._leaps, self._keep = watch, ended, leaps, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
@@ -114,7 +117,7 @@ class Service:
     @property
     def left(self) -> int:
         """Calls that have not ended, those that have not come included."""
-        return len(self.traffic.arrivals) - len(self.calls) + self._open
+        return len(self.traffic.arrivals) - self.came + self._open
 
     @property
     def num_steps(self) -> int:
@@ -189,8 +192,10 @@ class Service:
             self.events.at(asked.at, partial(self._arrive, asked))
 
     def _arrive(self, asked: Arrival) -> None:
-        call = Call(len(self.calls), asked, self.events.now)
-        self.calls.append(call)
+        call = Call(self.came, asked, self.events.now)
+        self.came += 1
+        if self._keep:
+            self.calls.append(call)
         self._open += 1
         if self.traffic.concurrency is None:
             self._plan_next()

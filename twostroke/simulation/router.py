@@ -88,6 +88,10 @@ class LeastLoaded:
 
     def add(self, worker: Worker, pages: int) -> None:
         self.loads[worker] += pages
+        if len(self._order) > 4 * len(self.loads) + 64:  # most are loads that have changed
+            self._order = [(load, one.number, one) for one, load in self.loads.items()]
+            heapq.heapify(self._order)
+            return
         heapq.heappush(self._order, (self.loads[worker], worker.number, worker))
 
     def done(self, worker: Worker, call: Call) -> None:

@@ -166,7 +166,7 @@ def unit(
 
 @triton.jit
 def inputs(x, valid, k, K: tl.constexpr):
-    """Columns k of the rows that `x` [T] points to: [columns, T]. Rows that are not valid are 0, and cost no traffic."""
+    """Columns k of the rows that `x` [T] points to: [columns, T]. Rows that are not valid are 0, without a load."""
     if K % 256 == 0:
         return tl.load(x[None, :] + k[:, None], mask=valid[None, :], other=0.0)
     return tl.load(x[None, :] + k[:, None], mask=valid[None, :] & (k < K)[:, None], other=0.0)

@@ -27,7 +27,8 @@ MACHINE = find_machine("h100")
 
 
 def setup(method: str, **settings: Any) -> Setup:
-    chosen: dict[str, Any] = {"weights": "bf16", "index": "off", "scheduler": SchedulerConfig(max_step_tokens=8192)} | settings
+    whole = SchedulerConfig(max_step_tokens=8192)
+    chosen: dict[str, Any] = {"weights": "bf16", "index": "off", "scheduler": whole} | settings
     return machine_setup("llama-3-8b", "h100", method=method, **chosen)
 
 

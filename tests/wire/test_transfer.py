@@ -15,7 +15,7 @@ from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.methods import method
-from twostroke.wire import transfer
+from twostroke.wire import form, transfer
 from twostroke.wire.handle import Handle
 from twostroke.wire.receiver import Receiver
 
@@ -104,7 +104,8 @@ def test_two_at_once_do_not_disturb_each_other(ends: Ends) -> None:
 
 def test_groups(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one message of pages."""
-    monkeypatch.setattr(transfer, "GROUP_BYTES", 2 * ends.there.page_bytes)
+    monkeypatch.setattr(transfer, "HELD_BYTES", 5 * ends.there.page_bytes)
+    monkeypatch.setattr(form, "PIECE_BYTES", 2 * ends.there.page_bytes)
     kv = prefill(ends.there, range(39))
     assert same(arrives(ends.receiver, ends.offered(kv)), kv)
 

@@ -14,6 +14,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import CONNECT_S, Channel, WireError
+from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.reception import Reception
@@ -118,7 +119,7 @@ class Receiver:
         self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
         self._transport = transport or Tcp()
         self._same_identity, self._convert = same_identity, convert
-        self._workers = Workers("wire receiver", MOST)
+        self._workers, self._digesting = Workers("wire receiver", MOST), Digesting("wire checks")
         self._receptions: set[Reception] = set()
         self._lock = threading.Lock()
 
@@ -183,6 +184,7 @@ class Receiver:
         for reception in receptions:
             reception.turn_away()
         self._workers.close(limit_s)
+        self._digesting.close()
 
     def _tell(self, what: str, handle: Handle) -> bool:
         try:
@@ -202,7 +204,7 @@ class Receiver:
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        reception = Reception(self.pool, self._transport, time.monotonic() + limit_s)
+        reception = Reception(self.pool, self._transport, self._digesting, time.monotonic() + limit_s)
         with self._lock:
             self._receptions.add(reception)
         try:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.moves import Source
 from twostroke.wire import form
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
@@ -21,7 +20,8 @@ from twostroke.wire.lease import TTL_S, Lease
 class Look:
     """What there is to send: pages, the number of the first of them, and the run that they belong to.
 
-    `kv` holds the pages; `final` is the complete value, once it is.
+    `kv` holds the pages; `final` is the complete value, once it is. `digests` of the run's pages are kept for all
+    receivers.
     """
 
     kv: KVCache | None
@@ -29,6 +29,7 @@ class Look:
     first: int
     run: int
     final: Final | None
+    digests: dict[int, str]
 
 
 class Outgoing:
@@ -165,16 +166,9 @@ class Outgoing:
                 self._final = self._given()
             sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
-            return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final)
-
-    def digests(self, pages: Sequence[int], sources: Sequence[Source]) -> list[str]:
-        """Digests of whole pages, made once for all receivers. The caller holds the value."""
-        made: list[str] = []
-        for page, source in zip(pages, sources, strict=True):
-            if (known := self._digests.get(page)) is None:
-                known = self._digests[page] = form.digest(source.data())
-            made.append(known)
-        return made
+            return Look(
+                self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final, self._digests
+            )
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

@@ -14,6 +14,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import CONNECT_S, Channel, WireError
+from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.reception import Reception
@@ -39,6 +40,7 @@ class Received:
         canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
         bytes_received: bytes of K and V that came.
         seconds: from the call of `receive` on.
+        moving_s: seconds of these in which the sender wrote, and did not wait for its prefill.
     """
 
     kv: KVCache
@@ -48,6 +50,7 @@ class Received:
     canonical: bool
     bytes_received: int
     seconds: float
+    moving_s: float
 
 
 class Incoming(Future[Received]):
@@ -116,7 +119,7 @@ class Receiver:
         self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
         self._transport = transport or Tcp()
         self._same_identity, self._convert = same_identity, convert
-        self._workers = Workers("wire receiver", MOST)
+        self._workers, self._digesting = Workers("wire receiver", MOST), Digesting("wire checks")
         self._receptions: set[Reception] = set()
         self._lock = threading.Lock()
 
@@ -181,6 +184,7 @@ class Receiver:
         for reception in receptions:
             reception.turn_away()
         self._workers.close(limit_s)
+        self._digesting.close()
 
     def _tell(self, what: str, handle: Handle) -> bool:
         try:
@@ -200,7 +204,7 @@ class Receiver:
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        reception = Reception(self.pool, self._transport, time.monotonic() + limit_s)
+        reception = Reception(self.pool, self._transport, self._digesting, time.monotonic() + limit_s)
         with self._lock:
             self._receptions.add(reception)
         try:
@@ -227,7 +231,8 @@ class Receiver:
         reception.accept_terms(self.identity if self._same_identity else None, self._convert)
         kv, queries, state = reception.take(release)
         identity, seconds = reception.identity, time.monotonic() - began
-        return Received(kv, queries, state, identity, identity == self.identity, reception.bytes_received, seconds)
+        canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
+        return Received(kv, queries, state, identity, canonical, *took)
 
     def _forget(self, reception: Reception) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S
@@ -84,6 +85,7 @@ class Sender:
         self._lock = threading.Lock()
         self._closed = False
         self._workers, self._computing = Workers("wire sender", MOST), Workers("wire prefill", MOST_COMPUTED)
+        self._digesting = Digesting("wire digests")
         self._compute = compute
         self._thread = threading.Thread(target=self._listen, name="wire listener", daemon=True)
         self._thread.start()
@@ -129,6 +131,7 @@ class Sender:
         self._listener.close()
         self._workers.close(limit_s)
         self._computing.close(limit_s)
+        self._digesting.close()
 
     # Threads ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class Sender:
 
     def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         try:
-            Transfer(channel, asked, outgoing, self._pool, self.identity, self._transport).run()
+            Transfer(channel, asked, outgoing, self._pool, self.identity, self._transport, self._digesting).run()
         except WireError:
             raise
         except KVError as error:  # of this side: the receiver is told

@@ -53,7 +53,7 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
         (("--rate", "1", "--percentile", "100"), "percentile"),
         (("--rate", "1", "--ttft-ms", "0"), "cannot be met"),
         (("--trace", "/dev/null"), "no request"),
-        (("--rate", "1", "--method", "ptdo"), "leave out --method"),
+        (("--rate", "1", "--method", "overfill"), "leave out --method"),
     ],
 )
 def test_bad_input_is_one_line(wrong: tuple[str, ...], why: str, run: Callable[..., Result]) -> None:

@@ -13,6 +13,7 @@ from twostroke.planning.machines import find_machine
 from twostroke.planning.models import find_model
 from twostroke.planning.plan import Plan, Workload, make_plan
 from twostroke.planning.queueing import waited_in
+from twostroke.planning.techniques import techniques
 from twostroke.planning.weights import FORMATS, weight_format
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.machines import machine_setup
@@ -70,11 +71,13 @@ def test_what_binds(plan: Plan) -> None:
     assert make_load(small, asked(1.5 * most, outputs=1000), Objectives()).binds == {"rate": "memory"}
 
 
-def test_waiting_is_that_of_the_engine(plan: Plan) -> None:
+@pytest.mark.parametrize("method", ["plain", "ptdo"])
+def test_waiting_is_that_of_the_engine(plan: Plan, method: str) -> None:
     """At half of the highest rate: the simulated engine's TTFT without a prefill alone."""
+    plan = replace(plan, technique=techniques(plan.model)[method])
     rate = 0.5 * make_load(plan, asked(1.0), Objectives()).most
     traffic = asked(rate, count=400)
-    service = Service(Fleet(machine_setup("llama-3-8b", "h100", weights="bf16")), traffic)
+    service = Service(Fleet(machine_setup("llama-3-8b", "h100", weights="bf16", method=method)), traffic)
     service.run()
     measured = np.percentile([call.timings.ttft or 0.0 for call in service.calls], 90)
     load = make_load(plan, traffic, Objectives(percent=90))

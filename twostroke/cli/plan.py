@@ -59,7 +59,7 @@ class _Made:
         limits: what advice may change.
         load: the plan under a load; None if none is asked for.
         stored: what to call its weights for this engine.
-        draft: the companion's name. asked, on: what was asked for, and the machine's name.
+        draft: the companion's name. asked, on, method: what was asked for, the machine, the technique's name.
     """
 
     name: str
@@ -71,6 +71,7 @@ class _Made:
     draft: str | None
     asked: WorkloadOptions
     on: str
+    method: str
 
     @property
     def by_this_engine(self) -> bool:
@@ -92,9 +93,9 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
     from twostroke.planning.load import make_load, shape_of
     from twostroke.planning.measured import machine_for
-    from twostroke.planning.models import find_model
+    from twostroke.planning.models import companion_of, find_model
     from twostroke.planning.plan import make_plan
-    from twostroke.planning.techniques import Companion, techniques
+    from twostroke.planning.techniques import choose, techniques
     from twostroke.planning.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
@@ -102,20 +103,12 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     weights = configuration.weights
     stored = weights is None and checkpoint is not None
     form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
-    companion = None
-    if configuration.draft is not None:
-        other = find_model(configuration.draft)
-        drafted = weight_format(other.model.weights) if other.checkpoint is None else stored_format(other.checkpoint)
-        companion = Companion(other.model, drafted)
-    known = techniques(found, companion, configuration.acceptance)
-    if (method := configuration.method) not in known:
-        raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
+    known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
+    technique = choose(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
-    if traffic is not None and known[method].method:
-        raise InvalidRequest("a load is planned for plain generation: leave out --method, or the rate")
     if traffic is not None:
         shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
-    made = make_plan(found, machine, form, configuration.tp, shape, known[method])
+    made = make_plan(found, machine, form, configuration.tp, shape, technique)
     if traffic is not None:
         load = make_load(made, traffic, asked.objectives())
         made = replace(made, workload=replace(shape, concurrency=asked.concurrency or load.sequences))
@@ -123,7 +116,18 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     limits = (
         Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
     )
-    return _Made(model, checkpoint, made, limits, load, weights or "stored", configuration.draft, asked, machine_name)
+    return _Made(
+        model,
+        checkpoint,
+        made,
+        limits,
+        load,
+        weights or "stored",
+        configuration.draft,
+        asked,
+        machine_name,
+        configuration.method,
+    )
 
 
 def _facts(made: _Made) -> dict[str, Any]:
@@ -181,6 +185,7 @@ def _simulate(made: _Made, load: "Load") -> list[str] | None:
     words = words[:-2] if plan.tp == 1 else words
     if plan.weights.name not in ("stored", plan.model.weights):
         words += ["--weights", plan.weights.name]
+    words += ["--method", made.method] if made.method != "plain" else []
     words += ["--max-step-tokens", str(load.budget)]
     if load.replicas > 1:
         words += ["--workers", str(load.replicas)]

@@ -9,6 +9,7 @@ import numpy as np
 from twostroke.errors import InvalidRequest
 from twostroke.planning.plan import Plan, Workload
 from twostroke.planning.queueing import Closed, Queueing, Served, Server
+from twostroke.planning.techniques import Repeated, Technique, Windowed
 from twostroke.traffic.arrivals import ClosedLoop, OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
@@ -100,8 +101,12 @@ class Load:
     def _queueing(self, prefills: bool = True, decodes: bool = True) -> Queueing:
         roofline = self.plan.roofline
         server = Server(lambda rows: roofline.step(rows).seconds, self.budget, max(1, self.plan.memory.users))
-        traffic = self.traffic if self.traffic.concurrency is None else _at_any_rate(self.traffic)
-        return Queueing(server, traffic, self.objectives.percent, prefills, decodes)
+        asked, technique, context = self.traffic, self.plan.technique, None
+        if technique.method:
+            lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
+            context = int(np.average([technique.context(*one) for one in lengths], weights=asked.outputs))
+        traffic = _entered(asked if asked.concurrency is None else _at_any_rate(asked), technique)
+        return Queueing(server, traffic, self.objectives.percent, prefills, decodes, context)
 
     @property
     def verdict(self) -> str:
@@ -215,9 +220,13 @@ class Load:
 
 
 def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
-    """Put a plan under a traffic. Raises InvalidRequest if a request exceeds the model's positions, or if the rate is
-    unknown."""
-    longest = int(np.max(traffic.prompts + traffic.outputs))
+    """Put a plan under a traffic. Raises InvalidRequest if a request exceeds the model's positions, if the rate is
+    unknown, or for a technique whose steps are not those of one model with a token a sequence."""
+    if not isinstance(plan.technique, Repeated | Windowed) and plan.technique.method:
+        raise InvalidRequest(
+            "a load is planned for plain, repeat, ptdo and drop: leave out --method, or ask `twostroke simulate`"
+        )
+    longest = int(np.max(_entered(traffic, plan.technique).prompts + traffic.outputs))
     if longest > plan.model.max_position:
         raise InvalidRequest(
             f"the longest request has {longest} tokens; {plan.model.name} has {plan.model.max_position} positions"
@@ -225,6 +234,15 @@ def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
     if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
     return Load(plan, traffic, objectives)
+
+
+def _entered(traffic: Traffic, technique: Technique) -> Traffic:
+    """The requests with the prompts that a technique prefills."""
+    times = technique.times if isinstance(technique, Repeated) else 1
+    if times == 1:
+        return traffic
+    arrivals = [replace(one, pieces=one.pieces * times) for one in traffic.arrivals]
+    return Traffic(arrivals, traffic.pattern, traffic.seed)
 
 
 def _at_any_rate(traffic: Traffic) -> Traffic:

@@ -141,16 +141,23 @@ class Queueing:
     """One server under one traffic, at any rate."""
 
     def __init__(
-        self, server: Server, traffic: Traffic, percent: float = 99.0, prefills: bool = True, decodes: bool = True
+        self,
+        server: Server,
+        traffic: Traffic,
+        percent: float = 99.0,
+        prefills: bool = True,
+        decodes: bool = True,
+        context: int | None = None,
     ) -> None:
         """`percent` is the percentile that objectives name. Workers of one stroke have no `prefills` or `decodes`.
+        `context` is the mean of the entries before a decoded token, where not all of a prompt's are kept.
 
         Raises InvalidRequest if not even one sequence has room.
         """
         if server.most < 1:
             raise InvalidRequest("not even one sequence has room: a rate cannot be planned")
         self.server, self.traffic, self.percent = server, traffic, percent
-        self.prefills, self.decodes = prefills, decodes
+        self.prefills, self.decodes, self._kept = prefills, decodes, context
         self._services: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._steps: dict[int, float] = {}
 
@@ -175,6 +182,8 @@ class Queueing:
     @cached_property
     def _context(self) -> int:
         """Mean entries before a decoded token: long answers have more of them."""
+        if self._kept is not None:
+            return self._kept
         prompts, outputs = self.traffic.prompts, self.traffic.outputs
         return int(np.sum((prompts + outputs / 2) * outputs) / np.sum(outputs))
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
@@ -71,7 +73,8 @@ class Service:
 
         Raises InvalidRequest: a request does not fit.
         """
-        longest, most = int((traffic.prompts + traffic.outputs).max()), fleet.setup.most_tokens
+        entered = [fleet.setup.technique.entered(int(count)) for count in traffic.prompts]
+        longest, most = int((np.maximum(entered, traffic.prompts) + traffic.outputs).max()), fleet.setup.most_tokens
         if longest > most:
             raise InvalidRequest(
                 f"the longest request has {longest:,} tokens, and an engine has room for {most:,} (positions of "

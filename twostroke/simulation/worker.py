@@ -9,6 +9,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
+from twostroke.methods import Prompt, method
 from twostroke.models.cost import Rows
 from twostroke.sampling.params import SamplingParams
 from twostroke.simulation.blank import NoText
@@ -57,7 +58,9 @@ class Worker:
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        self.leaps, self._watch = leaps, watch
+        # A leap knows plain decodes alone.
+        self.leaps, self._watch = leaps and not setup.technique.method, watch
+        self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool
@@ -78,13 +81,9 @@ class Worker:
 
     def answer(self, call: Call) -> None:
         """Prefill its prompt and decode its answer, or what is left of it."""
-        tokens = self._prompt(call)
-
-        def program() -> Program:
-            kv = yield Prefill(tokens)
-            yield Decode(kv)
-
-        self._submit(call, program, call.left, len(tokens))
+        tokens, made = self._prompt(call), self._technique
+        prompt = Prompt(tokens, self.model.tokenizer)
+        self._submit(call, lambda: made.program(prompt), call.left, len(tokens))
 
     def prefill(self, call: Call) -> None:
         """Prefill alone: the request's result is the KV."""
@@ -107,7 +106,7 @@ class Worker:
 
     def _prompt(self, call: Call) -> list[int]:
         """Its prompt, and the tokens that it has got."""
-        vocab = self.model.vocab_size
+        vocab = self.setup.vocab
         return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
@@ -189,7 +188,7 @@ class Worker:
 
     def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
         """A step of the engine."""
-        decode = sum(one.count == 1 and one.logits == 1 for one in rows)
+        decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
         what = self._what(sum(one.count for one in rows) - decode, decode, taken, self.pool.num_used)
         if self._watch is not None:
             self._watch(self, began, ended, what)

@@ -43,6 +43,8 @@ def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]
     received = ends.receiver.receive(outgoing.handle).result(SOON_S)
     assert same(received.kv, kv)
     assert outgoing.bytes_sent == received.bytes_received == kv.nbytes
+    assert received.moving_s <= received.seconds
+    assert (received.moving_s > 0) == (kv.nbytes > 0)
     assert received.canonical
     assert received.kv.num_pages == ends.here.num_used == kv.num_pages
     assert soon(lambda: ends.sender.num_offers == 0)

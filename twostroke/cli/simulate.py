@@ -149,7 +149,8 @@ def describe(fleet: "Fleet") -> dict[str, Any]:
             "prefix_index": setup.index,
             "host_s": setup.costs.host_s,
             "token_s": setup.costs.token_s,
-            "request_s": setup.request_s,
+            "request_s": setup.front.request_s,
+            "prompt_s": setup.front.prompt_s,
             **asdict(setup.scheduler),
             "in_flight": setup.asynchronous,
         },
@@ -176,10 +177,10 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
             figures.ended(call)
             bar.advance(task)
 
-        service = Service(fleet, traffic, figures.watch, ended)
+        service = Service(fleet, traffic, figures.watch, ended, keep=False)
         service.run()
     wall_s = time.perf_counter() - began
-    wall = {"wall_s": wall_s, "requests_per_wall_second": len(service.calls) / wall_s}
+    wall = {"wall_s": wall_s, "requests_per_wall_second": service.came / wall_s}
     return figures.summary(service) | wall | {"over_time": figures.over_time(service), "definitions": DEFINITIONS}
 
 

@@ -39,6 +39,7 @@ TIERS: tuple[str, ...] = ("pool", "host", "disk", "remote")  # what a reference 
 POOL, HOST, DISK, REMOTE = TIERS
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
+FEW = 100  # up to so many pages Python is quicker than array operations
 LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
 LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
 
@@ -195,13 +196,15 @@ class Pages:
                 np.subtract.at(self._references[tier], pages, 1)
                 if any(self._copies.values()):
                     self._drop_copies(pages)
-                idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
-                frames = self._frames[idle]
-                self._frames[idle] = NOWHERE
-                self._free.extend(frames[::-1].tolist())
-                gone = np.unique(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
-                self._filled[gone] = FREE
-                self._free_ids.extend(gone[::-1].tolist())
+                idle = _distinct(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
+                if len(idle):
+                    frames = self._frames[idle]
+                    self._frames[idle] = NOWHERE
+                    self._free.extend(frames[::-1].tolist())
+                gone = _distinct(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
+                if len(gone):
+                    self._filled[gone] = FREE
+                    self._free_ids.extend(gone[::-1].tolist())
             finally:
                 self._settling = outer
             if not outer:
@@ -305,3 +308,8 @@ class Pages:
 
     def unpin(self, holder: Holder) -> None:
         self._pins.pop(id(holder), None)  # atomic: finalizers call this, and must not wait
+
+
+def _distinct(pages: np.ndarray) -> np.ndarray:
+    """Each page once, in ascending order. Most often they are few."""
+    return np.unique(pages) if len(pages) > FEW else np.array(sorted({*pages.tolist()}), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,10 @@ class SimulatedModel:
     A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
     it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
     vocabulary, which prompts do not have.
+
+    Attributes:
+        steps: how many it has begun.
+        free_at: when it has done all that it was given.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class SimulatedModel:
     ) -> None:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
-        self.free_at = 0.0  # when the device has done all that it was given
+        self.steps, self.free_at = 0, 0.0
         self.token = Sampled(config.vocab_size - 1)
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
@@ -99,13 +104,21 @@ class SimulatedModel:
         rows = rows_of(batch)
         clock.advance(costs.host_s)
         began = max(clock.now, self.free_at)
-        taken = costs.step(rows)
+        taken = self.stalled(costs.step(rows))
+        self.steps += 1
         self.free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
         return Output(NoLogits(len(batch.wanted)), None)
+
+    def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
+        """What the next step takes, or one that comes so many steps after it, with its stall."""
+        stalls = self.costs.stalls
+        if not stalls:
+            return taken
+        return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
         self._clock.advance(self.costs.token_s * len(rows))
@@ -114,10 +127,9 @@ class SimulatedModel:
 
 def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
     """Each sequence's share of a step. Its entries are at positions 0, 1, 2, ..., as those of plain requests are."""
-    starts = batch.row_starts
-    wanted = np.diff(np.searchsorted(batch.wanted, starts)).tolist()
-    firsts = batch.positions[np.array(starts[:-1], np.int64)].tolist()
+    starts, wanted, positions = batch.row_starts, batch.wanted.tolist(), batch.positions
+    below = [bisect_left(wanted, start) for start in starts]  # steps have few rows: quicker than array operations
     return [
-        Rows(stop - start, first, logits)
-        for start, stop, first, logits in zip(starts, starts[1:], firsts, wanted, strict=False)
+        Rows(stop - start, int(positions[start]), after - before)
+        for start, stop, before, after in zip(starts, starts[1:], below, below[1:], strict=False)
     ]

@@ -22,6 +22,7 @@ from twostroke.simulation.blank import BlankPool, NoText
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import StepCosts, WithHost
 from twostroke.simulation.device import Facts, SimulatedModel, Watch
+from twostroke.simulation.front import Front
 
 ROLE = "main"
 
@@ -32,7 +33,7 @@ class Setup:
 
     Attributes:
         pages: pages of its KV pool, each of `page_size` entries.
-        request_s: seconds from the arrival of a request until the engine has it.
+        front: what lies between users and the engine.
         asynchronous: whether a step is in flight while Python works, as on a GPU.
     """
 
@@ -43,7 +44,7 @@ class Setup:
     index: str = "radix"
     asynchronous: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    request_s: float = 0.0
+    front: Front = field(default_factory=Front)
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:

@@ -88,6 +88,10 @@ class LeastLoaded:
 
     def add(self, worker: Worker, pages: int) -> None:
         self.loads[worker] += pages
+        if len(self._order) > 4 * len(self.loads) + 64:  # most are loads that have changed
+            self._order = [(load, one.number, one) for one, load in self.loads.items()]
+            heapq.heapify(self._order)
+            return
         heapq.heappush(self._order, (self.loads[worker], worker.number, worker))
 
     def done(self, worker: Worker, call: Call) -> None:
@@ -117,15 +121,20 @@ class KvAware(LeastLoaded):
         self._held: dict[Worker, dict[bytes, None]] = {}
 
     def choose(self, call: Call) -> Worker | None:
-        best = self.least()
-        if best is None:
+        least = self.least()
+        if least is None:
             return None
-        found, prompt = self.overlaps(call, best), -(-call.asked.prompt_tokens // self._page_size)
+        prompt = -(-call.asked.prompt_tokens // self._page_size)
+        while True:
+            found = self.overlaps(call, least)
 
-        def cost(worker: Worker) -> tuple[int, int]:
-            return self.loads[worker] + prompt - found[worker], worker.number
+            def cost(worker: Worker, found: Counter[Worker] = found) -> tuple[int, int]:
+                return self.loads[worker] + prompt - found[worker], worker.number
 
-        best = min((best, *found), key=cost)
+            best = min((least, *found), key=cost)
+            if not best.evicting:  # the others may have lost pages too, and then cost no less
+                break
+            best.settle()
         self.add(best, self.weight(call))
         return best
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
@@ -112,8 +112,7 @@ class Worker:
 
     def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
         self.settle()
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
-        request = Request(program, params, self.model.tokenizer, prompt)
+        request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
         request.timings.arrival = self._events.now
         self.calls[call] = request
         self._in_engine.add(call)
@@ -143,7 +142,7 @@ class Worker:
         if leap is None:
             return
         count = leap.begun(self._events.now)
-        leap.take(count)
+        leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
             for step, used in zip(leap.steps[:count], leap.used, strict=False):
@@ -165,8 +164,7 @@ class Worker:
             return
         worked = self.engine.step()
         self.steps += worked
-        if self._announcer is not None and (changes := self._announcer.take()):
-            self._events.at(self.clock.now, partial(self._report, changes))
+        self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
             self._find_ended()
         if self._in_engine:
@@ -208,6 +206,20 @@ class Worker:
         assert self.model.index is not None
         self._announcer, self._tell_router = Announcer(self.model.index), tell
 
+    @property
+    def evicting(self) -> bool:
+        """Whether its index may have lost pages that are not reported yet: `settle` reports them."""
+        return self._leap is not None and self._leap.evicts
+
+    def _tell_changes(self, moment: float) -> None:
+        """Report what has changed in the index, by a step that ends then."""
+        if self._announcer is None or not (changes := self._announcer.take()):
+            return
+        if moment <= self._events.now:
+            self._report(changes)
+        else:
+            self._events.at(moment, partial(self._report, changes))
+
     def _report(self, changes: Changes) -> None:
         if self.alive and self._tell_router is not None:
             self._tell_router(self, changes)
@@ -228,6 +240,12 @@ class Worker:
         self.calls.clear()
         self._arrived.clear()
         self.engine.close()
+
+
+@lru_cache
+def params_of(tokens: int) -> SamplingParams:
+    """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
 
 
 def failed(request: Request) -> bool:

@@ -40,6 +40,7 @@ class Received:
         canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
         bytes_received: bytes of K and V that came.
         seconds: from the call of `receive` on.
+        moving_s: seconds of these in which the sender wrote, and did not wait for its prefill.
     """
 
     kv: KVCache
@@ -49,6 +50,7 @@ class Received:
     canonical: bool
     bytes_received: int
     seconds: float
+    moving_s: float
 
 
 class Incoming(Future[Received]):
@@ -229,7 +231,8 @@ class Receiver:
         reception.accept_terms(self.identity if self._same_identity else None, self._convert)
         kv, queries, state = reception.take(release)
         identity, seconds = reception.identity, time.monotonic() - began
-        return Received(kv, queries, state, identity, identity == self.identity, reception.bytes_received, seconds)
+        canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
+        return Received(kv, queries, state, identity, canonical, *took)
 
     def _forget(self, reception: Reception) -> None:
         with self._lock:

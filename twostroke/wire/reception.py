@@ -43,13 +43,14 @@ class Reception:
     Attributes:
         identity: of the sender's model.
         bytes_received: bytes of K and V so far.
+        moving_s: seconds in which the sender wrote them; it waited for the rest of the time.
     """
 
     def __init__(self, pool: PagePool, transport: Transport, digesting: Digesting, until: float) -> None:
         """`until`: on the monotonic clock, when it has to be there."""
         self._pool, self._transport, self._until = pool, transport, until
         self.identity = ""
-        self.bytes_received = 0
+        self.bytes_received, self.moving_s = 0, 0.0
         self._channel: Channel | None = None
         self._landing: Landing | None = None
         self._turned_away = self._ended = False
@@ -118,6 +119,7 @@ class Reception:
             elif message["kind"] == "more":
                 self._grant(message["count"])
         kv, queries = self._attached(message)
+        self.moving_s = float(message["moving_s"])
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself

@@ -28,7 +28,6 @@ from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
-from twostroke.perf.serving.files import REQUESTS
 from twostroke.planning.timed import time_model
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.here import setup_of
@@ -91,6 +90,8 @@ def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
 
 def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
     """Streams of requests that tell what HTTP adds."""
+    from twostroke.perf.serving.files import REQUESTS  # which needs an extra
+
     bench_serve(url, *arguments, "--output", str(directory))
     return [Stream.of(json.loads(line)) for line in (directory / REQUESTS).read_text().splitlines()]
 

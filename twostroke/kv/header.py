@@ -118,7 +118,8 @@ def _integer(value: Any, what: str, least: int = 0) -> int:
 
 def _integers(value: Any, what: str) -> np.ndarray:
     """[n] int32 from a list of integers >= 0."""
-    right = isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
+    right = isinstance(value, list) and set(map(type, value)) <= {int}
+    right = right and (not value or (min(value) >= 0 and max(value) <= LARGEST))
     require(right, f"{what} are not integers from 0 to {LARGEST}")
     return np.array(value, np.int32)
 

@@ -39,7 +39,6 @@ TIERS: tuple[str, ...] = ("pool", "host", "disk", "remote")  # what a reference 
 POOL, HOST, DISK, REMOTE = TIERS
 FREE = -1  # fill level of a page without references
 NOWHERE = -1  # frame of a page that is not in the pool
-FEW = 100  # up to so many pages Python is quicker than array operations
 LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
 LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
 
@@ -311,5 +310,5 @@ class Pages:
 
 
 def _distinct(pages: np.ndarray) -> np.ndarray:
-    """Each page once, in ascending order. Most often they are few."""
-    return np.unique(pages) if len(pages) > FEW else np.array(sorted({*pages.tolist()}), np.int64)
+    """Each page once, in ascending order."""
+    return pages if len(pages) < 2 else np.unique(pages)

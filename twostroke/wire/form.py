@@ -25,7 +25,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 1 << 20  # of pages that go at once, while others are digested: they stay in a core's cache
+PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
@@ -149,6 +151,13 @@ class Outgoing:
         """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""
         if self.lease is not None and self._given is not None:
             self.lease.renew()
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages that a receiver reserves at first: all, if that is known."""
+        if self._given is not None and (kv := self._kv) is not None:
+            return len(np.unique(kv.table[:, PAGE]))
+        return self.expected or 0
 
     def look(self, sent: int, run: int, limit_s: float) -> Look:
         """What there is to send after the first `sent` pages of a run, waiting at most `limit_s` seconds for more.

@@ -45,10 +45,9 @@ class Transfer:
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        final = outgoing.look(0, 0, 0).final
-        expected = outgoing.expected if final is None else final.num_pages
-        about = without_entries(self._pool)
-        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected or 0)
+        about, expected = without_entries(self._pool), outgoing.num_pages
+        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
+        outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None
         final = self._send_pages(writer) if writer is not None else self._send_entries()

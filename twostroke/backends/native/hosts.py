@@ -21,6 +21,7 @@ from twostroke.backends.native import library
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.backends.native.library import EXCHANGE, TELL, Team, load
 from twostroke.backends.native.parts import Leader, Received
+from twostroke.backends.native.ranks import PASS_BYTES
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.ranked_memory import RankedMemory, Shapes, act
 from twostroke.errors import InvalidRequest, OutOfPages, RankLost
@@ -30,8 +31,6 @@ from twostroke.ranks.group import ANY_TIME, Group
 from twostroke.ranks.segment import Segment
 from twostroke.ranks.shares import Share
 from twostroke.system.reuse import address
-
-PASS_BYTES = 64 << 30  # addresses for activations, and as many for their copy
 
 
 class Line:
@@ -65,7 +64,7 @@ class Link:
 
     def __init__(self, group: Group, variant: str) -> None:
         self.group, self.library = group, load(variant)
-        self._memory = Segment(2 * PASS_BYTES)
+        self._memory = Segment(2 * PASS_BYTES)  # and as much for the copy of the meeting before
         memory = address(self._memory.data)
         self.handle: int = self.library.twostroke_ranks(
             memory, PASS_BYTES, group.rank, group.size, processes.PATIENCE_S, None, 0

@@ -18,6 +18,7 @@ from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
 from twostroke.wire.receiver import Incoming, Received, Receiver
 from twostroke.wire.sender import LOOPBACK, Sender
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,13 @@ class Both:
 class Prefilling:
     """The first stroke: a technique's prefills up to its first decode. The value goes out while it is computed."""
 
-    def __init__(self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None) -> None:
+    def __init__(
+        self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None, around: Surroundings = HERE
+    ) -> None:
         self._llm = llm
-        self.sender = Sender(llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute)
+        self.sender = Sender(
+            llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute, around=around
+        )
 
     def request(self, asked: Asked) -> tuple[Request, Outgoing]:
         """For the engine, and what it fills. Raises InvalidRequest."""
@@ -98,10 +103,12 @@ class Decoding:
     with WireError, and Dynamo sends it to a prefill worker again.
     """
 
-    def __init__(self, llm: LLM, student: bool = False, transport: Transport | None = None) -> None:
+    def __init__(
+        self, llm: LLM, student: bool = False, transport: Transport | None = None, around: Surroundings = HERE
+    ) -> None:
         """`student`: the model is the student of the prefill workers' model, their teacher's."""
         self._llm, self._student = llm, student
-        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport)
+        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
         self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:

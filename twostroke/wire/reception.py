@@ -2,9 +2,9 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ class Reception:
         bytes_received: bytes of K and V so far.
     """
 
-    def __init__(self, pool: PagePool, transport: Transport, until: float) -> None:
+    def __init__(self, pool: PagePool, transport: Transport, until: float, around: Surroundings = HERE) -> None:
         """`until`: on the monotonic clock, when it has to be there."""
-        self._pool, self._transport, self._until = pool, transport, until
+        self._pool, self._transport, self._until, self._around = pool, transport, until, around
         self.identity = ""
         self.bytes_received = 0
         self._channel: Channel | None = None
@@ -74,7 +75,7 @@ class Reception:
 
     def open(self, handle: Handle, secret: bytes, extend: dict[str, Any] | None) -> None:
         """Connect and claim, or ask for entries after those that are here. Raises WireError."""
-        channel = Channel.connect(handle.address, secret)
+        channel = Channel.connect(handle.address, secret, around=self._around)
         with self._lock:
             self._channel, turned_away = channel, self._turned_away
         if turned_away:
@@ -133,7 +134,7 @@ class Reception:
             channel.hang_up()
             if not self._stopped(channel, END_S):
                 log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
-                threading.Thread(target=self._wait, args=(channel, ended), name="wire quarantine", daemon=True).start()
+                self._around.start("wire quarantine", partial(self._wait, channel, ended))
                 return
         self._close(ended)
 
@@ -148,7 +149,7 @@ class Reception:
             while not channel.wait_for_end(60.0):
                 pass
         except WireError:  # the sender learns of it too, and stops
-            time.sleep(LOST_S)
+            self._around.sleep(LOST_S)
         self._close(ended)
 
     def _close(self, ended: Ended) -> None:
@@ -167,7 +168,7 @@ class Reception:
         return self._channel
 
     def _left(self) -> float:
-        if (left := self._until - time.monotonic()) <= 0 or self._turned_away:
+        if (left := self._until - self._around.now()) <= 0 or self._turned_away:
             raise WireError("nobody wants it any more" if self._turned_away else "the value did not come in time")
         return min(STALL_S, left)
 

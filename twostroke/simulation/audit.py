@@ -15,10 +15,10 @@ from twostroke.kv.pool import PagePool
 def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
-    Holders are the prefix indexes, the strokes in flight with the values that they extend, results of choices that the
-    step in flight has ended, and `others`.
+    Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of
+    choices that the step in flight has ended, and `others`.
     """
-    held: set[int] = set()
+    held = pool._kept()
     values: list[Any] = list(others)
     for model in dict.fromkeys(engine.models.values()):
         if model.index is not None and model.pool is pool:

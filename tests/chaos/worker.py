@@ -29,6 +29,7 @@ STEP_S, PROMPT_S, TOKEN_S = 2e-3, 2e-4, 5e-4  # of a step, and of each token of 
 PYTHON_S = 1e-4  # between steps
 IDLE_S = 1.0
 STALLED_S = 0.05
+MOST_PREEMPTIONS = 500  # of a request at one worker; more would be churn
 
 
 class Worker:
@@ -125,9 +126,9 @@ class Worker:
             worked = engine.step()
             self.steps += worked
             self._publish()
+            self.tasks.sleep(PYTHON_S)
             if worked:
                 self.audit()
-                self.tasks.sleep(PYTHON_S)
             elif not self._commands:
                 pause = (engine.pause() or STALLED_S) if self.streams else IDLE_S
                 self._waits = True
@@ -136,6 +137,7 @@ class Worker:
 
     def _publish(self) -> None:
         for request, stream in list(self.streams.items()):
+            assert request.preemptions < MOST_PREEMPTIONS, "a request is preempted again and again"
             done = request.done
             tokens = [request.events.popleft() for _ in range(len(request.events))]
             if tokens or done:
@@ -198,7 +200,8 @@ class Worker:
             final = one._final
             values += [one._kv, one._longer, None if final is None else final.kv]
         for choice in engine.choices:
-            values += [getattr(result, "kv", result) for result in choice.results]
+            shared = [one.value for one in choice.request.shared.values()]
+            values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]
             for errand in choice.errands:
                 if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                     values.append(errand.future.result().kv)

@@ -30,7 +30,9 @@ class Plan:
     Attributes:
         kinds: of faults that happen, about `gap_s` seconds apart.
         sizes: of workers of each role. transports: one of "nixl", "tcp" for each new worker, drawn.
+        latency_s: of the network; room: bytes that a stream takes before they are read.
         notice_s: seconds until a front end knows of a death; down_s: until another worker comes.
+        lost, late, damaged, page_s: see `Luck`.
     """
 
     seed: int
@@ -48,6 +50,7 @@ class Plan:
     lost: float
     late: float
     damaged: float
+    page_s: float
 
 
 class Fleet:
@@ -62,7 +65,7 @@ class Fleet:
             random.Random(f"{what} {plan.seed}") for what in ("faults", "network", "writes", "transports")
         )
         self.network = Network(self.tasks, network, plan.latency_s, plan.room)
-        self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, 2e-3)
+        self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, plan.page_s)
         self.happened: Counter[str] = Counter()
         self.transports: dict[str, Writes] = {}
         self.front = Front(self)
@@ -155,6 +158,7 @@ class Fleet:
             link.fail()
 
     def _end(self, worker: Worker) -> None:
+        worker.tell_ends()
         self.tasks.kill(worker.process)
         self.workers.remove(worker)
         self.steps += worker.steps
@@ -174,6 +178,7 @@ class Fleet:
 
     def ended(self, worker: Worker) -> None:
         """A worker has closed in order."""
+        worker.tell_ends()
         self.steps += worker.steps
         self.workers.remove(worker)
         self.network.die(worker.process)

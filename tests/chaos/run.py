@@ -71,6 +71,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         lost=rng.choice((0.0, 0.3)),
         late=rng.choice((0.0, 0.3)),
         damaged=rng.choice((0.0, 0.02)),
+        page_s=rng.choice((2e-3, 0.05, 0.4)),
     )
     return plan, _clients(rng, plan, longest)
 
@@ -154,6 +155,7 @@ def _checked(fleet: Fleet, clients: list[Client], expected: list[list[list[int]]
     gc.collect()
     for worker in fleet.workers:
         worker.must_be_empty()
+        worker.tell_ends()
     trace = repr([(client.fate, client.line, client.tokens) for client in clients]) + repr(fleet.events.now)
     digest = hashlib.blake2b(trace.encode(), digest_size=8).hexdigest()
     return Outcome(fleet.num_steps, fleet.events.count, digest, fleet.happened)

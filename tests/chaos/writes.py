@@ -87,7 +87,8 @@ class Writer:
             self._there.worker.must_be_granted(grant.generation, place)
             data = bytes(source.data())  # only now: the sender has to hold it until then
             if luck.rng.random() < luck.damaged:
-                data = bytes([data[0] ^ 1]) + data[1:]
+                at = 4 * luck.rng.randrange(len(data) // 4) + 2
+                data = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
                 self._here.happened["damaged page"] += 1
             self._there.worker.llm.pool.memory.write_page(place, data)
             left[0] -= 1

@@ -183,6 +183,8 @@ class Fleet:
         self.workers.remove(worker)
         self.network.die(worker.process)
         worker.process.dead = True
+        for stream in list(self.streams[worker]):
+            stream.put("lost", "the worker has ended")
         self.events.at(self.events.now + self.plan.down_s, partial(self._join, worker.role))
 
     def _stop(self, worker: Worker) -> None:

@@ -17,6 +17,7 @@ from twostroke.cluster.roles import HANDLE, Decoding, Prefilling
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
 from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import POOL
 from twostroke.simulation.audit import leaked
 from twostroke.wire.landing import Landing
 from twostroke.wire.outgoing import Outgoing
@@ -209,7 +210,7 @@ class Worker:
             for errand in choice.errands:
                 if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                     values.append(errand.future.result().kv)
-        lost = leaked(engine, pool, [kv for kv in values if isinstance(kv, KVCache)])
+        lost = leaked(engine, pool, [kv for kv in values if isinstance(kv, KVCache) and kv.tier == POOL])
         # A transfer that sends holds its value itself, also when the lease has ended.
         sends = self.prefilling is not None and bool(self.prefilling.sender._channels)
         assert lost == 0 or sends, f"{self.process.name}: {lost} pages that nobody holds"

@@ -7,6 +7,7 @@ from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.engine import Engine
+from twostroke.engine.lane import PrefillLane
 from twostroke.engine.strokes import Prefill
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
@@ -16,7 +17,7 @@ def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> in
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
     Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of
-    choices that the step in flight has ended, and `others`.
+    choices that the step in flight has ended, what its lanes have made for several choices, and `others`.
     """
     held = pool._kept()
     values: list[Any] = list(others)
@@ -29,7 +30,11 @@ def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> in
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
             values += [] if base is None else [base]
     flying = engine._flight.step
-    values += [] if flying is None else [chunk.lane.choice.result for chunk in flying.chunks]
+    for chunk in () if flying is None else flying.chunks:
+        lane = chunk.lane
+        values.append(lane.choice.result)
+        if isinstance(lane, PrefillLane) and lane.shared is not None:
+            values.append(lane.shared.value)
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:
             held.update(kv.table[:, PAGE].tolist())

@@ -41,7 +41,7 @@ class WireError(KVError):
 
 
 class Channel:
-    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `shut`.
+    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `stop`, `shut`.
 
     Attributes:
         peer: the other side's address, for messages.
@@ -168,6 +168,12 @@ class Channel:
         self._hung_up = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Let a thread that works here end soon. The other side learns of it when that thread closes the connection."""
+        self._hung_up = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def shut(self) -> None:
         """End the connection. The other side, and a thread that waits here, learn of it at once."""

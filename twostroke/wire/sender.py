@@ -124,7 +124,10 @@ class Sender:
         for outgoing in offers:
             outgoing.fail("its sender was closed")
         for channel in channels:
-            channel.shut()
+            if self._transport.late:  # its end says that no byte is under way any more
+                channel.stop()
+            else:
+                channel.shut()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(limit_s)

@@ -1,4 +1,4 @@
-"""Many seeds: `python -m tests.chaos --steps 1000000`. A failure names its seed; `--first SEED --seeds 1` replays it."""
+"""Many seeds: `python -m tests.chaos --steps 1000000`. A failure names its seed, and `--first SEED` replays it."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Sockets between processes that live in one: bytes come late, in pieces, not at all; connections break, or fall silent.
+"""Sockets between simulated processes: bytes come late, in pieces, not at all; connections break, or fall silent.
 
 A stream keeps its order, as TCP does. What TCP does about a network that has failed is in `Link`.
 """
@@ -348,7 +348,12 @@ class Machine:
             if self._network.listeners.get(address) is listener:
                 here, there = Socket.pair(self._network, self.process, listener.process, address)
                 listener.arrive(there)
-                link.carry(lambda: (made.append(here), self._tasks.wake(me)))
+
+                def connected() -> None:
+                    made.append(here)
+                    self._tasks.wake(me)
+
+                link.carry(connected)
 
         link.carry(arrive)
         while not made:

@@ -104,7 +104,7 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
 
 
 def undisturbed(clients: list[Client]) -> list[list[list[int]]]:
-    """The tokens of each choice of each client, of one engine that does both strokes, and in which nothing goes wrong."""
+    """The tokens of each choice of each client: one engine does both strokes, and nothing goes wrong."""
     sizes = Sizes(2000, 8, "off", 512, 256, in_flight=False)
     opened = Opened(sizes, lambda: 0.0, lambda prompt, rows: None)
     requests = [opened.request(one.asked.prompt, one.asked.params, one.asked.method) for one in clients]

@@ -1,7 +1,7 @@
 """A stand-in for a model: K and V of an entry are a digest of all entries before it, of its token and its position.
 
-A step reads every entry that its rows attend to. So a page with other bytes than its owner's gives other tokens, which a
-comparison with an undisturbed run finds.
+A step reads every entry that its rows attend to. So a page with other bytes than its owner's gives other tokens, which
+a comparison with an undisturbed run finds.
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ class Opened:
         self.tokenizer, self.config = cast(Tokenizer, NoText()), CONFIG
         backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(pause)
         cost = Cost(CONFIG, {}, self.pool.entry_bytes)
-        self.model = Model(
-            "stand-in", "stand-in", backend, compiled, self.tokenizer, self.pool, index, cost
-        )
+        self.model = Model("stand-in", "stand-in", backend, compiled, self.tokenizer, self.pool, index, cost)
         config = SchedulerConfig(sizes.max_step_tokens, sizes.max_running, in_flight=sizes.in_flight)
         self.engine = Engine({"main": self.model}, "main", config, clock=clock)
 

@@ -81,6 +81,8 @@ class Tasks:
         assert not task.locks, "it waits, and holds a lock"
         if task.process.dead:
             raise Killed
+        if until is not None and not task.process.stopped and self.events.skip_to(until):
+            return  # nothing else happens before: no other thread has to have its turn
         task.turn += 1
         if until is not None:
             self.events.at(until, partial(self._resume, task, task.turn))
@@ -241,7 +243,8 @@ class Workers:
     def close(self, limit_s: float) -> bool:
         self._closed = True
         self._jobs.clear()
-        return all([self._tasks.join(task, limit_s) for task in self._running if task is not self._tasks.current])
+        ended = [self._tasks.join(task, limit_s) for task in self._running if task is not self._tasks.current]
+        return all(ended)
 
     def _work(self) -> None:
         while self._jobs:

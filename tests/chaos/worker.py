@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.chaos.front import Stream
 
 STEP_S, PROMPT_S, TOKEN_S = 2e-3, 2e-4, 5e-4  # of a step, and of each token of a prompt and each decode row in it
-PYTHON_S = 1e-4  # between steps
+PYTHON_S = 1e-4  # of a step in which nothing is computed
 IDLE_S = 1.0
 STALLED_S = 0.05
 MOST_PREEMPTIONS = 500  # of a request at one worker; more would be churn
@@ -124,13 +124,16 @@ class Worker:
         while not self.closing:
             while self._commands:
                 self._commands.popleft()()
+            began = self.fleet.events.now
             worked = engine.step()
             self.steps += worked
             self._publish()
-            self.tasks.sleep(PYTHON_S)
             if worked:
                 self.audit()
-            elif not self._commands:
+            if worked or self._commands:
+                if self.fleet.events.now == began:  # nothing was computed
+                    self.tasks.sleep(PYTHON_S)
+            else:
                 pause = (engine.pause() or STALLED_S) if self.streams else IDLE_S
                 self._waits = True
                 self.tasks.park(self.fleet.events.now + pause)

@@ -38,6 +38,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import sample
 from twostroke.simulation.blank import NoText
 from twostroke.simulation.device import Facts
+from twostroke.tiers.tiers import Tiers
 
 VOCAB = 32  # a digest has as many bytes, which are the logits
 LAYER = Layer(Attention(2, 2, 4, 1.0, Rope(10_000.0)), GatedMLP(8))
@@ -98,7 +99,8 @@ class Sizes:
 class Opened:
     """The part of `LLM` that a worker uses."""
 
-    def __init__(self, sizes: Sizes, clock: Clock, pause: Pause) -> None:
+    def __init__(self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None) -> None:
+        """`readers`: what brings pages back from the host; None: threads."""
         shape = (sizes.pages, 2, 2, 2, sizes.page_size, 4)
         self.pool = PagePool(GEOMETRY, HostMemory(shape, GEOMETRY.dtype), sizes.pages, sizes.page_size)
         kind = INDEXES[sizes.index]
@@ -107,8 +109,10 @@ class Opened:
         backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(pause)
         cost = Cost(CONFIG, {}, self.pool.entry_bytes)
         self.model = Model("stand-in", "stand-in", backend, compiled, self.tokenizer, self.pool, index, cost)
+        tiers = Tiers()
+        tiers._readers = readers or tiers._readers
         config = SchedulerConfig(sizes.max_step_tokens, sizes.max_running, in_flight=sizes.in_flight)
-        self.engine = Engine({"main": self.model}, "main", config, clock=clock)
+        self.engine = Engine({"main": self.model}, "main", config, tiers, clock=clock)
 
     def request(self, prompt: Sequence[int], params: SamplingParams, method: Method) -> Request:
         asked = Prompt(prompt, self.tokenizer)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.chaos.network import Machine
 from tests.chaos.standin import Opened, Sizes
-from tests.chaos.tasks import Process, Task
+from tests.chaos.tasks import Process, Task, Workers
 from twostroke.backends.interface import PAGE
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.roles import HANDLE, Decoding, Prefilling
@@ -40,7 +40,8 @@ class Worker:
         self.fleet, self.number, self.role = fleet, number, role
         self.process = Process(f"{role} {number}")
         self.tasks = fleet.tasks
-        self.llm = Opened(sizes, lambda: fleet.events.now, self._pause)
+        readers = Workers(self.tasks, self.process, 4)
+        self.llm = Opened(sizes, lambda: fleet.events.now, self._pause, readers)
         self.transport = fleet.transport(self)
         around = Machine(fleet.network, self.process)
         llm = self.llm.as_llm
@@ -210,6 +211,8 @@ class Worker:
         for choice in engine.choices:
             shared = [one.value for one in choice.request.shared.values()]
             values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]
+            for lane in choice.lanes:
+                values += [] if lane.load is None else [lane.load.known]
             for errand in choice.errands:
                 if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                     values.append(errand.future.result().kv)

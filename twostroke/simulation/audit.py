@@ -10,6 +10,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.lane import PrefillLane
 from twostroke.engine.strokes import Prefill
 from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 
 
@@ -38,4 +39,5 @@ def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> in
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:
             held.update(kv.table[:, PAGE].tolist())
-    return pool.num_used - len(held)
+    here = sum(pool.frame(page) != NOWHERE for page in held)  # others are in the host, or on their way from there
+    return pool.num_used - pool.num_arriving - here

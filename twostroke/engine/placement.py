@@ -171,7 +171,7 @@ class Placement:
     def _waits(self, choice: Choice, error: OutOfPages) -> bool:
         """Whether a choice that runs alone and found no pages waits for those that others hold."""
         now = self._clock()
-        if self._loads.returning:
+        if self._loads.returning or any(model.pool.num_returning for model in self._models):
             choice.short_until = max(choice.short_until, now + RETRY_S)
         elif not error.pages or not self._may_find(choice, error.pages):
             return False

@@ -53,6 +53,7 @@ class Reception:
         self._channel: Channel | None = None
         self._landing: Landing | None = None
         self._turned_away = self._ended = False
+        self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
@@ -131,6 +132,7 @@ class Reception:
         self._ended = True
         channel, landing = self._channel, self._landing
         if channel is not None and landing is not None and landing.pages and self._transport.late:
+            self._expect(len(landing.pages))
             channel.hang_up()
             if not self._stopped(channel, END_S):
                 log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
@@ -146,8 +148,8 @@ class Reception:
 
     def _wait(self, channel: Channel, ended: Ended) -> None:
         try:
-            while not channel.wait_for_end(60.0):
-                pass
+            while not channel.wait_for_end(LOST_S):
+                self._expect(0)  # it does not answer, and it lives: whoever waits for room has waited long enough
         except WireError:  # the sender learns of it too, and stops
             self._around.sleep(LOST_S)
         self._close(ended)
@@ -158,7 +160,14 @@ class Reception:
         if self._landing is not None:
             self._landing.free()
             self._landing = None
+            self._expect(0)
         ended(self)
+
+    def _expect(self, pages: int) -> None:
+        """Let the engine know that so many pages come back soon: it does not end an answer for want of them."""
+        with self._pool.lock:
+            self._pool.num_returning += pages - self._returning
+            self._returning = pages
 
     # Messages ---------------------------------------------------------------------------------------------------
 

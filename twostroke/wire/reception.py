@@ -52,7 +52,7 @@ class Reception:
         self.bytes_received = 0
         self._channel: Channel | None = None
         self._landing: Landing | None = None
-        self._turned_away = self._ended = False
+        self._turned_away = self._ended = self._closed = False
         self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
         self._come: set[int] = set()  # numbers of the pages that are there
@@ -63,7 +63,9 @@ class Reception:
         """Nobody wants it any more. From any thread; never waits."""
         with self._lock:
             self._turned_away = True
-            channel = self._channel
+            channel, landing = self._channel, self._landing
+        if landing is not None:
+            self._expect(len(landing.pages))
         if channel is not None and self._transport.late:
             channel.hang_up()
         elif channel is not None:
@@ -160,12 +162,14 @@ class Reception:
         if self._landing is not None:
             self._landing.free()
             self._landing = None
-            self._expect(0)
+        self._closed = True
+        self._expect(0)
         ended(self)
 
     def _expect(self, pages: int) -> None:
         """Let the engine know that so many pages come back soon: it does not end an answer for want of them."""
         with self._pool.lock:
+            pages = 0 if self._closed else pages
             self._pool.num_returning += pages - self._returning
             self._returning = pages
 

@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-wire bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
 
-# NVIDIA Dynamo has an environment of its own, which sees all of ours.
+# NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
 IN_CLUSTER := PYTHONPATH=. $(CLUSTER)/bin/python
 
@@ -59,8 +59,8 @@ bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, restarts, many conversation
 	$(BIN)/python -m benchmarks.tiers
 	$(BIN)/python -m benchmarks.tiers_served
 
-bench-wire: $(VENV)/installed-dev  ## GB/s of a value into another process, beside NIXL and a socket alone; 5 minutes
-	$(BIN)/python -m benchmarks.wire
+bench-wire: $(CLUSTER)/installed  ## GB/s of a value into another process, beside NIXL and a socket alone; 5 minutes
+	$(IN_CLUSTER) -m benchmarks.wire
 
 bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes
 	$(BIN)/python -m benchmarks.crowded
@@ -86,7 +86,7 @@ cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker an
 test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 5 minutes
 	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
 
-bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, transfers, migrations; 20 minutes
+bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, migrations; 10 minutes
 	$(IN_CLUSTER) -m benchmarks.cluster
 
 # What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.

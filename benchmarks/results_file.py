@@ -18,6 +18,13 @@ def today(stem: str, suffix: str = "json") -> Path:
     return RESULTS / f"{stem}-{datetime.now(UTC).date()}.{suffix}"
 
 
+def earlier(stem: str, model: str) -> dict[str, Any]:
+    """Today's results of a model so far; empty if there are none."""
+    with suppress(FileNotFoundError, KeyError):
+        return json.loads(today(stem).read_text())["models"][model]
+    return {}
+
+
 def save(stem: str, definitions: dict[str, str], model: str, facts: dict[str, Any]) -> Path:
     """Write results into today's file; a model measured again replaces its earlier results of the day."""
     path, known = today(stem), dict[str, Any]()

@@ -1,8 +1,9 @@
 """A server under load beside the simulation of the same requests: `python -m benchmarks.simulated`.
 
-The model's steps are timed in this process first. Then a server starts, and a few single requests tell what HTTP adds
-to a request, a step and a token. Then each load is simulated, before it is measured by `twostroke bench serve`: the
-same lengths, prefixes and times of arrival. Printed are p50 and p99 of TTFT and ITL, and simulated / measured - 1.
+The model's steps are timed in this process first. Then a server starts, and a few requests of other lengths tell what
+HTTP adds (`http_costs.py`). Then each load is simulated, before it is measured by `twostroke bench serve`: the same
+lengths, prefixes and times of arrival, round by round. Printed are p50 and p99 of TTFT and ITL, and
+simulated / measured - 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import typer
 
+from benchmarks.http_costs import PROBES, Stream, with_http
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.cli.simulate import run
@@ -26,22 +28,21 @@ from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
-from twostroke.models.cost import Rows
 from twostroke.planning.timed import time_model
-from twostroke.simulation.costs import Priced
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.here import setup_of
 from twostroke.simulation.opening import Setup
 from twostroke.traffic.objectives import Objectives
 
 LIMIT = 0.15  # error of p50 and p99 that is aimed at
-PROBE_PROMPT, PROBE_ANSWER = 48, 24  # tokens of the single requests that tell what HTTP adds
 DEFINITIONS = {
     "ttft_s": "first token - arrival, at the client",
     "itl_s": "every gap between consecutive tokens at the client, of all answers together",
+    "simulated": "median over rounds of the simulation's figure",
     "measured": "median over rounds of the server's figure",
     "error": "simulated / measured - 1",
-    "http": "seconds that HTTP adds to a request and to a step, from single requests of other lengths",
+    "http": "seconds that HTTP adds, from requests of other lengths: to a step, a token, a request, a token of its "
+    "prompt, one of these that was computed; stalls of steps (mean), and by how much tokens come late",
 }
 
 
@@ -87,41 +88,33 @@ def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def with_http(setup: Setup, url: str) -> tuple[Setup, dict[str, float]]:
-    """The setup with what HTTP adds, by single requests: of TTFT to a request, of ITL to a step."""
-    lengths = ["--input-tokens", str(PROBE_PROMPT), "--output-tokens", str(PROBE_ANSWER)]
-    found = bench_serve(url, "--concurrency", "1", "--requests", "12", *lengths)
-    costs = setup.costs
-    assert isinstance(costs, Priced)
+def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
+    """Streams of requests that tell what HTTP adds."""
+    from twostroke.perf.serving.files import REQUESTS  # which needs an extra
 
-    def seconds(rows: Rows) -> float:
-        return costs.step([rows]).seconds + costs.host_s + costs.token_s
-
-    step_s = max(0.0, found["itl_s"]["p50"] - seconds(Rows(1, PROBE_PROMPT + PROBE_ANSWER // 2, 1)))
-    request_s = max(0.0, found["ttft_s"]["p50"] - seconds(Rows(PROBE_PROMPT, 0, 1)) - step_s)
-    made = replace(setup, costs=replace(costs, host_s=costs.host_s + step_s), request_s=request_s)
-    return made, {"request_s": request_s, "step_s": step_s}
+    bench_serve(url, *arguments, "--output", str(directory))
+    return [Stream.of(json.loads(line)) for line in (directory / REQUESTS).read_text().splitlines()]
 
 
 def compare(setup: Setup, load: Load, url: str, rounds: int) -> dict[str, Any]:
     """Simulated, then measured, and the errors."""
-    traffic = load.options.traffic()
-    simulated = run(Fleet(setup), traffic, Objectives())
-    measured = list[dict[str, Any]]()
+    simulated, measured = list[dict[str, Any]](), list[dict[str, Any]]()
     for number in range(rounds):
-        # Prompts of another round would be known to the server.
-        other = replace(load, options=replace(load.options, seed=(load.options.seed or 0) + 1000 * number))
-        measured.append(bench_serve(url, *(load if number == 0 else other).arguments()))
+        # Prompts of another round would be known to the server. Their lengths and times are others too.
+        one = replace(load, options=replace(load.options, seed=(load.options.seed or 0) + 1000 * number))
+        simulated.append(run(Fleet(setup), one.options.traffic(), Objectives()))
+        measured.append(bench_serve(url, *one.arguments()))
     figures: dict[str, Any] = {}
     for figure in ("ttft_s", "itl_s"):
         for name in ("p50", "p99"):
-            value = median(one[figure][name] for one in measured)
+            ours, theirs = (median(one[figure][name] for one in rows) for rows in (simulated, measured))
             figures[f"{figure.removesuffix('_s').upper()} {name}"] = {
-                "simulated_s": simulated[figure][name],
-                "measured_s": value,
-                "error": simulated[figure][name] / value - 1,
+                "simulated_s": ours,
+                "measured_s": theirs,
+                "error": ours / theirs - 1,
             }
-    return {"figures": figures, "simulated_requests_per_wall_second": simulated["requests_per_wall_second"]}
+    speed = median(one["requests_per_wall_second"] for one in simulated)
+    return {"figures": figures, "simulated_requests_per_wall_second": speed}
 
 
 def measure(model: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -138,10 +131,9 @@ def measure(model: str, options: argparse.Namespace, work: Path) -> dict[str, An
     ]
     found: dict[str, Any] = {}
     with ServerProcess("simulated", command, work) as server:
-        setup, http = with_http(setup, server.url)
-        typer.echo(
-            f"{model}: HTTP adds {http['request_s'] * 1e3:.1f} ms to a request, {http['step_s'] * 1e3:.2f} to a step"
-        )
+        probes = {name: probe(server.url, PROBES[name], work / f"{Path(model).name} {name}") for name in PROBES}
+        setup, http = with_http(setup, probes)
+        typer.echo(f"{model}: HTTP adds, in ms: " + ", ".join(f"{name} {one * 1e3:.3g}" for name, one in http.items()))
         for load in loads(options.rate, options.requests, options.seed, options.trace):
             found[load.name] = compare(setup, load, server.url, options.rounds)
             show(model, load.name, found[load.name]["figures"])

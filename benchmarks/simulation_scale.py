@@ -45,9 +45,8 @@ def simulate(workers: int, requests: int, router: str) -> dict[str, Any]:
     workload = Workload(requests, PROMPT, ANSWER, PREFIX, GROUPS, seed=1)
     traffic = workload.traffic(OpenLoop(RATE * workers))
     figures, began = Figures(Objectives()), time.perf_counter()
-    service = Service(
-        Fleet(machine_setup(MODEL, MACHINE), workers, router=router), traffic, figures.watch, figures.ended
-    )
+    fleet = Fleet(machine_setup(MODEL, MACHINE), workers, router=router)
+    service = Service(fleet, traffic, figures.watch, figures.ended, keep=False)
     service.run()
     wall_s = time.perf_counter() - began
     found = figures.summary(service)

@@ -25,6 +25,7 @@ from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.ranks import NativeRanks
 from twostroke.llm import LLM
 from twostroke.models.config import GatedMLP, ModelConfig
 from twostroke.models.cost import Rows
@@ -90,10 +91,10 @@ def turn_of(llm: LLM, prompt: int, output: int, number: int) -> dict[str, Any]:
     backend, shape = llm.backend, Shape(prompt, output)
     assert isinstance(backend, NativeBackend)
     ranks, others = backend.ranks, Others()
-    if ranks is not None:
+    if isinstance(ranks, NativeRanks):
         ranks.account()
     answers = llm.generate(PromptSource().make(llm, shape, number), SamplingParams(max_tokens=output, ignore_eos=True))
-    meetings, waited = (0, 0.0) if ranks is None else ranks.account()
+    meetings, waited = ranks.account() if isinstance(ranks, NativeRanks) else (0, 0.0)
     found = summarize(answers)
     rate = found.prefill_tokens_per_second if output == 1 else found.decode_tokens_per_second
     passes = -(-prompt // llm.engine.config.max_step_tokens) + output - 1
@@ -105,7 +106,7 @@ def exchanges(llm: LLM, rows: int) -> dict[str, float]:
     """Microseconds and bytes of one layer's communication alone, for a pass of so many rows."""
     backend, config = llm.backend, llm.config
     assert isinstance(backend, NativeBackend)
-    assert backend.ranks is not None
+    assert isinstance(backend.ranks, NativeRanks)
     assert isinstance(llm.model.compiled, NativeModel)
     rounds = ROUNDS if rows <= SMALL else ROUNDS // 10
     widths = gathered(config)

@@ -46,7 +46,7 @@ struct Attention {
     size_t partial;          // first of `count * repeat`
   };
   std::vector<Unit> units, shared;  // shared: units to merge, where `split` is the number of splits
-  size_t num_partials = 0;
+  size_t num_partials = 0;          // of all ranks; 0 if there is nothing to merge
 };
 
 inline Query query_of(const Batch& batch, int sequence, int row, int entries) {
@@ -74,8 +74,9 @@ inline Reads reads_of(const Attention& plan, const Batch& batch, const Attention
 }
 
 // Orders units by length, longest first, and gives each member's range the same share of each length. So ranges have
-// equal work, and the units left at the end are short. Neighbours stay together, as their keys are adjacent.
-inline void deal(Attention& plan, int members) {
+// equal work, and the units left at the end are short. Neighbours stay together, as their keys are adjacent. Of `members`
+// ranges, those from `first_range` to `last_range` are kept.
+inline void deal(Attention& plan, int members, int first_range, int last_range) {
   using Unit = Attention::Unit;
   auto length = [&](const Unit& unit) { return plan.pieces[unit.piece].count * int(splits_of(plan, unit).size()); };
   std::vector<Unit>& units = plan.units;
@@ -88,12 +89,12 @@ inline void deal(Attention& plan, int members) {
       ranges[i].insert(ranges[i].end(), first + begin_of(count, i, members), first + begin_of(count, i + 1, members));
   }
   units.clear();
-  for (const auto& range : ranges) units.insert(units.end(), range.begin(), range.end());
+  for (int i = first_range; i < last_range; i++) units.insert(units.end(), ranges[i].begin(), ranges[i].end());
 }
 
 // The work of a layer with this window, for these rows (ascending), by `members` members of each of `ranks` ranks.
 inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members,
-                                int ranks) {
+                                int rank, int ranks) {
   Attention plan;
   int64_t all = 0;
   for (int i = 0, s = 0, entries = entries_of(batch, 0); i < int(rows.size());) {
@@ -108,20 +109,27 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
     i += piece.count;
     plan.pieces.push_back(std::move(piece));
   }
+  const int first_head = c.any_head ? 0 : c.first_kv_head, last_head = c.any_head ? c.kv_heads : c.last_kv_head;
   for (int index = 0; index < int(plan.pieces.size()); index++) {
     const Piece& piece = plan.pieces[index];
     const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
     // A long unit is split if there are few others.
     const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * ranks * EVEN > all;
     for (int split = 0; split < (apart ? splits : 1); split++)
-      for (int head = c.first_kv_head; head < c.last_kv_head; head++)
+      for (int head = first_head; head < last_head; head++)
         plan.units.push_back({index, head, apart ? split : -1, plan.num_partials + size_t(head * splits + split) * queries});
     if (!apart) continue;
-    for (int head = c.first_kv_head; head < c.last_kv_head; head++)
+    for (int head = first_head; head < last_head; head++)
       plan.shared.push_back({index, head, splits, plan.num_partials + size_t(head * splits) * queries});
     plan.num_partials += size_t(c.kv_heads * splits) * queries;
   }
-  deal(plan, members);
+  if (!c.any_head) {
+    deal(plan, members, 0, members);
+    return plan;
+  }
+  deal(plan, members * ranks, members * rank, members * (rank + 1));
+  const int merged = int(plan.shared.size());
+  plan.shared = {plan.shared.begin() + begin_of(merged, rank, ranks), plan.shared.begin() + begin_of(merged, rank + 1, ranks)};
   return plan;
 }
 

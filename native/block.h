@@ -58,7 +58,8 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     }
     put(piece, unit.head, wholes);
   }, finish);
-  if (plan.shared.empty()) return;
+  if (!plan.num_partials) return;
+  if (c.any_head) m.meet(own);
   m.team->share(int(plan.shared.size()), own.member, [&](int u) {
     const Attention::Unit& unit = plan.shared[u];
     const Piece& piece = plan.pieces[unit.piece];
@@ -75,6 +76,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
 void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
   float* out = pass.room.of(0).x;
+  own.live = pass.live(0);
   // A rank that has a part of the embedding looks up its tokens.
   auto absent = [&](int64_t token) { return token < m.embed->first || token >= m.embed->first + m.embed->rows; };
   auto look_up = [&](int row) {
@@ -118,6 +120,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
   const Attention& plan = pass.attention(i, b.window);
+  own.live = pass.live(i);
   const Layer kv = pass.layer(i);
   const Room::Places at = pass.room.of(i);
   const std::span<const int64_t> rows = pass.rows(i);
@@ -138,6 +141,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
   project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
+  if (m.config.any_head) m.meet(own);
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
   const Room::Places rest = pass.rest(i);

@@ -75,7 +75,8 @@ struct Config {
   int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
-  int32_t first_kv_head, last_kv_head;  // of those that attend here: all, or a rank's
+  int32_t first_kv_head, last_kv_head;  // whose keys and values are made here: all, or a rank's
+  int32_t any_head;  // whether ranks share out attention by its work, and not by who made keys and values
   float eps, attention_scale, embedding_scale;
 
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row

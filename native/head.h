@@ -27,6 +27,7 @@ constexpr int HEAD_PHASES = 3;  // at most
 
 inline void run_head(Model& m, Model::Private& own, const Product& product, int count) {
   const Linear& layer = *m.head;
+  own.live = {product.made};
   const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, m.head_norm);
   const int chunks = chunks_of(layer.width), before = first_chunk(layer);
   m.team->share(own_chunks(layer), own.member, [&](int i) {

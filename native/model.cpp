@@ -56,7 +56,22 @@ static const Pass& run_pass(Model& m, const Batch& batch, uint16_t* kv, const in
 static void give(Model& m, const Shelf& shelf, Order order) {
   auto& models = m.ranks->models;
   order.model = int(std::find(models.begin(), models.end(), &m) - models.begin());
-  m.ranks->give(shelf.packed(order));
+  m.ranks->give(shelf.packed(order), shelf.used());
+}
+
+// By the others: follows an order. Its pointers are offsets in the data that it comes with.
+static void obey(Ranks& ranks, const Order& given) {
+  const Order order = Shelf(ranks).unpacked(given);
+  if (order.kind == Order::EXCHANGE) return (void)exchange(ranks, order.count, order.width, order.model, order.sums);
+  Model& m = *(Model*)ranks.models[order.model];
+  if (order.kind == Order::FORWARD) {
+    const Ranks::Pool& pool = ranks.pools[order.pool];
+    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides[0] ? pool.strides : order.strides, true);
+  } else if (order.kind == Order::LOGITS) {
+    run_logits(m, order.x, order.count, nullptr, nullptr);
+  } else {
+    run_search(m, order.x, order.count, order.noises, order.by_sketch);
+  }
 }
 
 static uint32_t lost(const Model& m) { return m.ranks ? m.ranks->lost() : 0; }
@@ -336,11 +351,33 @@ void twostroke_join(void* model, void* ranks) {
   with.models.push_back(model);
 }
 
-// Where this process has the memory of a pool, or nowhere any more. In all ranks a pool has the same number.
-void twostroke_pool(void* ranks, int number, uint8_t* data, int64_t bytes) {
+// Where this process has the memory of a pool, or nowhere any more. In all ranks a pool has the same number. `strides`:
+// of layers, sides and pages, if this rank has its own heads alone, and `data` is where head 0 would be; else null.
+void twostroke_pool(void* ranks, int number, uint8_t* data, int64_t bytes, const int64_t* strides) {
   auto& pools = ((Ranks*)ranks)->pools;
   if (number >= int(pools.size())) pools.resize(number + 1);
-  pools[number] = {data, size_t(bytes)};
+  pools[number] = {data, size_t(bytes), {}};
+  if (strides) std::copy_n(strides, 3, pools[number].strides);
+}
+
+// Ranks without common memory: see Ranks::part. `twin`: as much memory again, zeroed.
+void twostroke_part(void* ranks, uint8_t* twin, Ranks::Exchange exchange, Ranks::Tell tell) {
+  ((Ranks*)ranks)->part(twin, exchange, tell);
+}
+// Called by `exchange` with what each other rank has sent.
+void twostroke_apply(void* ranks, const uint8_t* changes, int64_t bytes) {
+  ((Ranks*)ranks)->mirror->apply(changes, size_t(bytes));
+}
+// By the others: follows what `tell` of rank 0 has sent. Returns as twostroke_logits.
+int twostroke_obey(void* handle, const uint8_t* command, const uint8_t* data, int64_t bytes) {
+  Ranks& ranks = *(Ranks*)handle;
+  Order order;
+  std::memcpy(&order, command, sizeof(order));
+  uint8_t* const shelf = ranks.region(BATCH);
+  std::memcpy(shelf, data, size_t(bytes));
+  ranks.mirror->settle({shelf, size_t(bytes)});
+  obey(ranks, order);
+  return int(ranks.lost());
 }
 
 // By rank 0: lets the others return from twostroke_follow, as there is a message for them.
@@ -352,18 +389,7 @@ int twostroke_follow(void* handle) {
   Order given;
   while (ranks.take(given)) {
     if (given.kind == Order::LISTEN) return 0;
-    const Order order = Shelf(ranks).unpacked(given);
-    if (order.kind == Order::EXCHANGE) {
-      exchange(ranks, order.count, order.width, order.model, order.sums);
-      continue;
-    }
-    Model& m = *(Model*)ranks.models[order.model];
-    if (order.kind == Order::FORWARD)
-      run_pass(m, order.batch, (uint16_t*)(ranks.pools[order.pool].data + order.kv), order.strides, true);
-    else if (order.kind == Order::LOGITS)
-      run_logits(m, order.x, order.count, nullptr, nullptr);
-    else
-      run_search(m, order.x, order.count, order.noises, order.by_sketch);
+    obey(ranks, given);
   }
   return int(ranks.lost());
 }

@@ -16,6 +16,7 @@ struct Model : Decoder {
     std::vector<Choice> choices;
     Routes routes;
     uint32_t meeting = 0;  // of ranks, the next
+    Live live;             // what it makes equal
   };
   std::vector<Private> own;
   std::vector<Pass> passes;  // [runs of the team]
@@ -54,7 +55,7 @@ struct Model : Decoder {
 
   // Called after a phase whose results other ranks read, or whose inputs they may write next.
   void meet(Private& own) {
-    if (ranks) ranks->meet(own.meeting++);
+    if (ranks) ranks->meet(own.meeting++, own.live);
   }
   // As Team::share, followed by a meeting, for pieces that any rank can compute: each takes a part.
   template <class Piece>

@@ -34,6 +34,7 @@ class Shelf {
     std::copy_n(array, count, place);
     array = place;
   }
+  std::span<const uint8_t> used() const { return {base_, size_t(at_ - base_)}; }
   Order packed(Order order) const {
     each(order, [&](auto*& pointer) { as_number(pointer) -= pointer ? int64_t(base_) : 0; });
     return order;

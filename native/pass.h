@@ -15,6 +15,7 @@ struct Product {
   uint8_t* inputs;  // packed rows
   float* out;
   Summary *chunks, *summaries;  // [rows, chunks], [rows]
+  std::span<uint8_t> made;      // all of these, if several ranks make them
   bool pure, copied;
 
   void begin(const Linear& layer, const float* lent, int count, float* result) {
@@ -28,6 +29,7 @@ struct Product {
     x = (float*)at, inputs = at + x_size;
     chunks = (Summary*)made_.get<uint8_t>(summed + (copied ? out_size : 0)), summaries = chunks + parts;
     out = copied ? (float*)((uint8_t*)chunks + summed) : result;
+    made = {(uint8_t*)chunks, summed + (copied ? out_size : 0)};
   }
   void share(const Ranks& ranks) { made_.lend(ranks.region(PRODUCT), ranks.region_bytes()), shared_ = true; }
 
@@ -46,6 +48,7 @@ struct Search {
   float *likely, *highest;  // [rows, panels]: estimate and upper bound of a panel's largest product
   float* floors;            // [rows]: the value of some product, a lower bound of the largest
   Best* found;              // [rows, chunks]
+  std::span<uint8_t> made;  // these four
 
   void begin(const Linear& layer, const float* lent, const Noise* lent_noises, int count, bool by_sketch) {
     sketched = by_sketch;
@@ -54,7 +57,9 @@ struct Search {
     const size_t bests = size_t(count) * chunks_of(layer.width);
     inputs = memory_.get<uint8_t>(ready + sizeof(float) * values + sizeof(Noise) * count);
     x = (float*)(inputs + ready), noises = (Noise*)(x + values);
-    likely = (float*)found_.get<uint8_t>(sizeof(float) * count * (2 * panels + 1) + sizeof(Best) * bests);
+    const size_t found_size = sizeof(float) * count * (2 * panels + 1) + sizeof(Best) * bests;
+    made = {found_.get<uint8_t>(found_size), found_size};
+    likely = (float*)made.data();
     highest = likely + count * panels, floors = highest + count * panels, found = (Best*)(floors + count);
     std::copy_n(lent, values, (float*)x), std::copy_n(lent_noises, count, noises);
   }
@@ -143,6 +148,15 @@ class Pass {
       std::copy_n(from + state_rows_[i] * config_->hidden, config_->hidden, states(last_ + 1) + i * config_->hidden);
   }
 
+  // What ranks write and read around the meetings of a block.
+  Live live(size_t block) const {
+    const size_t blocks = last_ + 1, queries = blocks * batch.num_queries * config_->heads * config_->dim;
+    const size_t states = batch.num_states ? (blocks + 1) * batch.num_states * config_->hidden : 0;
+    auto bytes = [](float* data, size_t count) { return std::span((uint8_t*)data, count * sizeof(float)); };
+    return {room.bytes(block), cut(block) ? rest_.bytes(0) : std::span<uint8_t>(), bytes(batch.queries, queries),
+            bytes(batch.states, states)};
+  }
+
   // The index of each row among those whose queries are returned, -1 for none; null if there are none.
   const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
   const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
@@ -173,7 +187,8 @@ class Pass {
     std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
   Plan plan(int window, std::span<const int64_t> rows, int members) const {
-    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->size : 1), {}};
+    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->rank : 0,
+                                   ranks_ ? ranks_->size : 1), {}};
     for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
       made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
     return made;

@@ -5,6 +5,8 @@
 // gather of inputs is only a meeting, at which all ranks wait until all have come. Every rank has the same meetings in
 // the same order, as they follow from the batch alone.
 //
+// Where ranks have no common memory, each has its own, which meetings make equal (mirror.h).
+//
 // Rank 0 gives commands, and the others follow. If a rank is lost or late, all meetings are over at once: passes run to
 // their ends with any numbers, and their results are not used.
 #pragma once
@@ -21,6 +23,7 @@
 #include <utility>
 
 #include "memory.h"
+#include "mirror.h"
 #include "run.h"
 
 constexpr int MOST_RANKS = 64;
@@ -50,6 +53,16 @@ class Ranks {
       : rank(rank), size(size), control_(*(Control*)memory), regions_(memory + round_up(sizeof(Control), HUGE_PAGE)),
         region_bytes_(bytes / REGIONS / LINE * LINE), patience_(int64_t(patience_s * 1e9)), cores_(cores) {}
 
+  // Ranks without common memory. `twin` is as large as the memory. Both functions return 0, or not if a rank is lost:
+  // `exchange` sends this rank's changes to all others and lets `mirror` make theirs; `tell`, of rank 0, sends a command
+  // with its data.
+  using Exchange = int (*)(const uint8_t* changes, int64_t bytes);
+  using Tell = int (*)(const uint8_t* command, int64_t size, const uint8_t* data, int64_t bytes);
+  void part(uint8_t* twin, Exchange exchange, Tell tell) {
+    mirror = std::make_unique<Mirror>((uint8_t*)&control_, twin), exchange_ = exchange, tell_ = tell;
+  }
+  std::unique_ptr<Mirror> mirror;  // null if they have common memory
+
   uint8_t* region(Region which) const { return regions_ + region_bytes_ * which; }
   size_t region_bytes() const { return region_bytes_; }
   uint32_t lost() const { return control_.lost.load(std::memory_order_acquire); }
@@ -70,8 +83,10 @@ class Ranks {
   // The number of the next meeting, when none is under way.
   uint32_t next_meeting() const { return control_.met[rank].value.load(std::memory_order_relaxed); }
 
-  // Called by each thread of a rank that has done all that precedes meeting `number`. Returns when all ranks have.
-  void meet(uint32_t number) {
+  // Called by each thread of a rank that has done all that precedes meeting `number`. Returns when all ranks have, and
+  // `live` is the same in all.
+  void meet(uint32_t number, const Live& live = {}) {
+    if (mirror) return meet_apart(number, live);
     std::atomic<uint32_t>& own = control_.met[rank].value;
     for (uint32_t seen = own.load(std::memory_order_relaxed); int32_t(seen - (number + 1)) < 0;)
       if (own.compare_exchange_weak(seen, number + 1, std::memory_order_acq_rel)) {
@@ -91,8 +106,13 @@ class Ranks {
 
   // By rank 0: the command that all others are to follow, which must be over before the next.
   template <class Command>
-  void give(const Command& command) {
+  void give(const Command& command, std::span<const uint8_t> data = {}) {
     static_assert(sizeof(Command) <= sizeof(control_.command));
+    if (mirror) {
+      mirror->settle(data);
+      if (tell_((const uint8_t*)&command, sizeof(command), data.data(), int64_t(data.size()))) lose(1);
+      return;
+    }
     std::memcpy(control_.command, &command, sizeof(command));
     control_.commands.value.fetch_add(1, std::memory_order_acq_rel);
     tell(control_.commands.value);
@@ -165,6 +185,24 @@ class Ranks {
     counted();
   }
 
+  // One thread exchanges for all of this rank.
+  void meet_apart(uint32_t number, const Live& live) {
+    std::atomic<uint32_t>& own = control_.met[rank].value;
+    meetings_.fetch_add(1, std::memory_order_relaxed);
+    uint32_t expected = number;
+    if (!begun_.compare_exchange_strong(expected, number + 1))
+      return wait(own, [&](uint32_t value) { return int32_t(value - (number + 1)) >= 0; }, -1);
+    const auto began = Clock::now();
+    const auto changes = mirror->changes(live);
+    if (!lost() && exchange_(changes.data(), int64_t(changes.size()))) lose(1);
+    waited_.fetch_add(Time(Clock::now() - began).count(), std::memory_order_relaxed);
+    own.store(number + 1, std::memory_order_release);
+    tell(own);
+  }
+
+  Exchange exchange_ = nullptr;
+  Tell tell_ = nullptr;
+  std::atomic<uint32_t> begun_{0};  // meetings
   Control& control_;
   uint8_t* const regions_;
   const size_t region_bytes_;
@@ -179,6 +217,7 @@ class Ranks {
   struct Pool {
     uint8_t* data;
     size_t bytes;
+    int64_t strides[3];  // of this rank's heads; 0 where pages are in memory of all ranks
   };
   std::vector<Pool> pools;
 };

@@ -41,6 +41,10 @@ class Room {
     all_choices_ = choices.get<Choice>(choices_ * blocks);
   }
   bool apart() const { return apart_; }
+  // The memory of a block and of the next one's inputs.
+  std::span<uint8_t> bytes(size_t block) const {
+    return apart_ ? std::span(memory_ + block * size_, 2 * size_) : std::span(memory_, size_);
+  }
 
   // The gated rows of an expert, which begin at a new cache line.
   static Rows gated_of(uint8_t* gated, const Routes::Group& group, int cols) {

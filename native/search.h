@@ -85,6 +85,7 @@ inline void search_by_sketch(Model& m, Model::Private& own, const Search& search
 }
 
 inline void run_search(Model& m, Model::Private& own, const Search& search, int count) {
+  own.live = {search.made};
   if (search.sketched) return search_by_sketch(m, own, search, count);
   search_all(m, own, search, count);
 }

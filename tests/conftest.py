@@ -65,7 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels.install(config, variants.split(","))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device"):
+        items[:] = [item for item in items if item.get_closest_marker("reference") is None]
     place = {file: i for i, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 

@@ -76,6 +76,9 @@ def main() -> None:
             print(f"\n{asked.question}\n")
             again = ask(cluster.url, asked.model, asked.question, KILL_AT, kill)
             print("the same tokens" if again == answer else "other tokens")
+            for worker in decode:
+                for chosen in re.findall(r"taken over with .*", worker.log.read_text(errors="replace")):
+                    print(chosen)
         if not asked.once:
             print(f"\nIt goes on, until Ctrl-C: export OPENAI_BASE_URL={cluster.url}/v1")
             try:

@@ -100,8 +100,8 @@ class LLM:
                 differs, it has a separate pool with the same number of pages.
             threads: CPU threads, at most 8 per core, of each rank. None uses one per core that is available to this
                 process by its affinity and its container's CPU quota; ranks divide these.
-            tp: tensor parallelism: the number of processes (ranks) on this host that compute together. The bits of all
-                results are those of one (docs/tensor-parallelism.md).
+            tp: tensor parallelism: the number of processes (ranks) that compute together, on this host or started by
+                `torchrun`. The bits of all results are those of one (docs/tensor-parallelism.md).
             kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
                 its container's limit; file cache counts as available), at most 4 GiB; on a GPU, 70% of what its
                 memory has free beside the weights.

@@ -317,6 +317,8 @@ def _os_error(number: int) -> OSError:
 class Machine:
     """Implements `Surroundings` for one process."""
 
+    cores: int | None = 1  # so that digests have no threads of their own
+
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._tasks, self.process = network, network.tasks, process
 

@@ -13,6 +13,7 @@ import pytest
 from tests.chaos.run import check
 from twostroke.engine.placement import Placement, _pages_held
 from twostroke.engine.request import Request
+from twostroke.wire.checks import Checks
 from twostroke.wire.lease import Lease
 from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.reception import Reception
@@ -48,7 +49,7 @@ def pages_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def bytes_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Reception, "_check", lambda self, view, digest: None)
+    patch.setattr(Checks, "settle", lambda self: True)
 
 
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def leases_never_end(patch: pytest.MonkeyPatch) -> None:
 
 def an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
     """Noise counts from the first token after a retry."""
-    patch.setattr(Request, "take_over", lambda self, tokens: None)
+    patch.setattr(Request, "take_over", lambda self, *answers: None)
 
 
 def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:

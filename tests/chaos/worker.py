@@ -13,7 +13,7 @@ from tests.chaos.standin import Opened, Sizes
 from tests.chaos.tasks import Process, Task, Workers
 from twostroke.backends.interface import PAGE
 from twostroke.cluster.asked import Asked
-from twostroke.cluster.roles import HANDLE, Decoding, Prefilling
+from twostroke.cluster.roles import Decoding, Prefilling
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
 from twostroke.kv.cache import KVCache
@@ -77,12 +77,13 @@ class Worker:
             stream.tell("lost", str(error))
             return
         self.outgoing[stream] = request, outgoing
-        stream.tell("handle", outgoing.handle.to_json())
+        stream.tell("handle", self.prefilling.handed(asked, outgoing))
         self.send(lambda: self._begin(request, stream))
 
     def _decode(self, asked: Asked, handed: dict[str, Any] | None, stream: Stream) -> None:
         assert self.decoding is not None
-        request = self.decoding.request(asked, None if handed is None else {HANDLE: handed})
+        request = self.decoding.request(asked, handed)
+        asked.continued(request)
         self.send(lambda: self._begin(request, stream))
 
     def cancel(self, stream: Stream) -> None:

@@ -1,12 +1,15 @@
 """`twostroke plan` with a rate, users or a trace."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import Result
+
+from twostroke.cli.plan_load import advice, bindings
 
 PLAN = ("plan", "llama-3-70b", "--on", "h100", "--tp", "4")
 
@@ -18,6 +21,7 @@ def test_a_rate(run: Callable[..., Result], run_json: Callable[..., dict[str, An
     assert facts["workload"]["concurrency"] >= load["served"]["sequences"], "what the rate needs"
     assert load["served"]["ttft_ms"]["p50"] <= load["served"]["ttft_ms"]["p99"] <= 1000
     printed = run(*PLAN, "--rate", "1.5", "--ttft-ms", "1000", "--itl-ms", "60").stdout
+    assert "binds" in printed
     assert "do not disaggregate" in printed
     assert "a hit in host memory pays" in printed
     assert "cannot be served: at most" in run(*PLAN, "--rate", "1000").stdout
@@ -49,7 +53,7 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
         (("--rate", "1", "--percentile", "100"), "percentile"),
         (("--rate", "1", "--ttft-ms", "0"), "cannot be met"),
         (("--trace", "/dev/null"), "no request"),
-        (("--rate", "1", "--method", "ptdo"), "leave out --method"),
+        (("--rate", "1", "--method", "overfill"), "leave out --method"),
     ],
 )
 def test_bad_input_is_one_line(wrong: tuple[str, ...], why: str, run: Callable[..., Result]) -> None:
@@ -57,3 +61,21 @@ def test_bad_input_is_one_line(wrong: tuple[str, ...], why: str, run: Callable[.
     assert failed.exit_code == 1
     assert why in failed.stderr
     assert len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_what_binds_and_commands_that_run(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
+    """Waiting and prefill are TTFT; what is advised is printed as commands, and each runs."""
+    asked = ("plan", "llama-3-8b", "--on", "h100", "--rate", "40", "--output-tokens", "16", "--ttft-ms", "100")
+    load = run_json(*asked)["load"]
+    assert load["binds"]["TTFT"] == "queueing"
+    parts = load["parts_ms"]
+    assert parts["ttft_waiting"] + parts["ttft_prefill"] == pytest.approx(load["served"]["ttft_ms"]["wanted"])
+    assert load["advice"]["steps"][0]["bound_by"] == "queueing"
+    assert load["advice"]["verdict"] == "nothing to do"
+    assert "queueing binds" in bindings(load)[0]
+    assert "queueing binds" in advice(load)[0]
+    assert set(load["commands"]) == {"to simulate it", "to simulate what is advised"}
+    for command in load["commands"].values():
+        words = shlex.split(command)[1:]
+        words[words.index("--requests") + 1] = "5"
+        assert run(*words).exit_code == 0

@@ -80,3 +80,11 @@ def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run:
     result = run(*simulate(*arguments))
     assert message in result.stderr
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+
+
+def test_a_technique(run_json: Callable[..., dict[str, Any]], run: Callable[..., Result]) -> None:
+    facts = run_json(*simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, "--method", "ptdo"))
+    assert facts["completed"] == 30
+    assert facts["engine"]["technique"].startswith("PTDO")
+    failed = run(*simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, "--method", "lookup"))
+    assert (failed.exit_code, len(failed.stderr.strip().splitlines())) == (1, 1)

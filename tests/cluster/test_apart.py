@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,37 @@ def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[
         for prompt in prompts[1:]:
             asked(prompt)
         assert asked(prompts[0]) <= 1, "it was told of pages that have left"
+
+
+def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    """Two workers are started again, each above a directory of its own: nothing is in their pools."""
+
+    def answered(prompt: str) -> tuple[Member, int]:
+        """Which worker has answered, and how many blocks on its disk the router knew of."""
+        ids: list[str] = []
+        messages = [{"role": "user", "content": prompt}]
+        assert stream(cluster.url, 1, ids.append, model=MODEL, messages=messages, max_tokens=2).error is None
+        log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
+        return cluster.serving(ids[0]), int(re.findall(r"disk_blocks=(\d+)", log)[-1])
+
+    def start(directory: str) -> Member:
+        return cluster.add("--kv-disk", str(tmp_path / directory), "--kv-disk-bytes", "20MiB")
+
+    documents = [f"{letter * 7} " * 30 for letter in "abcdef"]
+    with LocalCluster(tmp_path, MODEL, router="kv", events="zmq") as cluster:
+        cluster.options = ["--model", str(tiny_directory("qwen3")), "--threads", "1", "--kv-bytes", "4MiB"]
+        for directory, own in (("one", documents[::2]), ("two", documents[1::2])):
+            worker = start(directory)
+            cluster.ready(forgotten=True)
+            for document in own * 2:  # what is asked twice goes to the disk
+                answered(document)
+            worker.kill()
+        workers = [start("one"), start("two")]
+        cluster.ready(forgotten=True)
+        while not all("routers are told" in worker.log.read_text(errors="replace") for worker in workers):
+            time.sleep(0.1)
+        time.sleep(1.0)  # and it is on its way
+        for i, document in enumerate(documents):
+            worker, blocks = answered(f"{document} What is it?")
+            assert worker is workers[i % 2], i
+            assert blocks > 5

@@ -9,7 +9,8 @@ import pytest
 
 from tests.cluster.messages import message
 from twostroke.cluster.asked import Asked, read
-from twostroke.cluster.link import link, prompt_length
+from twostroke.cluster.link import BROKEN, Link, begun
+from twostroke.cluster.turns import Turns, apart
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
 from twostroke.methods import method
@@ -105,18 +106,60 @@ def test_a_grammar_comes_by_the_field_or_by_the_annotation(guided: dict[str, Any
     assert 0 < masks[0].sum() < len(masks[0])
 
 
+LINK = Link(len(PROMPT), 10, 5)
+
+
 def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., Asked]) -> None:
     """Dynamo appends what was generated to the prompt, and lowers its counts."""
-    asked = ask([*PROMPT, 20, 21, 22], max_tokens=7, min_tokens=2, migration_link=link(PROMPT))
+    asked = ask([*PROMPT, 20, 21, 22], max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
     assert (asked.prompt, asked.given) == (PROMPT, [20, 21, 22])
     assert (asked.params.max_tokens, asked.params.min_tokens) == (10, 5)
-    assert ask([*PROMPT, 20], min_tokens=0, migration_link=link(PROMPT)).params.min_tokens == 0
+    assert asked.link == LINK.pointer(PROMPT)
+    asked = ask(PROMPT, max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
+    assert (asked.params.max_tokens, asked.params.min_tokens) == (7, 2)
+    asked = ask([*PROMPT, 20], max_tokens=None, migration_link=Link(len(PROMPT)).pointer(PROMPT))
+    assert (asked.params.max_tokens, asked.params.min_tokens) == (None, 0)
 
 
 def test_a_pointer_stands_for_its_prompt_alone() -> None:
-    assert prompt_length(PROMPT, link(PROMPT)) == len(PROMPT)
-    assert prompt_length([*PROMPT, 9, 9], link(PROMPT)) == len(PROMPT)
-    assert prompt_length(PROMPT, None) == len(PROMPT)
+    assert begun(PROMPT, LINK.pointer(PROMPT)) == begun([*PROMPT, 9, 9], LINK.pointer(PROMPT)) == LINK
+    assert begun(PROMPT, None) is None
     for other in ([5, 6, 7, 9, 9], PROMPT[:3]):
         with pytest.raises(InvalidRequest):
-            prompt_length(other, link(PROMPT))
+            begun(other, LINK.pointer(PROMPT))
+    with pytest.raises(InvalidRequest):
+        begun(PROMPT, BROKEN)
+
+
+def test_the_number_of_choices_may_be_stated_once(ask: Callable[..., Asked]) -> None:
+    assert ask(annotations=['twostroke:{"n": 3}']).params.n == 3
+    with pytest.raises(InvalidRequest):
+        ask(n=2, annotations=['twostroke:{"n": 3}'])
+
+
+def test_tokens_of_several_choices_can_be_taken_apart(tiny_llm: Callable[..., LLM]) -> None:
+    """In whichever order they are made, and after any number of them."""
+    llm = tiny_llm()
+    stated: dict[str, Any] = {"n": 3, "max_tokens": 12, "temperature": 1.0, "seed": 3, "stop": ("a", "e")}
+    params, [whole] = SamplingParams(**stated), llm.generate([[5, 6, 7]], **stated)
+    choices = [output.tokens for output in whole.outputs]
+    assert len({len(choice) for choice in choices}) > 1, "they end at different places"
+    orders = (
+        [token for choice in choices for token in choice],
+        [token for choice in reversed(choices) for token in choice],
+    )
+    sent = []
+    for order in orders:
+        turns = Turns(3)
+        sent.append([token for made in order for token in turns.put(made)])
+        assert not turns.left
+    assert sent[0] == sent[1]
+    for cut in range(len(sent[0]) + 1):
+        answers, turns = apart([token.id for token in sent[0][:cut]], params, llm.tokenizer)
+        assert sum(map(len, answers)) == cut
+        for answer, choice in zip(answers, choices, strict=True):
+            assert answer == [token.id for token in choice[: len(answer)]]
+        rest = [token for made in orders[0] if made.index >= len(answers[made.choice]) for token in turns.put(made)]
+        assert rest == sent[0][cut:]
+    with pytest.raises(InvalidRequest):
+        apart([token.id for token in (*sent[0], sent[0][0])], params, llm.tokenizer)

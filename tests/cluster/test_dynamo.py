@@ -23,6 +23,7 @@ SCHEMA = {
     "required": ["name", "town", "street", "note"],
     "additionalProperties": False,
 }
+REGEX = "([a-z ]{1,9}[0-9]){20,30}"
 QUESTION: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "the quick brown fox"}],
@@ -46,6 +47,21 @@ CASES: dict[str, dict[str, Any]] = {
         "seed": 4,
         "ignore_eos": False,
         "nvext": {"annotations": [f"twostroke:{json.dumps({'guided_decoding': {'json': SCHEMA}})}"]},
+    },
+    "n": {"temperature": 1.0, "seed": 5, "nvext": {"annotations": ['twostroke:{"n": 3}']}},
+    "n_and_stop": {
+        "temperature": 1.0,
+        "seed": 5,
+        "stop": ["qu", "z", "W"],
+        "ignore_eos": False,
+        "min_tokens": 20,
+        "nvext": {"annotations": ['twostroke:{"n": 3}']},
+    },
+    "n_and_regex": {
+        "temperature": 1.0,
+        "seed": 6,
+        "ignore_eos": False,
+        "nvext": {"annotations": [f"twostroke:{json.dumps({'n': 2, 'guided_decoding': {'regex': REGEX}})}"]},
     },
     "method": {"temperature": 0, "nvext": {"annotations": ['twostroke:{"method": {"name": "repeat", "times": 3}}']}},
 }
@@ -81,6 +97,14 @@ def test_a_stream_survives_its_worker(case: str, cluster: LocalCluster) -> None:
     whole = ask(cluster, **CASES[case])
     assert whole.finish, whole.error
     assert killed(cluster, 20, **CASES[case]) == whole
+
+
+def test_choices_are_those_of_the_request_that_does_not_migrate(cluster: LocalCluster) -> None:
+    two_workers(cluster)
+    stated = {"temperature": 1.0, "seed": 5, "max_tokens": 40}
+    known, asked = ask(cluster, n=3, **stated), ask(cluster, **(CASES["n"] | stated))
+    assert asked == known
+    assert len(asked.text) == 3
 
 
 def test_a_stop_string_is_found_where_its_beginning_came_from_another_worker(cluster: LocalCluster) -> None:

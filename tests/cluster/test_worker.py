@@ -16,6 +16,7 @@ pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make t
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 from dynamo.runtime import Context  # pyright: ignore[reportMissingImports]
 
+from twostroke.cluster.link import BROKEN
 from twostroke.cluster.worker import Place, Worker
 
 TinyLLM = Callable[..., LLM]
@@ -76,6 +77,35 @@ async def test_a_retry_continues(worker: Worker, llm: LLM) -> None:
         assert rest[:-1] == whole[cut:-1]
         assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
         assert rest[-1]["completion_usage"]["completion_tokens"] == 20
+
+
+@running
+async def test_a_retry_of_several_choices_continues_each(worker: Worker, llm: LLM) -> None:
+    stated: dict[str, Any] = SAMPLED | {"ignore_eos": False, "stop": ["a", "e"]}
+    annotations = ['twostroke:{"n": 3}']
+    [expected] = llm.generate([PROMPT], max_tokens=20, n=3, **stated)
+    whole = await chunks(worker, message(PROMPT, annotations, max_tokens=20, **stated))
+    for choice, output in enumerate(expected.outputs):
+        assert ids([chunk for chunk in whole if chunk["index"] == choice]) == [token.id for token in output.tokens]
+    assert len({len(output.tokens) for output in expected.outputs}) > 1, "they end at different places"
+    assert [chunk.get("finish_reason") for chunk in whole[:-1]] == [None] * (len(whole) - 1)
+    for cut in range(1, len(whole)):
+        known = ids(whole[:cut])
+        retry = message([*PROMPT, *known], annotations, max_tokens=max(0, 20 - cut), **stated)
+        rest = await chunks(worker, retry | {"migration_link": whole[cut - 1]["worker_trace_link"]})
+        assert rest[:-1] == whole[cut:-1]
+        assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
+
+
+@running
+async def test_choices_that_have_no_room_cannot_be_continued(worker: Worker, llm: LLM) -> None:
+    prompt = [7] * (llm.max_model_len - 4)
+    made = await chunks(worker, message(prompt, ['twostroke:{"n": 2}'], **SAMPLED))
+    broken = [chunk["worker_trace_link"] == BROKEN for chunk in made]
+    assert broken == [False] * (len(made) - 1) + [True]
+    retry = message([*prompt, *ids(made)], ['twostroke:{"n": 2}'], **SAMPLED)
+    with pytest.raises(InvalidArgument):
+        await chunks(worker, retry | {"migration_link": BROKEN})
 
 
 @running

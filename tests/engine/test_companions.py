@@ -30,6 +30,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("llama", tmp_path_factory.mktemp("twin"), seed=2, hidden_size=32, head_dim=16)
 
 
+@pytest.mark.reference
 def test_a_student_shares_the_pool_and_nothing_else(tiny_llm: TinyLLM, twin: Path) -> None:
     llm = tiny_llm(student=str(twin))
     teacher, student = llm.engine.models["main"], llm.engine.models["student"]
@@ -57,6 +58,7 @@ def test_a_student_may_be_the_model_re_encoded(weights: str, tiny_llm: TinyLLM) 
     assert mine.canonical_length(alone.model.id) == len(PROMPT)
 
 
+@pytest.mark.reference
 def test_names_of_companions(tiny_llm: TinyLLM, twin: Path) -> None:
     named = tiny_llm(student=f"{twin}@int8").engine.models["student"]
     assert named.id == LLM(str(twin), weights="int8", kv_bytes=1 << 20).model.id

@@ -55,6 +55,7 @@ def test_variants_and_builds_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert made.isdisjoint(NativeBackend(1, variant).arithmetic for variant in VARIANTS)
 
 
+@pytest.mark.reference
 def test_everything_that_bits_depend_on_counts(tiny_llm: Callable[..., LLM]) -> None:
     made = [
         tiny_llm(backend="reference"),

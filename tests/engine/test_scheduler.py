@@ -144,6 +144,7 @@ def test_what_fails_while_sampling_fails_alone(tiny_llm: TinyLLM) -> None:
     assert llm.pool.num_used == 0
 
 
+@pytest.mark.reference
 def test_the_batch_is_counted(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm(max_step_tokens=8)
     llm.engine.submit(llm.request([5] * 12, SamplingParams(max_tokens=3, ignore_eos=True)))

@@ -102,7 +102,22 @@ def test_another_models_answer_is_refused_where_it_is_sampled_again(exact_llm: T
         answer(llm, rest)
 
 
-def test_only_a_new_request_of_one_choice_takes_over(exact_llm: TinyLLM) -> None:
+def test_several_choices_go_on_each_at_its_place(exact_llm: TinyLLM) -> None:
+    llm, sampled = exact_llm(), {"n": 3, "temperature": 1.0, "seed": 3}
+    whole = [[token for token in answer(llm, request(llm, **sampled)) if token.choice == i] for i in range(3)]
+    for cuts in ((0, 0, 1), (20, 7, 0), (6, 6, 5), (20, 20, 19)):
+        rest = request(llm, **sampled)
+        rest.take_over(*([token.id for token in tokens[:cut]] for tokens, cut in zip(whole, cuts, strict=True)))
+        made = answer(llm, rest)
+        for i, cut in enumerate(cuts):
+            assert [token for token in made if token.choice == i] == whole[i][cut:]
+
+
+def test_only_a_new_request_takes_over_one_answer_for_each_choice(exact_llm: TinyLLM) -> None:
     llm = exact_llm()
     with pytest.raises(InvalidRequest):
         request(llm, n=2).take_over([5])
+    begun = request(llm)
+    answer(llm, begun)
+    with pytest.raises(InvalidRequest):
+        begun.take_over([5])

@@ -62,6 +62,7 @@ def test_a_request_that_began_before_is_recorded_from_then_on(tiny_llm: Callable
     assert [us for step in steps for us in step.itl_us] == later[-len(steps) + 1 :]
 
 
+@pytest.mark.reference
 def test_preemptions_and_evictions(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm(kv_bytes=260 << 10)
     steps, _ = watched(llm, requests(llm, [PROMPT, PROMPT[::-1], PROMPT[5:]], tokens=100))
@@ -128,6 +129,7 @@ def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> Non
     llm.engine.finish([request])
 
 
+@pytest.mark.reference
 def test_a_ring_that_nobody_empties_is_bounded(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
     llm.engine.watch = watch = Watch()

@@ -44,6 +44,7 @@ def test_s3_runs_are_alike(tiny_llm: TinyLLM) -> None:
 
 
 # Without the families with windows: the test's mask would have to reproduce that of transformers.
+@pytest.mark.reference
 @pytest.mark.parametrize("family", ["llama", "llama3-rope", "qwen2", "qwen3"])
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("sinks", [0, 4])

@@ -183,6 +183,15 @@ def test_advised_commands_start(
         assert answer["usage"]["completion_tokens"] == OUTPUT
 
 
+def test_the_command_of_a_load_starts(planned: Callable[..., dict[str, Any]]) -> None:
+    """It has room for more sequences than the mean."""
+    load = planned("--rate", 1, "--itl-ms", 250)["load"]
+    command = load["commands"]["to start it"]
+    assert options_of(command)["max_running"] > load["served"]["sequences"]
+    for answer in started(command, {}):
+        assert answer["usage"]["completion_tokens"] == OUTPUT
+
+
 def started(command: str, method: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The answer of a server that a command starts."""
     with socket.socket() as free:

@@ -1,25 +1,35 @@
 """A plan under a load: three answers, workers apart or together, tiers, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.planning.load import Load, drawn, load_facts, make_load, shape_of
+from twostroke.planning.levers import Limits
+from twostroke.planning.load import Load, drawn, make_load, shape_of
+from twostroke.planning.load_account import load_facts
+from twostroke.planning.load_advice import advise_load
 from twostroke.planning.machines import find_machine
 from twostroke.planning.models import find_model
 from twostroke.planning.plan import Plan, Workload, make_plan
-from twostroke.planning.weights import weight_format
+from twostroke.planning.weights import FORMATS, weight_format
 from twostroke.traffic.arrivals import OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
 from twostroke.traffic.workload import Workload as Drawn
 
+LIMITS = Limits(8, tuple(FORMATS), {})
+
 
 def plan(prompt: int = 1024, output: int = 128, tp: int = 4) -> Plan:
     model, form = find_model("llama-3-70b").model, weight_format("bf16")
     return make_plan(model, find_machine("h100"), form, tp, Workload(prompt, output))
+
+
+def facts_of(load: Load) -> dict[str, Any]:
+    return load_facts(load, LIMITS, advise_load(load, LIMITS))
 
 
 def under(made: Plan, rate: float, ttft_s: float | None = None, itl_s: float | None = None) -> Load:
@@ -40,7 +50,7 @@ def test_three_answers() -> None:
     assert (missed.verdict, missed.missed) == ("misses the objective", ["TTFT"])
     lost = under(made, 1.1 * free.most)
     assert (lost.verdict, lost.served) == ("cannot be served", None)
-    facts = load_facts(lost)
+    facts = facts_of(lost)
     assert facts["most_requests_per_second"] == pytest.approx(free.most)
     assert facts["workers_needed"] == 2
     assert facts["served"] is None
@@ -48,7 +58,7 @@ def test_three_answers() -> None:
 
 def test_what_is_used_and_needed() -> None:
     made = plan()
-    facts = load_facts(under(made, 1.0, ttft_s=1.0, itl_s=0.1))
+    facts = facts_of(under(made, 1.0, ttft_s=1.0, itl_s=0.1))
     used = facts["served"]["utilization"]
     assert set(used) == {"prefill", "decode"}
     for one in used.values():
@@ -66,7 +76,7 @@ def test_a_tier_pays_above_the_bandwidth_that_a_prefill_gives() -> None:
     slow = replace(
         made.machine, host=0.9 * made.break_even_bandwidth / made.machine.link_share, disk=3e9, loopback=None
     )
-    tiers = {one["tier"]: one for one in load_facts(under(replace(made, machine=slow), 1.0))["tiers"]}
+    tiers = {one["tier"]: one for one in facts_of(under(replace(made, machine=slow), 1.0))["tiers"]}
     assert set(tiers) == {"host memory", "another device", "disk"}
     assert not tiers["host memory"]["pays"]
     assert tiers["host memory"]["times"] == pytest.approx(0.9)
@@ -82,7 +92,7 @@ def test_to_disaggregate_or_not() -> None:
     assert tight.apart[0]
     assert tight.workers_apart is not None
     assert min(tight.workers_apart) >= 1
-    assert load_facts(tight)["apart"]["prefill_workers_per_decode_worker"] == pytest.approx(
+    assert facts_of(tight)["apart"]["prefill_workers_per_decode_worker"] == pytest.approx(
         tight.decode_rate / tight.prefill_rate
     )
     assert under(made, 0.5).apart == (False, "one worker carries this rate")

@@ -15,6 +15,7 @@ from tests.cli.test_serve import serving, wait_for
 from tests.tiny import write_model
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
+from twostroke.backends.native.ranks import NativeRanks
 from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.engine.thread import EngineThread
 from twostroke.errors import InvalidRequest, RankLost
@@ -34,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pids_of(llm: LLM) -> list[int]:
     if isinstance(llm.backend, NativeBackend):
-        assert llm.backend.ranks is not None
+        assert isinstance(llm.backend.ranks, NativeRanks)
         return llm.backend.ranks.followers.pids
     assert isinstance(llm.backend, ReferenceBackend)
     assert llm.backend.ranks is not None

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.ranks.scenario import UNEVEN, differences, finite, record
-from tests.software import kernels
 from tests.tiny import write_model
 from twostroke.backends.native import library
 from twostroke.llm import LLM
@@ -40,7 +39,7 @@ def test_every_family(family: str, written: Callable[[str], Path]) -> None:
     path = written(family)
     alone = seen_with(path, 1)
     assert finite(alone)
-    for tp in (2, 3) if family == "llama" else (3,):
+    for tp in (2, 3, 4) if family == "llama" else (3, 4):
         assert differences(alone, seen_with(path, tp)) == [], tp
 
 
@@ -50,7 +49,8 @@ def test_weights_of_few_bits(weights: str, written: Callable[[str], Path]) -> No
     path = written("llama")
     alone = seen_with(path, 1, weights=weights)
     assert finite(alone)
-    assert differences(alone, seen_with(path, 2, weights=weights)) == []
+    for tp in (2, 4):
+        assert differences(alone, seen_with(path, tp, weights=weights)) == [], tp
 
 
 def test_ranks_of_several_threads(written: Callable[[str], Path]) -> None:
@@ -68,7 +68,7 @@ def test_more_ranks_than_parts(tiny_directory: Callable[[str], Path]) -> None:
 def test_every_variant(variant: str, written: Callable[[str], Path]) -> None:
     if reason := library.unavailable(variant):
         pytest.skip(reason)
-    if variant in kernels.in_software():
-        pytest.skip("ranks are processes of their own, without the kernels that this one has in software")
     path, backend = written("qwen2"), f"native-{variant}"
-    assert differences(seen_with(path, 1, backend=backend), seen_with(path, 3, backend=backend)) == []
+    alone = seen_with(path, 1, backend=backend)
+    for tp in (2, 3):
+        assert differences(alone, seen_with(path, tp, backend=backend)) == [], tp

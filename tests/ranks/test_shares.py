@@ -2,6 +2,8 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,20 @@ def test_every_thing_has_one_rank(count: int, unit: int, size: int) -> None:
     units = [-(-len(part) // unit) for part in parts]
     assert max(units) - min(units) <= 1
     assert bool(parts[0]) == bool(count)
+
+
+@given(kv_heads=st.integers(1, 9), repeat=st.integers(1, 4), size=st.integers(1, 9), together=st.booleans())
+def test_every_head_has_one_rank(kv_heads: int, repeat: int, size: int, together: bool) -> None:
+    """Where pages are in memory of all ranks, no rank has more than three heads more than another."""
+    config: Any = SimpleNamespace(num_heads=kv_heads * repeat, num_kv_heads=kv_heads, head_dim=32)
+    shares = [Share(rank, size, together) for rank in range(size)]
+    made = [0] * size
+    for name, heads in (("q", kv_heads * repeat), ("k", kv_heads), ("v", kv_heads)):
+        parts = [share.rows(config, f"layers.0.{name}", 32 * heads) for share in shares]
+        assert [row for part in parts for row in part] == list(range(32 * heads))
+        made = [some + len(part) // 32 for some, part in zip(made, parts, strict=True)]
+    if together:
+        assert max(made) - min(made) <= 3
 
 
 def test_cores_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

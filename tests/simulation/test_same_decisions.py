@@ -17,6 +17,7 @@ from twostroke.models.cost import Cost, Predictor
 from twostroke.planning.specification import of_config
 from twostroke.simulation.costs import Priced
 from twostroke.simulation.fleet import Faults, Fleet, Link
+from twostroke.simulation.front import Front
 from twostroke.simulation.opening import Setup
 from twostroke.simulation.service import Service
 from twostroke.simulation.worker import Worker
@@ -153,16 +154,25 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     concurrency=st.sampled_from([None, None, 2]),
     engine=ENGINES,
     fleet=FLEETS,
+    stalls=st.sampled_from([(), (0.0, 0.004, 0.0)]),
+    front=st.sampled_from([Front(), Front(0.001, 1e-5, (0.0, 0.003, 0.0))]),
 )
 def test_any_schedule(
-    llm: LLM, requests: list[Any], concurrency: int | None, engine: dict[str, Any], fleet: dict[str, Any]
+    llm: LLM,
+    requests: list[Any],
+    concurrency: int | None,
+    engine: dict[str, Any],
+    fleet: dict[str, Any],
+    stalls: tuple[float, ...],
+    front: Front,
 ) -> None:
     """The real engine computes with a tiny model; both are driven by the same clock."""
     config = llm.config
     spec = of_config("tiny", config)
     costs = Priced(Predictor(Cost(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), 1e-4, 1e-5)
-    simulated = Setup(spec, costs, **engine)
-    real = RealSetup(spec, costs, **engine, opened=llm.model)
+    costs = replace(costs, stalls=stalls)
+    simulated = Setup(spec, costs, **engine, front=front)
+    real = RealSetup(spec, costs, **engine, front=front, opened=llm.model)
     traffic = traffic_of(requests, concurrency)
     found = decisions(fleet_of(simulated, fleet), traffic)
     expected = decisions(fleet_of(real, fleet), traffic)

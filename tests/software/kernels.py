@@ -76,12 +76,7 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
     config.option.keyword = config.option.keyword or tests
 
 
-def in_software() -> set[str]:
-    """The variants that this process has in software."""
-    return {path.stem for path in Path(os.environ[_BUILT]).glob("*.so")} if _BUILT in os.environ else set()
-
-
 def use(built: Path, variant: str) -> None:
-    compiled = library._library_path
+    """Let this process, and ranks that it starts, have a variant in software."""
     library.VARIANTS[variant] = NEEDED[variant]
-    library._library_path = lambda name: built if name == variant else compiled(name)
+    library.use(variant, built)

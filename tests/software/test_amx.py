@@ -32,7 +32,7 @@ def go_soft(monkeypatch: pytest.MonkeyPatch, built: Path) -> Iterator[Callable[[
 
     def go() -> None:
         monkeypatch.setattr(library, "VARIANTS", library.VARIANTS.copy())
-        monkeypatch.setattr(library, "_library_path", library._library_path)
+        monkeypatch.setattr(library, "PLACES", library.PLACES.copy())
         library.load.cache_clear()
         kernels.use(built, "amx")
 

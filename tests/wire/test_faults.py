@@ -14,7 +14,7 @@ from tests.wire.relay import Relay
 from tests.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.moves import Source
-from twostroke.wire import form, reception
+from twostroke.wire import checks, form, reception
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.lease import Lease
 from twostroke.wire.receiver import Receiver
@@ -286,7 +286,7 @@ def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatc
 @pytest.mark.parametrize("kind", TRANSPORTS[1:])
 def test_a_notification_that_is_lost(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checksums say that the pages are there."""
-    monkeypatch.setattr(reception, "NOTICE_S", 0.05)
+    monkeypatch.setattr(checks, "NOTICE_S", 0.05)
     ends = Ends(kind)
     agent = ends.receiver._transport.agent  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(agent, "get_new_notifs", dict)

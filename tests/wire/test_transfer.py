@@ -15,7 +15,7 @@ from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
 from twostroke.methods import method
-from twostroke.wire import transfer
+from twostroke.wire import form, transfer
 from twostroke.wire.handle import Handle
 from twostroke.wire.receiver import Receiver
 
@@ -43,6 +43,8 @@ def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]
     received = ends.receiver.receive(outgoing.handle).result(SOON_S)
     assert same(received.kv, kv)
     assert outgoing.bytes_sent == received.bytes_received == kv.nbytes
+    assert received.moving_s <= received.seconds
+    assert (received.moving_s > 0) == (kv.nbytes > 0)
     assert received.canonical
     assert received.kv.num_pages == ends.here.num_used == kv.num_pages
     assert soon(lambda: ends.sender.num_offers == 0)
@@ -102,7 +104,8 @@ def test_two_at_once_do_not_disturb_each_other(ends: Ends) -> None:
 
 def test_groups(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one message of pages."""
-    monkeypatch.setattr(transfer, "GROUP_BYTES", 2 * ends.there.page_bytes)
+    monkeypatch.setattr(transfer, "HELD_BYTES", 5 * ends.there.page_bytes)
+    monkeypatch.setattr(form, "PIECE_BYTES", 2 * ends.there.page_bytes)
     kv = prefill(ends.there, range(39))
     assert same(arrives(ends.receiver, ends.offered(kv)), kv)
 

@@ -10,7 +10,7 @@ from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.processes import under_torchrun
+from twostroke.ranks.processes import PATIENCE_S, under_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def create_backend(
     reason, on_cpu = None, device.partition(":")[0] == "cpu"
     if tp > 1 and (backend == "triton" or not on_cpu):
         raise InvalidRequest(f"tp={tp} computes on CPUs: leave out device and backend, or tp")
-    if tp > 1 and under_torchrun() and backend != "reference":
-        raise InvalidRequest("ranks that torchrun starts compute with backend=reference; native ones need no torchrun")
+    if tp > 1:
+        follow_torchrun()
     if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
         made = _triton(device, dtype, config, matrices)
         if not isinstance(made, str):
@@ -75,8 +75,6 @@ def create_backend(
         log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
         dtype = "float32" if on_cpu else "bfloat16"
-    if tp > 1:
-        follow_torchrun()
     try:
         return ReferenceBackend(device, dtype, threads, tp)
     except (RuntimeError, AssertionError) as error:
@@ -86,9 +84,15 @@ def create_backend(
 def follow_torchrun() -> None:
     """In a process that `torchrun` has started as another rank than 0: follow rank 0, and end with it (SystemExit)."""
     if under_torchrun() and os.environ["RANK"] != "0":
-        from twostroke.backends.reference.follower import follow_torchrun
+        from twostroke.ranks.group import ANY_TIME, Group
 
-        follow_torchrun()
+        group = Group.of_torchrun(PATIENCE_S)
+        kind, *facts = group.receive(limit=ANY_TIME)
+        if kind == "native":
+            from twostroke.backends.native.hosts import follow
+        else:
+            from twostroke.backends.reference.follower import follow
+        follow(group, *facts)
         raise SystemExit(0)
 
 

@@ -5,8 +5,8 @@ to another page, to a file, to another memory of the same layout. Single entries
 used in part, and for inspection.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -98,9 +98,8 @@ class HostMemory:
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         return [self._pages[frame].data.toreadonly() for frame in frames]
 
-    @contextmanager
-    def filling(self, frame: int) -> Generator[memoryview]:
-        yield self._pages[frame].data
+    def filling(self, frame: int) -> AbstractContextManager[memoryview]:
+        return nullcontext(self._pages[frame].data)
 
     def write_page(self, frame: int, data: memoryview | bytes) -> None:
         self._pages[frame] = np.frombuffer(data, np.uint8)

@@ -1,210 +1,234 @@
 """`twostroke plan`: what it will take, before it is bought."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag
+from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.plan_options import ConfigurationOptions, HereOptions, WorkloadOptions
 from twostroke.cli.report import note, print_json
-from twostroke.cli.traffic import above_zero
 from twostroke.errors import InvalidRequest
-from twostroke.fields import LARGE
 
 if TYPE_CHECKING:
     from twostroke.checkpoints.checkpoint import Checkpoint
-    from twostroke.planning.plan import Plan, Workload
-    from twostroke.traffic.requests import Traffic
+    from twostroke.planning.levers import Limits
+    from twostroke.planning.load import Load
+    from twostroke.planning.plan import Plan
 
 
-def _load(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Load", **settings)
-
-
-def _here(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="This machine", **settings)
-
-
+@spread
 def plan(
     model: Annotated[
         str | None, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")
     ] = None,
     *,
-    on: Annotated[
-        str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Sequences that decode at once.", show_default="1, or what the rate needs")
-    ] = None,
-    shared_prefix: Annotated[int, typer.Option(help="First tokens of each prompt that are in the prefix index.")] = 0,
-    ttft_ms: Annotated[float | None, typer.Option(help="Objective for TTFT, in milliseconds.")] = None,
-    itl_ms: Annotated[float | None, typer.Option(help="Objective for ITL, in milliseconds.")] = None,
-    percentile: Annotated[float, _load(help="Of TTFT and ITL, which has to keep the objectives.")] = 99.0,
-    rate: Annotated[float | None, _load(help="Requests per second, at random times.")] = None,
-    burstiness: Annotated[
-        float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
-    ] = 1.0,
-    users: Annotated[int | None, _load(min=1, help="Users who ask again as soon as they are answered.")] = None,
-    workload: Annotated[
-        str, _load(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
-    ] = "synthetic",
-    trace: Annotated[
-        Path | None, _load(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Devices that share each product (tensor parallelism).")] = 1,
-    max_tp: Annotated[int, typer.Option(min=1, help="Most devices that advice may ask for.")] = 8,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, lookup, speculative-student; "
-            "with --draft also speculative-draft and compress."
-        ),
-    ] = "plain",
-    draft: Annotated[str | None, typer.Option(help="A smaller model with the same tokenizer, named as MODEL.")] = None,
-    acceptance: Annotated[
-        float | None, typer.Option(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
-    ] = None,
-    efficiency: Annotated[
-        float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
-    ] = None,
+    configuration: ConfigurationOptions,
+    asked: WorkloadOptions,
+    here: HereOptions,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page with plots into this file.")] = None,
-    measure: Annotated[
-        bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")
-    ] = False,
-    verify: Annotated[
-        bool, _here("--verify", help="Instead: run this engine here, and show how far off its predictions are.")
-    ] = False,
-    models: Annotated[
-        list[str] | None,
-        _here(metavar="MODEL", help="What is verified: names, with commas between.", show_default="three small ones"),
-    ] = None,
-    quick: Annotated[bool, _here("--quick", help="Fewer and shorter cells: 90 s a model, not 6 minutes.")] = False,
-    seconds: Annotated[float | None, _here(help="For each model.", show_default="330, or 80 if --quick")] = None,
-    threads: Annotated[int | None, _here(help="CPU threads.", show_default="one for each core")] = None,
-    output: Annotated[
-        Path | None, _here(dir_okay=False, metavar="FILE", help="Keep raw numbers in this file, model by model.")
-    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
-    if measure:
+    if here.measure:
         from twostroke.cli.plan_measure import run as run_measure
 
-        run_measure(threads, output, as_json)
-        return
-    if verify:
+        run_measure(here.threads, here.output, as_json)
+    elif here.verify:
         from twostroke.cli.plan_verify import run as run_verify
 
-        run_verify([*([model] if model else []), *(models or [])], quick, seconds, threads, output, as_json)
-        return
-    if model is None or on is None:
+        models = [*([model] if model else []), *(here.models or [])]
+        run_verify(models, here.quick, here.seconds, here.threads, here.output, as_json)
+    else:
+        made = _make(model, configuration, asked)
+        facts = _facts(made)
+        if html is not None:
+            _write_page(html, made, facts)
+        print_json(facts) if as_json else _print(facts)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan, and what belongs to it.
+
+    Attributes:
+        name: of the model, as it was asked for.
+        checkpoint: its files; None if it is known by its sizes alone.
+        limits: what advice may change.
+        load: the plan under a load; None if none is asked for.
+        stored: what to call its weights for this engine.
+        draft: the companion's name. asked, on, method: what was asked for, the machine, the technique's name.
+    """
+
+    name: str
+    checkpoint: "Checkpoint | None"
+    plan: "Plan"
+    limits: "Limits"
+    load: "Load | None"
+    stored: str
+    draft: str | None
+    asked: WorkloadOptions
+    on: str
+    method: str
+
+    @property
+    def by_this_engine(self) -> bool:
+        """Whether it can be started here as it is planned."""
+        return _is_here(self.checkpoint, self.plan)
+
+
+def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
+    return checkpoint is not None and made.machine.kind == "cpu" and made.tp == 1
+
+
+def _make(model: str | None, configuration: ConfigurationOptions, asked: WorkloadOptions) -> _Made:
+    """The plan. Raises InvalidRequest, UnknownModel."""
+    machine_name = configuration.on
+    if model is None or machine_name is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
-    from twostroke.cli.plan_load import print_load
-    from twostroke.cli.plan_tables import print_tables
-    from twostroke.planning.account import account
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.load import load_facts, make_load, shape_of
+    from twostroke.planning.load import make_load, shape_of
     from twostroke.planning.measured import machine_for
-    from twostroke.planning.models import find_model
-    from twostroke.planning.plan import Workload, make_plan
-    from twostroke.planning.techniques import Companion, techniques
+    from twostroke.planning.models import companion_of, find_model
+    from twostroke.planning.plan import make_plan
+    from twostroke.planning.techniques import choose, techniques
     from twostroke.planning.weights import FORMATS, weight_format
-    from twostroke.traffic.objectives import Objectives
 
     found, checkpoint = find_model(model)
-    machine = machine_for(on, efficiency, note)
-    form = stored_format(checkpoint) if weights is None and checkpoint is not None else None
-    form = form or weight_format(weights or found.weights)
-    companion = None
-    if draft is not None:
-        other = find_model(draft)
-        drafted = weight_format(other.model.weights) if other.checkpoint is None else stored_format(other.checkpoint)
-        companion = Companion(other.model, drafted)
-    known = techniques(found, companion, acceptance)
-    if method not in known:
-        raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
-    shape = Workload(prompt_tokens, output_tokens, concurrency or 1, shared_prefix, ttft_ms, itl_ms)
-    traffic = _traffic(shape, rate, users, burstiness, workload, trace)
-    if traffic is not None and known[method].method:
-        raise InvalidRequest("a load is planned for plain generation: leave out --method, or the rate")
+    machine = machine_for(machine_name, configuration.efficiency, note)
+    weights = configuration.weights
+    stored = weights is None and checkpoint is not None
+    form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
+    known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
+    technique = choose(known, configuration.method)
+    shape, traffic, load = asked.shape(), asked.traffic(), None
     if traffic is not None:
-        shape = shape_of(traffic, ttft_ms, itl_ms)
-    made = make_plan(found, machine, form, tp, shape, known[method])
-    load = None
+        shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
+    made = make_plan(found, machine, form, configuration.tp, shape, technique)
     if traffic is not None:
-        ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (ttft_ms, itl_ms))
-        load = make_load(made, traffic, Objectives(ttft_s, itl_s, percentile))
-        made = replace(made, workload=replace(shape, concurrency=concurrency or load.sequences))
-    engine = checkpoint is not None and machine.kind == "cpu" and tp == 1
-    limits = Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(max_tp, tuple(FORMATS), known)
-    facts = account(made, limits)
-    if load is not None:
-        facts["load"] = load_facts(load)
-    if engine:
-        assert checkpoint is not None
-        facts["engine"] = _engine(model, checkpoint, weights or "stored", made, limits, draft)
-    if html is not None:
-        from twostroke.planning.advice import advise
-        from twostroke.planning.page import write_page
+        load = make_load(made, traffic, asked.objectives())
+        made = replace(made, workload=replace(shape, concurrency=asked.concurrency or load.sequences))
+    engine = _is_here(checkpoint, made)
+    limits = (
+        Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
+    )
+    return _Made(
+        model,
+        checkpoint,
+        made,
+        limits,
+        load,
+        weights or "stored",
+        configuration.draft,
+        asked,
+        machine_name,
+        configuration.method,
+    )
 
-        advised = advise(made, limits)
-        write_page(html, made, advised.plan if advised.steps else None, facts)
-        note(f"wrote {html}")
-    if as_json:
-        print_json(facts)
-        return
+
+def _facts(made: _Made) -> dict[str, Any]:
+    """Everything that is told."""
+    from twostroke.planning.account import account
+    from twostroke.planning.load_account import load_facts
+    from twostroke.planning.load_advice import advise_load
+
+    facts = account(made.plan, made.limits)
+    if (load := made.load) is not None:
+        advised = advise_load(load, made.limits)
+        facts["load"] = load_facts(load, made.limits, advised) | {"commands": _commands(made, advised.load)}
+    if made.by_this_engine:
+        facts["engine"] = _engine(made)
+    return facts
+
+
+def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
+    from twostroke.planning.advice import advise
+    from twostroke.planning.page import write_page
+
+    advised = advise(made.plan, made.limits)
+    write_page(path, made.plan, advised.plan if advised.steps else None, facts)
+    note(f"wrote {path}")
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from twostroke.cli.plan_load import print_load
+    from twostroke.cli.plan_tables import print_tables
+
     print_tables(facts)
-    if load is not None:
+    if "load" in facts:
         print_load(facts["load"])
 
 
-def _traffic(
-    shape: "Workload", rate: float | None, users: int | None, burstiness: float, workload: str, trace: Path | None
-) -> "Traffic | None":
-    """The requests, if a load is asked for. Raises InvalidRequest."""
-    from twostroke.planning.load import drawn
-    from twostroke.traffic.arrivals import ClosedLoop
-    from twostroke.traffic.trace import read_trace
+def _commands(made: _Made, advised: "Load") -> dict[str, str]:
+    """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
+    load = made.load
+    assert load is not None
+    found: dict[str, list[str] | None] = {"to simulate it": _simulate(made, load)}
+    if advised is not load:
+        found["to simulate what is advised"] = _simulate(made, advised)
+    if made.by_this_engine:
+        found["to start a worker like that" if advised.replicas > 1 else "to start it"] = _serve(made, advised)
+    return {title: shlex.join(words) for title, words in found.items() if words is not None}
 
-    if rate is not None and not 0 < rate < LARGE:
-        raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
-    if rate is not None and users is not None:
-        raise InvalidRequest("say --rate or --users, not both")
-    if workload not in ("synthetic", "sharegpt"):
-        raise InvalidRequest(f"--workload is synthetic or sharegpt, not {workload!r}")
-    if trace is not None:
-        found = read_trace(trace)
-        if users is not None:
-            return found.closed(ClosedLoop(users))
-        return found if rate is None else found.at_rate(rate)
-    if rate is None and users is None:
-        if workload != "synthetic":
-            raise InvalidRequest("--workload sharegpt needs --rate or --users")
+
+def _simulate(made: _Made, load: "Load") -> list[str] | None:
+    """None for prompts that no option of the command describes."""
+    from twostroke.planning.load import SEED
+
+    plan, asked, traffic = load.plan, made.asked, load.traffic
+    drawn = asked.trace is None and asked.workload == "synthetic"
+    words = ["twostroke", "simulate", made.name, "--on", made.on, "--tp", str(plan.tp)]
+    words = words[:-2] if plan.tp == 1 else words
+    if plan.weights.name not in ("stored", plan.model.weights):
+        words += ["--weights", plan.weights.name]
+    words += ["--method", made.method] if made.method != "plain" else []
+    words += ["--max-step-tokens", str(load.budget)]
+    if load.replicas > 1:
+        words += ["--workers", str(load.replicas)]
+    words += ["--rate", f"{load.rate:.4g}"] if load.rate is not None else ["--concurrency", str(traffic.concurrency)]
+    if drawn:
+        first = traffic.arrivals[0]
+        shared = first.pieces[0].tokens if len(first.pieces) > 1 else 0
+        words += ["--input-tokens", str(first.prompt_tokens - shared), "--output-tokens", str(first.output_tokens)]
+        words += ["--prefix-tokens", str(shared)] if shared else []
+    elif made.load is not None and traffic.shared.sum() != made.load.traffic.shared.sum():
         return None
-    return drawn(shape, rate, users, burstiness, workload == "sharegpt")
+    else:
+        words += ["--workload", "sharegpt"] if asked.trace is None else ["--trace", str(asked.trace)]
+    if asked.trace is None:
+        words += ["--requests", "1000", "--seed", str(SEED)]
+        words += ["--burstiness", f"{asked.burstiness:g}"] if asked.burstiness != 1 and load.rate is not None else []
+    for name, limit in (("ttft", asked.ttft_ms), ("itl", asked.itl_ms)):
+        words += [] if limit is None else [f"--slo-{name}-ms", f"{limit:g}"]
+    return words
 
 
-def _engine(
-    name: str, checkpoint: "Checkpoint", weights: str, made: "Plan", limits: Any, draft: str | None
-) -> dict[str, Any]:
+def _serve(made: _Made, load: "Load") -> list[str]:
+    """The command that starts each worker of a load on this engine."""
+    from twostroke.planning.here import engine_memory, serve_command
+
+    assert made.checkpoint is not None
+    plan = replace(load.plan, workload=replace(made.plan.workload, concurrency=load.peak))
+    form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.name
+    return serve_command(plan, made.name, form, engine_memory(made.checkpoint, form), made.draft, load.budget)
+
+
+def _engine(made: _Made) -> dict[str, Any]:
     """What this engine allocates for the plan and for what is advised, exactly, and the commands that start them."""
     from twostroke.planning.advice import advise
     from twostroke.planning.here import engine_memory, pool_bytes, serve_command
 
+    assert made.checkpoint is not None
+    checkpoint = made.checkpoint
+
     def facts(plan: "Plan") -> dict[str, Any]:
-        form = weights if plan.weights.name == made.weights.name else plan.weights.name
+        form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.name
         memory = engine_memory(checkpoint, form)
-        command = serve_command(plan, name, form, memory, draft)
+        command = serve_command(plan, made.name, form, memory, made.draft)
         return {
             "backend": memory.backend,
             "weights_bytes": memory.matrices + memory.vectors,
@@ -213,5 +237,5 @@ def _engine(
             "method": dict(plan.technique.method),
         }
 
-    advised = advise(made, limits)
-    return facts(made) | {"advised": facts(advised.plan) if advised.steps else None}
+    advised = advise(made.plan, made.limits)
+    return facts(made.plan) | {"advised": facts(advised.plan) if advised.steps else None}

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 COLOURS = {"nothing to do": "green", "misses the objective": "yellow", "cannot be served": "red"}
 
@@ -15,10 +16,17 @@ def print_load(load: dict[str, Any]) -> None:
     console.print(f"  {_offered(load)}", style="dim", markup=False, soft_wrap=True)
     if served := load["served"]:
         console.print(_percentiles(served, load["percentile"]))
-    for text in lines(load):
+    for text in [*bindings(load), *lines(load)]:
         console.print(f"  - {text}", markup=False, soft_wrap=True)
     missed = f" ({', '.join(load['missed'])})" if load["missed"] else ""
     console.print(f"  load: {load['verdict']}{missed}", style=f"bold {COLOURS[load['verdict']]}", markup=False)
+    if load["verdict"] != "nothing to do":
+        console.print(_levers(load))
+        for text in advice(load):
+            console.print(f"  {text}", markup=False, soft_wrap=True)
+    for title, command in load.get("commands", {}).items():
+        console.print(f"  {title}:", markup=False)
+        console.print(f"  {command}", style="bold", markup=False, soft_wrap=True)
 
 
 def _offered(load: dict[str, Any]) -> str:
@@ -80,6 +88,57 @@ def lines(load: dict[str, Any]) -> list[str]:
             f"{one['times']:,.{0 if one['times'] >= 10 else 1}f} times what is needed"
         )
     return found
+
+
+def bindings(load: dict[str, Any]) -> list[str]:
+    """What binds, and how much of it."""
+    binds, parts, figure = load["binds"], load["parts_ms"], _figure(load)
+    if not parts:
+        return [f"{binds['rate']} binds: the queue grows without end"]
+    return [
+        f"{figure} TTFT: {parts['ttft_waiting']:,.1f} ms of waiting and {parts['ttft_prefill']:,.1f} of prefill; "
+        f"{binds['TTFT']} binds",
+        f"{figure} ITL: {parts['itl_decode']:,.1f} ms of decode and {parts['itl_chunk']:,.1f} of a prompt's chunk in "
+        f"the same step; {binds['ITL']} binds",
+    ]
+
+
+def advice(load: dict[str, Any]) -> list[str]:
+    """What to do, in order, and what it is predicted to bring."""
+    found: list[str] = []
+    for number, step in enumerate(load["advice"]["steps"], 1):
+        wrong = " and ".join(step["missed"]) + " too long" if step["missed"] else "the rate cannot be served"
+        found.append(f"{number}. {wrong}; {step['bound_by']} binds: {step['lever']} ({step['needs']})")
+        found.append(f"   {_figure(load)} {_change(step['before'])} -> {_change(step)}: {step['verdict']}")
+    if load["advice"]["verdict"] != "nothing to do":
+        found.append("no change that is known here is enough" if found else "no change that is known here helps")
+    return found
+
+
+def _figure(load: dict[str, Any]) -> str:
+    return "mean" if load["users"] else f"p{load['percentile']:g}"
+
+
+def _change(one: dict[str, Any]) -> str:
+    if one["ttft_ms"] is None:
+        return "without end"
+    return f"TTFT {one['ttft_ms']:,.1f} ms ({one['waiting_ms']:,.1f} waiting), ITL {one['itl_ms']:,.1f} ms"
+
+
+def _levers(load: dict[str, Any]) -> Table:
+    """A change a row: its figures, and what it leads to."""
+    figure = _figure(load)
+    table = Table(title="each change alone, under the load", box=None, header_style="bold", title_justify="left")
+    table.add_column("change")
+    for name in (f"TTFT {figure}", "of it waiting", f"ITL {figure}"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    short = {"nothing to do": "enough", "misses the objective": "misses", "cannot be served": "not served"}
+    for one in load["levers"]:
+        figures = ["-" if one[name] is None else f"{one[name]:,.1f}" for name in ("ttft_ms", "waiting_ms", "itl_ms")]
+        answer = Text(short[one["verdict"]], COLOURS[one["verdict"]], no_wrap=True)
+        table.add_row(Text(one["lever"]).append(f" ({one['needs']})", "dim"), *figures, answer)
+    return table
 
 
 def _apart(apart: dict[str, Any]) -> str:

@@ -54,6 +54,18 @@ class EngineOptions:
         Number, _engine(help="Microseconds in which Python prepares a step.", show_default="0; here: measured")
     ] = None
 
+    method: Annotated[
+        str,
+        _engine(
+            help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, speculative-student; with "
+            "--draft also speculative-draft and compress."
+        ),
+    ] = "plain"
+    draft: Annotated[str | None, _engine(help="A smaller model with the same tokenizer, named as MODEL.")] = None
+    acceptance: Annotated[
+        Number, _engine(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
+    ] = None
+
     def setup(self, name: str) -> "Setup":
         """Raises InvalidRequest, UnknownModel."""
         from twostroke.engine.scheduler import SchedulerConfig
@@ -65,6 +77,8 @@ class EngineOptions:
 
             if self.tp > 1 or self.efficiency is not None or self.host_us is not None:
                 raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")
+            if self.method != "plain":
+                raise typer.BadParameter("techniques are simulated on machines with a name: say --on h100, for example")
             return measured_setup(
                 name, self.weights, self.kv_bytes, self.page_size, self.prefix_index, scheduler, progress=note
             )
@@ -79,6 +93,9 @@ class EngineOptions:
             index=self.prefix_index,
             scheduler=scheduler,
             host_s=(self.host_us or 0.0) / 1e6,
+            method=self.method,
+            draft=self.draft,
+            acceptance=self.acceptance,
         )
 
 
@@ -147,9 +164,12 @@ def describe(fleet: "Fleet") -> dict[str, Any]:
             "kv_pages": setup.pages,
             "page_size": setup.page_size,
             "prefix_index": setup.index,
+            "technique": setup.technique.name,
+            "assumed": setup.technique.assumed,
             "host_s": setup.costs.host_s,
             "token_s": setup.costs.token_s,
-            "request_s": setup.request_s,
+            "request_s": setup.front.request_s,
+            "prompt_s": setup.front.prompt_s,
             **asdict(setup.scheduler),
             "in_flight": setup.asynchronous,
         },
@@ -176,10 +196,10 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
             figures.ended(call)
             bar.advance(task)
 
-        service = Service(fleet, traffic, figures.watch, ended)
+        service = Service(fleet, traffic, figures.watch, ended, keep=False)
         service.run()
     wall_s = time.perf_counter() - began
-    wall = {"wall_s": wall_s, "requests_per_wall_second": len(service.calls) / wall_s}
+    wall = {"wall_s": wall_s, "requests_per_wall_second": service.came / wall_s}
     return figures.summary(service) | wall | {"over_time": figures.over_time(service), "definitions": DEFINITIONS}
 
 
@@ -260,6 +280,9 @@ def remarks(facts: dict[str, Any]) -> list[str]:
             f"{facts['deaths']} workers died and {facts['lost_transfers']} transfers were lost: {facts['moves']} times "
             f"a request began again elsewhere, fault seed {facts['faults']['seed']}"
         )
+    if engine["technique"] != "plain":
+        assumed = f", {engine['assumed']}" if engine["assumed"] else ""
+        lines.append(f"answers by {engine['technique']}{assumed}")
     lines.append(
         f"assumed: Python takes {engine['host_s'] * 1e6:,.0f} us a step and {engine['token_s'] * 1e6:,.0f} us a token; "
         f"answers are as long as asked for"

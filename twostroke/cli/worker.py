@@ -49,6 +49,9 @@ def worker(
         from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 
         from twostroke.cluster.worker import MODES, Place, Worker
+    if events is not None:
+        with extra("dynamo", "--events"):
+            import zmq  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     if role not in MODES:
         raise typer.BadParameter(f"one of {', '.join(MODES)}", param_hint="--role")
     if transport not in get_args(Choice):

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.cluster.link import prompt_length
+from twostroke.cluster.link import Link, begun
+from twostroke.cluster.turns import Turns, apart
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
@@ -61,11 +62,13 @@ class Extras:
         guided_decoding: as in Dynamo's requests: one of json (a schema), regex, choice, grammar. Given here, it leaves
             migration on, which Dynamo turns off for requests with its own field.
         logit_bias: as OpenAI's.
+        n: number of choices. As with a grammar, Dynamo turns migration off for requests that state it in its own field.
     """
 
     method: str | Mapping[str, Any] = "plain"
     guided_decoding: Mapping[str, Any] = field(default_factory=dict)
     logit_bias: Mapping[str, float] = field(default_factory=dict)
+    n: int | None = None
 
     @classmethod
     def among(cls, annotations: Iterable[str]) -> "Extras":
@@ -87,7 +90,7 @@ class Asked:
 
     Attributes:
         prompt: its token ids.
-        given: the tokens of the answer that another worker has made and delivered.
+        given: the tokens that another worker has made and delivered, of all choices in turn (`turns.py`).
         params: how tokens are chosen, and when the answer ends, counted from its first token.
         method: the technique.
         priority: lower is sooner.
@@ -103,9 +106,20 @@ class Asked:
         """For the engine. Raises InvalidRequest for a prompt or parameters that the model cannot take."""
         request = llm.request(self.prompt, self.params, self.method)
         request.priority = self.priority
-        if self.given:
-            request.take_over(self.given)
         return request
+
+    def continued(self, request: Request) -> Turns:
+        """Let a request for the engine go on behind what is given. Returns whose turn it is to send a token."""
+        answers, turns = apart(self.given, self.params, request.tokenizer)
+        if self.given:
+            request.take_over(*answers)
+        return turns
+
+    @property
+    def link(self) -> dict[str, str]:
+        """What goes along with each token (`link.py`)."""
+        own = Link(len(self.prompt), self.params.max_tokens, self.params.min_tokens)
+        return own.pointer(self.prompt)
 
 
 def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], grammars: Grammars) -> Asked:
@@ -123,8 +137,11 @@ def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], g
     _refuse_unknown(message)
     extras = Extras.among(message.get("annotations") or ())
     tokens = message["token_ids"]
-    length = prompt_length(tokens, message.get("migration_link"))
+    link = begun(tokens, message.get("migration_link"))
+    length = len(tokens) if link is None else link.length
     params = _params(message, id, generation, extras)
+    if link is not None and length < len(tokens):  # Dynamo has lowered the most by the tokens of all choices
+        params = replace(params, max_tokens=link.max_tokens, min_tokens=link.min_tokens)
     guided = _group(message, "sampling_options").get("guided_decoding") or extras.guided_decoding
     if guided:
         params = replace(params, constraint=_constraint(guided, grammars))
@@ -133,7 +150,7 @@ def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], g
     return Asked(
         tokens[:length],
         tokens[length:],
-        _from_the_first(params, len(tokens) - length),
+        params,
         method(str(stated.pop("name", "plain")), **stated),
         -int(routing.get("priority") or 0),  # Dynamo's is higher for what is sooner
     )
@@ -146,6 +163,10 @@ def _params(message: Mapping[str, Any], id: str, generation: Mapping[str, float]
     for name in READ["sampling_options"] - {"seed", "guided_decoding"}:
         if (value := sampling.get(name)) is not None:
             stated[name] = as_written(value)
+    if extras.n is not None:
+        if stated.get("n", extras.n) != extras.n:
+            raise InvalidRequest(f"n is {stated['n']} in the request and {extras.n} in its annotation: state it once")
+        stated["n"] = extras.n
     if stated.get("top_k", 0) < 0:  # vLLM's way to say all
         stated["top_k"] = 0
     seed = sampling.get("seed")
@@ -162,14 +183,6 @@ def _params(message: Mapping[str, Any], id: str, generation: Mapping[str, float]
         seed=seed_of(id) if seed is None else seed,
         logit_bias={int(key): bias for key, bias in extras.logit_bias.items()},
     )
-
-
-def _from_the_first(params: SamplingParams, generated: int) -> SamplingParams:
-    """The parameters counted from the answer's first token. Dynamo counts those of a retry from its own first."""
-    if not generated:
-        return params
-    most = None if params.max_tokens is None else params.max_tokens + generated
-    return replace(params, max_tokens=most, min_tokens=params.min_tokens and params.min_tokens + generated)
 
 
 def as_written(value: Any) -> Any:

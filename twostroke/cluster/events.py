@@ -1,8 +1,7 @@
 """What enters and leaves a prefix index, for Dynamo's KV-aware router.
 
 A block is a page. The router knows it by a hash that is chained, so that it stands for all tokens up to its end. Pages
-in the pool and in the host count as stored. Those of the disk and of the remote store do not: every worker that shares
-the store finds them.
+in the host count as those in the pool: they come back within a step. Those on disk are told as such (`stored.py`).
 """
 
 import hashlib
@@ -13,19 +12,20 @@ import numpy as np
 
 from twostroke.kv.prefix import PrefixIndex
 
+POOL, DISK = "GPU", "DISK"  # where blocks are, in Dynamo's words: "GPU" is what an engine computes from
+
 
 class Publisher(Protocol):
-    """Dynamo's `KvEventPublisher`. Its methods queue an event and return."""
+    """Takes events in their order, from any thread. Its methods queue an event and return."""
 
-    def publish_stored(
-        self,
-        token_ids: list[int],
-        num_block_tokens: list[int],
-        block_hashes: list[int],
-        parent_hash: int | None = None,
-    ) -> None: ...
+    def stored(self, tier: str, tokens: Sequence[int], hashes: Sequence[bytes], parent: bytes | None) -> None:
+        """Consecutive blocks of one prompt are in a tier now, all of the same number of tokens.
 
-    def publish_removed(self, block_hashes: list[int]) -> None: ...
+        `parent`: the block before them; None: they begin the prompt.
+        """
+        ...
+
+    def removed(self, tier: str, hashes: Sequence[bytes]) -> None: ...
 
 
 class Events:
@@ -56,22 +56,17 @@ class Events:
         tokens = tokens[first * self._size : len(pages) * self._size]
         added = list[bytes]()
         for page, start in zip(pages[first:], range(0, len(tokens), self._size), strict=True):
-            block = tokens[start : start + self._size].tobytes()
-            before = added[-1] if added else parent or b""
-            added.append(hashlib.blake2b(before + block, digest_size=8).digest())
+            block = tokens[start : start + self._size].astype("<i4").tobytes()
+            added.append(block_hash(added[-1] if added else parent, block))
             self._hashes[page] = added[-1]
-        self._publisher.publish_stored(
-            tokens.tolist(),
-            [self._size] * len(added),
-            [_signed(digest) for digest in added],
-            None if parent is None else _signed(parent),
-        )
+        self._publisher.stored(POOL, tokens.tolist(), added, parent)
 
     def _leaving(self, pages: Sequence[int]) -> None:
         gone = [self._hashes.pop(page) for page in pages if page in self._hashes]
         if gone:
-            self._publisher.publish_removed([_signed(digest) for digest in gone])
+            self._publisher.removed(POOL, gone)
 
 
-def _signed(digest: bytes) -> int:
-    return int.from_bytes(digest, "little", signed=True)
+def block_hash(parent: bytes | None, tokens: bytes) -> bytes:
+    """The 8 bytes that stand for a block's tokens (int32, little endian) and all before them, in every tier."""
+    return hashlib.blake2b((parent or b"") + tokens, digest_size=8).digest()

@@ -1,44 +1,68 @@
-"""How many of a retry's tokens belong to the answer.
+"""Where an answer began, told from a worker that dies to the one that takes over.
 
-If a worker dies, Dynamo's front end sends the request to another one, with the tokens generated so far behind the
-prompt. It does not say where the prompt ends. But it does hand on one thing that the dead worker had sent with its
-tokens: a pointer to that worker's span, for tracing. So a worker sends the prompt's length there, with a digest of the
-prompt, by which the next worker knows that the pointer is one of these, and that it is this prompt's.
+Dynamo's front end sends a request whose worker has died to another worker, with the tokens generated so far behind the
+prompt, and the most tokens of the answer lowered by their number. It does not say where the prompt ends. But it does
+hand on one thing that the dead worker had sent with its tokens: a pointer to that worker's span, for tracing. So a
+worker sends what else there is to know: the prompt's length, a digest of the prompt, by which the next worker knows
+that the pointer is one of these and that it is this prompt's, and the request's limits as they were stated.
 
 A trace viewer finds no span behind such a pointer.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
 
-
-def link(prompt: Sequence[int]) -> dict[str, str]:
-    """The pointer that is sent with the tokens of an answer to this prompt."""
-    return {"trace_id": _digest(prompt), "span_id": f"{len(prompt):016x}"}
+NO_LIMIT = 0xFFFFFFFF
+CANNOT = "this answer was begun by a worker that is not Twostroke's, or was cut short, so it cannot be continued"
 
 
-def prompt_length(tokens: Sequence[int], received: Mapping[str, Any] | None) -> int:
-    """How many of a request's tokens are the prompt; the others are generated. All of them if there is no pointer.
+@dataclass(frozen=True)
+class Link:
+    """Of one answer.
+
+    Attributes:
+        length: of its prompt, in tokens.
+        max_tokens, min_tokens: limits of each choice, counted from its first token.
+    """
+
+    length: int
+    max_tokens: int | None = None
+    min_tokens: int = 0
+
+    def pointer(self, prompt: Sequence[int]) -> dict[str, str]:
+        """The pointer that is sent with the tokens of an answer to this prompt."""
+        most = NO_LIMIT if self.max_tokens is None else min(self.max_tokens, NO_LIMIT - 1)
+        return {
+            "trace_id": f"{_digest(prompt)}{most:08x}{min(self.min_tokens, NO_LIMIT):08x}",
+            "span_id": f"{self.length:016x}",
+        }
+
+
+BROKEN = {"trace_id": f"{1:032x}", "span_id": f"{NO_LIMIT:016x}"}  # the pointer of an answer that cannot be continued
+
+
+def begun(tokens: Sequence[int], received: Mapping[str, Any] | None) -> Link | None:
+    """What the worker before has sent, of a request whose first tokens are the prompt. None: it sent nothing.
 
     Raises InvalidRequest for a pointer of another kind of worker: the place of the next token is not known then.
     """
     if received is None:
-        return len(tokens)
+        return None
     try:
-        length, digest = int(received["span_id"], 16), received["trace_id"]
+        trace, length = str(received["trace_id"]), int(received["span_id"], 16)
+        digest, most, least = trace[:16], int(trace[16:24], 16), int(trace[24:], 16)
     except (KeyError, TypeError, ValueError):
-        length, digest = 0, ""
+        raise InvalidRequest(CANNOT) from None
     if not 0 < length <= len(tokens) or _digest(tokens[:length]) != digest:
-        raise InvalidRequest("this answer was begun by a worker that is not Twostroke's, so it cannot be continued")
-    return length
+        raise InvalidRequest(CANNOT)
+    return Link(length, None if most == NO_LIMIT else most, least)
 
 
 def _digest(prompt: Sequence[int]) -> str:
-    return hashlib.blake2b(
-        np.array(prompt, np.uint32).tobytes(), digest_size=16, person=b"twostroke-prompt"
-    ).hexdigest()
+    return hashlib.blake2b(np.array(prompt, np.uint32).tobytes(), digest_size=8, person=b"twostroke-prompt").hexdigest()

@@ -1,18 +1,20 @@
 """What each role makes of a request: both strokes, the first alone, or the second alone."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from twostroke.cluster.asked import Asked
+from twostroke.cluster.sources import PEER, Computing, from_here, from_peer
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
-from twostroke.methods import Prompt
+from twostroke.methods import Plain, Prompt
 from twostroke.sampling.params import SamplingParams
+from twostroke.tiers.link import Link
 from twostroke.wire.handle import Handle
 from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
@@ -23,13 +25,18 @@ from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 HANDLE = "twostroke"  # the key of a handle in Dynamo's `disaggregated_params`
+READY = "ready_s"  # the key of the prefill worker's prediction
+WIRE_LATENCY_S, WIRE_BYTES_PER_S = 5e-3, 500e6  # of the wire, until values have come
 
 
 class Role(Protocol):
     """A role that answers: `Both`, or `Decoding`."""
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
-        """For the engine. `handed`: what the prefill worker has handed over, or None. Raises InvalidRequest."""
+        """For the engine, from its first token on. `handed`: what the prefill worker has handed over, or None.
+
+        Raises InvalidRequest.
+        """
         ...
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
@@ -61,7 +68,7 @@ class Prefilling:
     def __init__(
         self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None, around: Surroundings = HERE
     ) -> None:
-        self._llm = llm
+        self._llm, self._computing = llm, llm.engine.prefill_seconds(llm.model)
         self.sender = Sender(
             llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute, around=around
         )
@@ -75,6 +82,11 @@ class Prefilling:
         request = Request(lambda: sending(asked.method, prompt, outgoing), SamplingParams(), llm.tokenizer, len(prompt))
         request.priority = asked.priority
         return request, outgoing
+
+    def handed(self, asked: Asked, outgoing: Outgoing) -> dict[str, Any]:
+        """What goes to the decode worker: the value's handle, and the seconds until it is predicted to be whole."""
+        way = from_here(self._llm.model, asked.prompt, self._computing, stores=False)
+        return {HANDLE: outgoing.handle.to_json(), READY: way.seconds}
 
     @property
     def idle(self) -> bool:
@@ -100,16 +112,31 @@ class Decoding:
     """The second stroke, after a value that a prefill worker has computed.
 
     Where the value does not come, the prompt is prefilled here, unless the model is a student: then the request fails
-    with WireError, and Dynamo sends it to a prefill worker again.
+    with WireError, and Dynamo sends it to a prefill worker again. An answer that another worker has begun takes the
+    value from there, or makes it here, whichever is predicted to be quicker (`sources.py`).
+
+    Attributes:
+        wire: how quickly values come.
+        taken_over: number of answers that other workers had begun, by where most of the prompt's KV comes from.
     """
 
     def __init__(
-        self, llm: LLM, student: bool = False, transport: Transport | None = None, around: Surroundings = HERE
+        self,
+        llm: LLM,
+        student: bool = False,
+        transport: Transport | None = None,
+        computing: Computing | None = None,
+        around: Surroundings = HERE,
     ) -> None:
-        """`student`: the model is the student of the prefill workers' model, their teacher's."""
+        """`student`: the model is the student of the prefill workers' model, their teacher's.
+
+        `computing`: predicts prefills; None: by what the model's steps take here, which is measured now.
+        """
         self._llm, self._student = llm, student
+        self._computing = None if student else computing or llm.engine.prefill_seconds(llm.model)
+        self.wire, self.taken_over = Link(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
         self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
-        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self._releasing = around.workers("release", 4)
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
         if self._student and "student" not in asked.method.companions:
@@ -124,6 +151,9 @@ class Decoding:
         if not self._student:
             llm.require_companions(method)
         handle = Handle.from_json(handed.get(HANDLE))
+        if asked.given and not self._from_peer(asked, handed):
+            self._releasing.submit(lambda: self.receiver.release(handle))
+            return asked.request(llm)
         arriving = Arriving(lambda: self._receive(handle), asked.params.n)
 
         def program() -> Program:  # without a result, which would keep pages for as long as the request is known
@@ -135,30 +165,45 @@ class Decoding:
 
         request = Request(program, asked.params, llm.tokenizer, len(prompt))
         request.priority = asked.priority
-        if asked.given:
-            request.take_over(asked.given)
         return request
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
         if self._student and handed is not None:
-            self._releasing.submit(self.receiver.release, Handle.from_json(handed.get(HANDLE)))
+            handle = Handle.from_json(handed.get(HANDLE))
+            self._releasing.submit(lambda: self.receiver.release(handle))
 
     def close(self) -> None:
-        self._releasing.shutdown()
+        self._releasing.close(5.0)
         self.receiver.close()
+
+    def _from_peer(self, asked: Asked, handed: Mapping[str, Any]) -> bool:
+        """Whether an answer that another worker has begun takes its prompt's value from the prefill worker.
+
+        A technique's strokes are not predicted: its value is taken.
+        """
+        ready_s = handed.get(READY)
+        if self._computing is None or ready_s is None or asked.method != Plain():
+            self.taken_over[PEER] += 1
+            return True
+        peer = from_peer(self._llm.model, asked.prompt, ready_s, self.wire)
+        here = from_here(self._llm.model, asked.prompt, self._computing)
+        chosen = peer if peer.seconds < here.seconds else here
+        self.taken_over[chosen.source] += 1
+        log.info("taken over with KV from %s: from the peer %s, here %s", chosen.source, peer, here)
+        return chosen is peer
 
     def _receive(self, handle: Handle) -> Incoming:
         incoming = self.receiver.receive(handle, release=not self._student)
-        incoming.add_done_callback(_tell)
+        incoming.add_done_callback(self._tell)
         return incoming
 
-
-def _tell(incoming: "Incoming | Any") -> None:
-    """A line for the log."""
-    if incoming.cancelled():
-        return
-    if (error := incoming.exception()) is not None:
-        log.warning("a value did not come: %s", error)
-        return
-    came: Received = incoming.result()
-    log.info("a value of %d entries came: %d bytes in %.3f s", len(came.kv), came.bytes_received, came.seconds)
+    def _tell(self, incoming: "Incoming | Any") -> None:
+        """A line for the log, and a measurement of the wire."""
+        if incoming.cancelled():
+            return
+        if (error := incoming.exception()) is not None:
+            log.warning("a value did not come: %s", error)
+            return
+        came: Received = incoming.result()
+        self.wire.moved(came.bytes_received, came.moving_s + self.wire.latency_s)
+        log.info("a value of %d entries came: %d bytes in %.3f s", len(came.kv), came.bytes_received, came.seconds)

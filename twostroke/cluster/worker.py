@@ -12,21 +12,23 @@ from typing import Any
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.metrics import register_engine_registry
-from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
+from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
-from prometheus_client import Gauge
 
 from twostroke.async_llm import publish, updates
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
-from twostroke.cluster.events import Events, Publisher
-from twostroke.cluster.link import link
-from twostroke.cluster.roles import HANDLE, Both, Decoding, Prefilling, Role
+from twostroke.cluster.link import BROKEN
+from twostroke.cluster.measures import Measures
+from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
+from twostroke.cluster.told import Told
+from twostroke.cluster.turns import Turns
 from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
+from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars
@@ -81,10 +83,10 @@ class Worker(LLMEngine):
         self._card = write_card(llm, place.cards)
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
-        self._gauges()
+        Measures(self._prefilling, self._answering, self._metrics.registry)
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
-        self._events: Events | None = None
+        self._told: Told | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
@@ -120,9 +122,9 @@ class Worker(LLMEngine):
         )
 
     async def cleanup(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        told, self._told = self._told, None
+        if told is not None:
+            await asyncio.to_thread(told.close)
         if self._thread.alive:
             await asyncio.to_thread(self._thread.stop)  # its requests end with EngineStopped
         await asyncio.to_thread((self._prefilling or self._answering).close)
@@ -166,32 +168,44 @@ class Worker(LLMEngine):
     async def _answer(
         self, role: Role, asked: Asked, handed: Mapping[str, Any] | None
     ) -> AsyncGenerator[dict[str, Any]]:
-        request = await asyncio.to_thread(role.request, asked, handed)
-        pointer, generated, ended = link(asked.prompt), len(asked.given), set[int]()
+        request, turns = await asyncio.to_thread(_begun, role, asked, handed)
+        generated, pointer = len(asked.given), asked.link
+
+        def made(token: Token, pointer: dict[str, str]) -> dict[str, Any]:
+            one = chunk(token, self.llm.tokenizer, pointer)
+            if token.finish_reason is not None:
+                one["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
+            if turns.left:  # Dynamo's adapter ends the stream at the first reason
+                one.pop("finish_reason", None)
+            return one
+
+        finished = False
         try:
             async with aclosing(self._updates(request)) as news:
                 async for update in news:
                     for token in update.tokens:
-                        generated += 1
-                        made = chunk(token, self.llm.tokenizer, pointer)
-                        if token.finish_reason is not None:
-                            ended.add(token.choice)
-                            made["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
-                        if len(ended) < len(request.choices):  # Dynamo's adapter ends the stream at the first reason
-                            made.pop("finish_reason", None)
-                        yield made
+                        for due in turns.put(token):
+                            generated += 1
+                            finished = not turns.left
+                            yield made(due, pointer)
+                            if due.finish_reason == "length" and due.index + 1 != asked.params.max_tokens:
+                                pointer = BROKEN  # its tokens alone do not say that it has ended
+            for due in turns.rest():
+                generated += 1
+                yield made(due, BROKEN)
         finally:
             role.ended(handed)
-        if not ended:  # as where the last token was delivered by a worker that died
+        if not finished:  # as where the last token was delivered by a worker that died
             yield ending(request.choices[0].track.finish_reason or "stop")
 
     async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
         request, outgoing = await asyncio.to_thread(role.request, asked)
+        handed = await asyncio.to_thread(role.handed, asked, outgoing)
         try:
             # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
             yield ending("length") | {
-                "disaggregated_params": {HANDLE: outgoing.handle.to_json()},
-                "worker_trace_link": link(asked.prompt),
+                "disaggregated_params": handed,
+                "worker_trace_link": asked.link,
             }
             async with aclosing(self._updates(request)) as news:
                 async for _ in news:
@@ -212,25 +226,13 @@ class Worker(LLMEngine):
     # What is told -----------------------------------------------------------------------------------------------------
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        return [] if self.llm.model.index is None else [PushSource(on_ready=self._follow)]
-
-    def _follow(self, publisher: Publisher) -> None:
-        assert self.llm.model.index is not None
-        self._events = Events(self.llm.model.index, publisher)
+        if self.llm.model.index is None:
+            return []
+        self._told = Told(self.llm)
+        return [ZmqSource(self._told.endpoint)]
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
-
-    def _gauges(self) -> None:
-        registry = self._metrics.registry
-        if self._prefilling is not None:
-            sender = self._prefilling.sender
-            offered = Gauge("twostroke_offered_values", "Values held for decode workers", registry=registry)
-            offered.set_function(lambda: sender.num_offers)
-        if isinstance(self._answering, Decoding):
-            receiver = self._answering.receiver
-            held = Gauge("twostroke_quarantined_pages", "Pages that a late write may still reach", registry=registry)
-            held.set_function(lambda: receiver.num_quarantined)
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [0]
@@ -246,3 +248,9 @@ class Worker(LLMEngine):
             rate = index.hit_tokens / index.queried_tokens if index is not None and index.queried_tokens else None
             used = pool.num_used / pool.num_pages
             self._snapshots.publish(0, ComponentSnapshot(pool.num_used, pool.num_pages, used, 0, rate))
+
+
+def _begun(role: Role, asked: Asked, handed: Mapping[str, Any] | None) -> tuple[Request, Turns]:
+    """The request for the engine, behind what another worker has made of it; and whose turn it is to send a token."""
+    request = role.request(asked, handed)
+    return request, asked.continued(request)

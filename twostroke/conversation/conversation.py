@@ -95,7 +95,7 @@ class Conversation:
         prompt = self.llm.tokenizer.chat(messages)
         turn = Turn(messages, prompt, *self._extension(prompt))
         turn = fitted(self.llm, self.overflow, turn, params, self._extension)
-        recomputed = len(self._kv) - len(turn.base) - turn.left_out.entries
+        recomputed = max(0, len(self._kv) - len(turn.base) - turn.left_out.entries)
         self._leave_out(turn)
         start = self.llm.prefill(turn.tokens, after=turn.base)
         self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 from twostroke.conversation.fitting import SYSTEM, LeftOut, without_oldest
+from twostroke.conversation.window import Extent, Room, common
 from twostroke.fields import Checked, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
@@ -13,8 +13,6 @@ from twostroke.sampling.params import SamplingParams
 
 Message = dict[str, str]
 Extension = Callable[[str], tuple[KVCache, list[int]]]  # what is to be extended, and by what, for a rendered prompt
-# Of the context, how much a prompt takes after something was dropped, so that not every turn drops again.
-AFTERWARDS = 0.75
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,7 @@ class Overflow(Checked):
     Attributes:
         when_full: "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left
             is computed anew behind the system message. "window": KV entries stay, those of the system message, the
-            first `sinks` and the last ones (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, here at the positions
-            that entries have); where positions end, as "drop".
+            first `sinks` and the last ones (`window`); where positions end, as "drop".
         sinks: see "window".
         passage_budget: how many tokens the passages of a message may take together (`fitting.with_cut_passages`).
     """
@@ -65,38 +62,26 @@ def fitted(
 
     Raises ContextLengthExceeded if the turn has no room even alone.
     """
-    room = min(params.max_tokens or 1, llm.max_model_len // 4)  # for the reply
-    if overflow.when_full == "refuse" or _fits(llm, turn.base, len(turn.tokens) + room):
+    room, base = Room.of(llm, params.max_tokens), turn.base
+    new = len(turn.tokens) + (base.pending is not None)
+    if overflow.when_full == "refuse" or room.fits(Extent.of(base), new):
         return turn
-    aim = int(AFTERWARDS * (llm.max_model_len - room))
     if overflow.when_full == "window":
-        kept = _window(turn.base, max(overflow.sinks, _of_system(llm, turn)), aim - len(turn.tokens))
-        if kept is not None and _fits(llm, kept, len(turn.tokens) + room):
-            return turn._replace(base=kept, left_out=LeftOut(entries=len(turn.base) - len(kept)))
-    return _without_oldest(llm, turn, aim, room, extension)
-
-
-def _fits(llm: LLM, base: KVCache, more: int) -> bool:
-    """Whether so many tokens behind `base` fit into the pool and the model's positions."""
-    # Pages, since a window has two that are not full; and one more, since a page that is cut may have to be copied.
-    pages = base.num_pages + -(-more // llm.pool.page_size) + 1
-    return pages <= llm.pool.num_pages and base.next_position + more <= llm.model.max_position
-
-
-def _window(base: KVCache, first: int, most: int) -> KVCache | None:
-    """The first entries and the last, `most` of them; None if that is no window."""
-    if not first < most < len(base):
-        return None
-    return (base[:first] + base[len(base) - (most - first) :]).with_tail(base.tail)
+        if base.pending is not None and base.pending not in llm.tokenizer.special_ids:
+            # The reply was cut short. Its last token is entered before the cut, where a server enters it.
+            base, new = llm.prefill([base.pending], after=base.with_tail(None)), new - 1
+        kept = Extent.of(base).window(max(overflow.sinks, _of_system(llm, turn)), new, room.aim)
+        if kept is not None and room.fits(kept, new):
+            cut = kept.cut(base)
+            return turn._replace(base=cut, left_out=LeftOut(entries=len(base) - len(cut)))
+    return _without_oldest(llm, turn, room.aim, room.reply, extension)
 
 
 def _of_system(llm: LLM, turn: Turn) -> int:
     """How many of the first entries are the system message's."""
     if turn.messages[0]["role"] not in SYSTEM:
         return 0
-    alone = llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False)
-    pairs = zip(alone, turn.base.tokens, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return common(llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False), turn.base.tokens)
 
 
 def _without_oldest(llm: LLM, turn: Turn, aim: int, room: int, extension: Extension) -> Turn:

@@ -125,6 +125,16 @@ class Engine:
             step_s = self._forecast.decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
+    def prefill_seconds(self, model: Model) -> Callable[[int, int], float]:
+        """Predicts the seconds to compute tokens of one prompt alone: (entries before, tokens).
+
+        The first call calibrates the models, unless that is done.
+        """
+        with self._lock:
+            if self._forecast is None:
+                self._forecast = Forecast.calibrated(self.models.values())
+            return self._forecast.prefill(model, self.config.max_step_tokens)
+
     @property
     def num_waiting(self) -> int:
         return len(self._queues.waiting)

@@ -65,6 +65,7 @@ def open_model(
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
+    _trim()  # what the tokenizer took is not to be there beside the weights
     compiled = backend.compile(checkpoint.config, _reported(checkpoint, progress))
     if checkpoint.encoders != stored.encoders:
         log.warning(
@@ -177,7 +178,7 @@ def weight_bytes(checkpoint: Checkpoint, backend: Backend) -> dict[str, int]:
 
 
 def _trim() -> None:
-    """Return freed memory to the system: making a tokenizer uses much memory that the C library would keep."""
+    """Return freed memory to the system: tokenizers and encoders use much memory that the C library would keep."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
         trim(0)
 

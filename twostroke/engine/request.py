@@ -253,16 +253,17 @@ class Request:
         self.choices = [Choice(self, i) for i in range(params.n)]
         self.shared: dict[Any, SharedPrefill] = {}
 
-    def take_over(self, tokens: Sequence[int]) -> None:
-        """Begin behind tokens of the answer that another engine has made and delivered.
+    def take_over(self, *answers: Sequence[int]) -> None:
+        """Begin behind tokens of the answers, one for each choice, that another engine has made and delivered.
 
         The program begins at its start. Its decodes enter the tokens where that is enough, else sample them again. The
         next token has the noise, the penalties and the constraint of its place in the whole answer. Raises
-        InvalidRequest for a request with several choices, or one that was submitted.
+        InvalidRequest for another number of choices, or for a request that was submitted.
         """
-        if len(self.choices) > 1 or self.choices[0].track.ids:
-            raise InvalidRequest("only a request of one choice that is not submitted yet can take over an answer")
-        self.choices[0].given = tuple(tokens)
+        if len(answers) != len(self.choices) or any(choice.track.ids for choice in self.choices):
+            raise InvalidRequest("only a request that is not submitted yet can take over answers, one for each choice")
+        for choice, answer in zip(self.choices, answers, strict=True):
+            choice.given = tuple(answer)
 
     @property
     def done(self) -> bool:

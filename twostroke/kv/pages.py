@@ -197,13 +197,15 @@ class Pages:
                 np.subtract.at(self._references[tier], pages, 1)
                 if any(self._copies.values()):
                     self._drop_copies(pages)
-                idle = np.unique(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
-                frames = self._frames[idle]
-                self._frames[idle] = NOWHERE
-                self._free.extend(frames[::-1].tolist())
-                gone = np.unique(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
-                self._filled[gone] = FREE
-                self._free_ids.extend(gone[::-1].tolist())
+                idle = _distinct(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
+                if len(idle):
+                    frames = self._frames[idle]
+                    self._frames[idle] = NOWHERE
+                    self._free.extend(frames[::-1].tolist())
+                gone = _distinct(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
+                if len(gone):
+                    self._filled[gone] = FREE
+                    self._free_ids.extend(gone[::-1].tolist())
             finally:
                 self._settling = outer
             if not outer:
@@ -307,3 +309,8 @@ class Pages:
 
     def unpin(self, holder: Holder) -> None:
         self._pins.pop(id(holder), None)  # atomic: finalizers call this, and must not wait
+
+
+def _distinct(pages: np.ndarray) -> np.ndarray:
+    """Each page once, in ascending order."""
+    return pages if len(pages) < 2 else np.unique(pages)

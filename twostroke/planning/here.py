@@ -101,7 +101,12 @@ def pool_bytes(plan: Plan, memory: EngineMemory) -> int:
 
 
 def serve_command(
-    plan: Plan, model: str, weights: str, memory: EngineMemory, companion: str | None = None
+    plan: Plan,
+    model: str,
+    weights: str,
+    memory: EngineMemory,
+    companion: str | None = None,
+    budget: int = 512,
 ) -> list[str]:
     """The arguments that start this configuration: `twostroke serve ...`.
 
@@ -110,9 +115,10 @@ def serve_command(
         model, weights: as for `LLM`.
         memory: of this model with these weights.
         companion: the companion's name, for `--draft`; a student is "int4".
+        budget: most tokens of a step.
     """
     load, technique = plan.workload, plan.technique
-    chunk = min(512, max(16, plan.largest_chunk() or 16))
+    chunk = min(budget, max(16, plan.largest_chunk() or 16))
     command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory))]
     command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
     if weights != "stored":

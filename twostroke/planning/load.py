@@ -1,15 +1,15 @@
 """What a plan carries: percentiles at a rate, the highest rate, utilization, workers apart or together, and tiers."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
-from typing import Any
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
 from twostroke.planning.plan import Plan, Workload
 from twostroke.planning.queueing import Closed, Queueing, Served, Server
-from twostroke.planning.roofline import StepTime
+from twostroke.planning.techniques import Repeated, Technique, Windowed
 from twostroke.traffic.arrivals import ClosedLoop, OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
@@ -38,27 +38,75 @@ def shape_of(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) -> W
 
 @dataclass(frozen=True)
 class Load:
-    """A plan under a traffic.
+    """A plan under a traffic. What it needs of the queue is counted when it is asked for.
 
     Attributes:
-        rate: requests a second; None for a fixed number of users.
-        served: None if the rate cannot be served, or for a fixed number of users (`closed`).
-        most, most_within: the highest rates that can be served at all, and within the objectives.
-        prefill_rate, decode_rate: highest rates within the objectives of a worker that does one stroke alone.
-        transfer_s: of a mean prompt's KV over the link; None if the link is unknown.
+        budget: most tokens of a step, the engine's `--max-step-tokens`: a prompt's chunk is what others leave of it.
+        replicas: workers like the plan's, each with its part of the requests.
     """
 
     plan: Plan
     traffic: Traffic
     objectives: Objectives
-    rate: float | None
-    served: Served | None
-    closed: Closed | None
-    most: float
-    most_within: float
-    prefill_rate: float
-    decode_rate: float
-    transfer_s: float | None
+    budget: int = BUDGET
+    replicas: int = 1
+
+    @property
+    def rate(self) -> float | None:
+        """Requests a second; None for a fixed number of users."""
+        return None if self.traffic.concurrency is not None else self.traffic.rate
+
+    @cached_property
+    def served(self) -> Served | None:
+        """None if the rate cannot be served, or for a fixed number of users (`closed`)."""
+        return None if self.rate is None else self._both.at(self.rate / self.replicas)
+
+    @cached_property
+    def closed(self) -> Closed | None:
+        users = self.traffic.concurrency
+        return None if users is None else self._both.closed(ceil(users / self.replicas))
+
+    @cached_property
+    def most(self) -> float:
+        """The highest rate that a worker can serve at all."""
+        return self._both.most()
+
+    @cached_property
+    def most_within(self) -> float:
+        """The highest rate of a worker within the objectives."""
+        return self._both.most(self.objectives)
+
+    @cached_property
+    def prefill_rate(self) -> float:
+        """The highest rate within the objectives of a worker that prefills alone."""
+        return self._queueing(decodes=False).most(replace(self.objectives, itl_s=None), self.transfer_s or 0.0)
+
+    @cached_property
+    def decode_rate(self) -> float:
+        """The highest rate within the objectives of a worker that decodes alone."""
+        return self._queueing(prefills=False).most(replace(self.objectives, ttft_s=None))
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Seconds of a mean prompt's KV over the link; None if the link is unknown."""
+        machine = self.plan.machine
+        link = machine.link if machine.link is not None else machine.host
+        size = self.plan.model.kv_bytes(ceil(float(np.mean(self.traffic.prompts))))
+        return None if link is None else size / (link * machine.link_share)
+
+    @cached_property
+    def _both(self) -> Queueing:
+        return self._queueing()
+
+    def _queueing(self, prefills: bool = True, decodes: bool = True) -> Queueing:
+        roofline = self.plan.roofline
+        server = Server(lambda rows: roofline.step(rows).seconds, self.budget, max(1, self.plan.memory.users))
+        asked, technique, context = self.traffic, self.plan.technique, None
+        if technique.method:
+            lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
+            context = int(np.average([technique.context(*one) for one in lengths], weights=asked.outputs))
+        traffic = _entered(asked if asked.concurrency is None else _at_any_rate(asked), technique)
+        return Queueing(server, traffic, self.objectives.percent, prefills, decodes, context)
 
     @property
     def verdict(self) -> str:
@@ -82,10 +130,57 @@ class Load:
         return [name for name, value, limit in limits if limit is not None and value > limit]
 
     @property
+    def binds(self) -> dict[str, str]:
+        """What TTFT and ITL are bound by: "queueing", where more than half of TTFT is waiting; "interference", where
+        more than half of a gap is a prompt's chunk; else what binds the stroke: "compute", "bandwidth" or "link".
+
+        Of a rate that cannot be served, what binds "rate": "memory", or what binds the stroke that takes longer.
+        """
+        found = self.served or self.closed
+        stroke = {"TTFT": self.plan.prefill.bound, "ITL": self.plan.decode(self.sequences).bound}
+        if found is None:
+            return {"rate": self._saturates(stroke)}
+        parts = self.parts
+        if parts["TTFT"][0] > parts["TTFT"][1]:
+            stroke["TTFT"] = "queueing"
+        if parts["ITL"][1] > parts["ITL"][0]:
+            stroke["ITL"] = "interference"
+        return stroke
+
+    @property
+    def parts(self) -> dict[str, tuple[float, float]]:
+        """Seconds of TTFT that are waiting and prefill, and of ITL that are a decode step and a chunk in it: of the
+        wanted percentile, or means for users. Empty if the rate cannot be served."""
+        if (served := self.served) is not None:
+            ttft, itl, waiting, decode = served.ttft.wanted, served.itl.wanted, served.waited_s, served.decode_s
+        elif (closed := self.closed) is not None:
+            ttft, itl, waiting, decode = closed.ttft_s, closed.itl_s, closed.waiting_s, closed.decode_s
+        else:
+            return {}
+        decode = min(decode, itl)  # beside fewer sequences a chunk's step may be the shorter one
+        return {"TTFT": (waiting, ttft - waiting), "ITL": (decode, itl - decode)}
+
+    def _saturates(self, stroke: dict[str, str]) -> str:
+        near = self._both.at(0.98 * self.most) if self.most > 0 else None
+        if near is None or near.sequences > 0.9 * self.plan.memory.users:
+            return "memory"
+        return stroke["TTFT" if near.prefill_share > near.decode_share else "ITL"]
+
+    @property
     def sequences(self) -> int:
         """That decode at once, rounded up; what memory allows where the rate cannot be served."""
         found = self.served or self.closed
         return max(1, self.plan.memory.users if found is None else ceil(found.sequences))
+
+    @property
+    def peak(self) -> int:
+        """Sequences that decode or are prefilled at once, hardly ever exceeded; at most what memory allows.
+
+        Three deviations of a Poisson number above the mean, and the one that is prefilled.
+        """
+        found = self.served or self.closed
+        mean = self.plan.memory.users if found is None else found.sequences
+        return max(1, min(self.plan.memory.users, ceil(mean + 3 * mean**0.5) + 1))
 
     @property
     def rate_apart(self) -> float:
@@ -125,41 +220,29 @@ class Load:
 
 
 def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
-    """Put a plan under a traffic. Raises InvalidRequest if a request exceeds the model's positions, or if the rate is
-    unknown."""
-    longest = int(np.max(traffic.prompts + traffic.outputs))
+    """Put a plan under a traffic. Raises InvalidRequest if a request exceeds the model's positions, if the rate is
+    unknown, or for a technique whose steps are not those of one model with a token a sequence."""
+    if not isinstance(plan.technique, Repeated | Windowed) and plan.technique.method:
+        raise InvalidRequest(
+            "a load is planned for plain, repeat, ptdo and drop: leave out --method, or ask `twostroke simulate`"
+        )
+    longest = int(np.max(_entered(traffic, plan.technique).prompts + traffic.outputs))
     if longest > plan.model.max_position:
         raise InvalidRequest(
             f"the longest request has {longest} tokens; {plan.model.name} has {plan.model.max_position} positions"
         )
-    users = traffic.concurrency
-    if users is None and traffic.rate is None:
+    if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
-    percent = objectives.percent
-    roofline = plan.roofline
-    server = Server(lambda rows: roofline.step(rows).seconds, BUDGET, max(1, plan.memory.users))
-    open_loop = traffic if users is None else _at_any_rate(traffic)
-    both = Queueing(server, open_loop, percent)
-    prefill = Queueing(server, open_loop, percent, decodes=False)
-    decode = Queueing(server, open_loop, percent, prefills=False)
-    machine = plan.machine
-    link = machine.link if machine.link is not None else machine.host
-    size = plan.model.kv_bytes(ceil(float(np.mean(traffic.prompts))))
-    transfer = None if link is None else size / (link * machine.link_share)
-    ttft, itl = replace(objectives, itl_s=None), replace(objectives, ttft_s=None)
-    return Load(
-        plan,
-        traffic,
-        objectives,
-        traffic.rate,
-        both.at(traffic.rate) if users is None and traffic.rate is not None else None,
-        None if users is None else both.closed(users),
-        most=both.most(),
-        most_within=both.most(objectives),
-        prefill_rate=prefill.most(ttft, transfer or 0.0),
-        decode_rate=decode.most(itl),
-        transfer_s=transfer,
-    )
+    return Load(plan, traffic, objectives)
+
+
+def _entered(traffic: Traffic, technique: Technique) -> Traffic:
+    """The requests with the prompts that a technique prefills."""
+    times = technique.times if isinstance(technique, Repeated) else 1
+    if times == 1:
+        return traffic
+    arrivals = [replace(one, pieces=one.pieces * times) for one in traffic.arrivals]
+    return Traffic(arrivals, traffic.pattern, traffic.seed)
 
 
 def _at_any_rate(traffic: Traffic) -> Traffic:
@@ -167,89 +250,3 @@ def _at_any_rate(traffic: Traffic) -> Traffic:
     pattern = OpenLoop(1.0)
     times = pattern.times(len(traffic.arrivals), SEED)
     return Traffic([replace(one, at=at) for one, at in zip(traffic.arrivals, times, strict=True)], pattern, SEED)
-
-
-def load_facts(load: Load) -> dict[str, Any]:
-    """Everything that a load tells, as plain values."""
-    prompts, outputs, shared = load.traffic.prompts, load.traffic.outputs, load.traffic.shared
-    pays, why = load.apart
-    size = load.plan.model.kv_bytes(ceil(float(np.mean(prompts))))
-    served, closed = load.served, load.closed
-    return {
-        "verdict": load.verdict,
-        "missed": load.missed,
-        "percentile": load.objectives.percent,
-        "requests_per_second": load.rate,
-        "users": load.traffic.concurrency,
-        "lengths": {
-            "requests": len(prompts),
-            **{f"prompt_{name}": value for name, value in _lengths(prompts).items()},
-            **{f"output_{name}": value for name, value in _lengths(outputs).items()},
-            "shared_part": float(shared.sum() / prompts.sum()),
-        },
-        "served": None if served is None else {**_served(served), "utilization": _utilization(load, served)},
-        "closed": None if closed is None else asdict(closed),
-        "most_requests_per_second": load.most,
-        "most_within_objectives": load.most_within if load.objectives.given else None,
-        "workers_needed": load.workers,
-        "apart": {
-            "pays": pays,
-            "why": why,
-            "prefill_worker_requests_per_second": load.prefill_rate,
-            "decode_worker_requests_per_second": load.decode_rate,
-            "workers": load.workers_apart,
-            "prefill_workers_per_decode_worker": load.decode_rate / load.prefill_rate if load.prefill_rate else None,
-            "requests_per_second_and_worker": load.rate_apart,
-            "together_requests_per_second_and_worker": load.most_within,
-            "kv_bytes_per_prompt": size,
-            "link_bytes_per_second": None if load.rate is None else load.rate * size,
-            "transfer_ms": None if load.transfer_s is None else 1e3 * load.transfer_s,
-        },
-        "tiers": _tiers(load.plan),
-    }
-
-
-def _lengths(counts: np.ndarray) -> dict[str, float]:
-    return {"mean": float(np.mean(counts)), "p50": float(np.median(counts)), "p99": float(np.percentile(counts, 99))}
-
-
-def _served(served: Served) -> dict[str, Any]:
-    def ms(spread: Any) -> dict[str, float]:
-        return {name: 1e3 * value for name, value in asdict(spread).items()}
-
-    return {
-        "sequences": served.sequences,
-        "waiting_ms": 1e3 * served.waiting_s,
-        "ttft_ms": ms(served.ttft),
-        "itl_ms": ms(served.itl),
-    }
-
-
-def _utilization(load: Load, served: Served) -> dict[str, Any]:
-    """Parts of the time that each stroke takes, and of the peaks that it uses meanwhile."""
-    decode = load.plan.decode(load.sequences)
-    strokes = (("prefill", served.prefill_share, load.plan.prefill), ("decode", served.decode_share, decode))
-    return {name: {"time": share, **_used(load.plan, step)} for name, share, step in strokes}
-
-
-def _used(plan: Plan, step: StepTime) -> dict[str, float]:
-    machine = plan.machine
-    compute = sum(part.compute_s for part in step.parts) * machine.compute
-    memory = sum(part.memory_s for part in step.parts) * machine.memory_share
-    return {"compute": compute / step.seconds, "bandwidth": memory / step.seconds}
-
-
-def _tiers(plan: Plan) -> list[dict[str, Any]]:
-    """For each place whose bandwidth is known: whether reading a prompt's KV is quicker than computing it."""
-    machine, needed = plan.machine, plan.break_even_bandwidth
-    places = (
-        ("host memory", machine.host, machine.link_share),
-        ("another device", machine.link, machine.link_share),
-        ("disk", machine.disk, 1.0),
-        ("loopback", machine.loopback, 1.0),
-    )
-    return [
-        {"tier": name, "bytes_per_second": rate * share, "pays": rate * share > needed, "times": rate * share / needed}
-        for name, rate, share in places
-        if rate is not None
-    ]

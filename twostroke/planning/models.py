@@ -15,8 +15,11 @@ from twostroke.checkpoints.gguf.file import open_gguf
 from twostroke.checkpoints.huggingface.config import read_config
 from twostroke.checkpoints.resolve import open_path
 from twostroke.errors import CheckpointError, UnknownModel, UnsupportedArchitecture
+from twostroke.planning.here import stored_format
 from twostroke.planning.near import near
 from twostroke.planning.specification import LayerKind, Specification, of_config
+from twostroke.planning.techniques import Companion
+from twostroke.planning.weights import weight_format
 
 # A config.json alone does not tell how many tensors there are; no model has more.
 MOST_TENSORS = 1 << 20
@@ -108,3 +111,12 @@ def _of_path(path: Path) -> Found:
 def _of_checkpoint(checkpoint: Checkpoint) -> Found:
     model = of_config(checkpoint.name, checkpoint.config, source=str(checkpoint.files[0]), weights="stored")
     return Found(model, checkpoint)
+
+
+def companion_of(name: str | None) -> Companion | None:
+    """A draft in the format that it is stored or published in; None for None. Raises InvalidRequest, UnknownModel."""
+    if name is None:
+        return None
+    found = find_model(name)
+    stored = found.checkpoint
+    return Companion(found.model, weight_format(found.model.weights) if stored is None else stored_format(stored))

@@ -86,6 +86,8 @@ class Served:
         sequences: that decode at once, on average.
         prefill_share, decode_share: parts of the time in steps with a chunk, and in steps without.
         waiting_s: before prefill begins, on average.
+        waited_s: of the wanted percentile of TTFT, what is waiting; the rest is prefill (`waited_in`).
+        decode_s: the wanted percentile of gaps that are steps without a chunk.
     """
 
     rate: float
@@ -93,6 +95,8 @@ class Served:
     prefill_share: float
     decode_share: float
     waiting_s: float
+    waited_s: float
+    decode_s: float
     ttft: Spread
     itl: Spread
 
@@ -104,11 +108,14 @@ class Served:
 
 @dataclass(frozen=True)
 class Closed:
-    """A fixed number of users, each of whom asks again at once. Means alone."""
+    """A fixed number of users, each of whom asks again at once. Means alone: of TTFT, `waiting_s` is waiting; of ITL,
+    `decode_s` is a step without a chunk."""
 
     users: int
     rate: float
     sequences: float
+    waiting_s: float
+    decode_s: float
     ttft_s: float
     itl_s: float
 
@@ -134,16 +141,23 @@ class Queueing:
     """One server under one traffic, at any rate."""
 
     def __init__(
-        self, server: Server, traffic: Traffic, percent: float = 99.0, prefills: bool = True, decodes: bool = True
+        self,
+        server: Server,
+        traffic: Traffic,
+        percent: float = 99.0,
+        prefills: bool = True,
+        decodes: bool = True,
+        context: int | None = None,
     ) -> None:
         """`percent` is the percentile that objectives name. Workers of one stroke have no `prefills` or `decodes`.
+        `context` is the mean of the entries before a decoded token, where not all of a prompt's are kept.
 
         Raises InvalidRequest if not even one sequence has room.
         """
         if server.most < 1:
             raise InvalidRequest("not even one sequence has room: a rate cannot be planned")
         self.server, self.traffic, self.percent = server, traffic, percent
-        self.prefills, self.decodes = prefills, decodes
+        self.prefills, self.decodes, self._kept = prefills, decodes, context
         self._services: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._steps: dict[int, float] = {}
 
@@ -168,6 +182,8 @@ class Queueing:
     @cached_property
     def _context(self) -> int:
         """Mean entries before a decoded token: long answers have more of them."""
+        if self._kept is not None:
+            return self._kept
         prompts, outputs = self.traffic.prompts, self.traffic.outputs
         return int(np.sum((prompts + outputs / 2) * outputs) / np.sum(outputs))
 
@@ -276,13 +292,16 @@ class Queueing:
         random = np.random.default_rng(0)
         late = random.random(len(services)) < busy
         residual = late * random.random(len(services)) * self._decode(state.plain)
-        ttft = waiting + residual + services + self.server.request_s
+        waited = waiting + residual
+        ttft = waited + services + self.server.request_s
         return Served(
             rate,
             state.sequences,
             state.share,
             busy,
-            float(np.mean(waiting + residual)),
+            float(np.mean(waited)),
+            waited_in(ttft, waited, self.percent),
+            self._gaps(replace(state, part=0.0)).wanted,
             Spread.of(ttft, np.ones(len(ttft)), self.percent),
             self._gaps(state),
         )
@@ -313,17 +332,19 @@ class Queueing:
         if users < 1:
             raise InvalidRequest(f"there must be at least 1 user, not {users}")
         queued = rate = sequences = 0.0
-        ttft = itl = 0.0
+        ttft = itl = waiting = decode = 0.0
         for count in range(1, users + 1):
             service = float(np.mean(self._service(min(sequences, count - 1))))
-            ttft = service * (1 + queued)
+            waiting = service * queued
+            ttft = service + waiting
             share = min(FULL, rate * service)
             others = min(sequences, count - 1)
-            part = self._beside_prefills(rate, share, queued * service, self._gap(others), self._decode(1 + others))
-            itl = part * self._gap(others) + (1 - part) * self._decode(1 + others)
+            decode = self._decode(1 + others)
+            part = self._beside_prefills(rate, share, queued * service, self._gap(others), decode)
+            itl = part * self._gap(others) + (1 - part) * decode
             rate = count / (ttft + self.server.request_s + self._decoded * itl)
             queued, sequences = rate * ttft, rate * self._decoded * itl
-        return Closed(users, rate, sequences, ttft + self.server.request_s, itl)
+        return Closed(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
 
     # The most that can be carried -----------------------------------------------------------------------------
 
@@ -358,6 +379,17 @@ def waits(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:
     """[n] seconds that each waits for those before it: W = max(0, W + S - A) in one pass (Lindley 1952)."""
     behind = np.concatenate([[0.0], np.cumsum(services[:-1] - np.diff(arrivals))])
     return behind - np.minimum.accumulate(behind)
+
+
+def waited_in(ttft: np.ndarray, waited: np.ndarray, percent: float) -> float:
+    """Seconds of waiting in a percentile of TTFT: the mean part of it, over the requests within half a percent of ranks
+    around that percentile, times its TTFT."""
+    order = np.argsort(ttft)
+    place = percent / 100 * len(order)
+    half = min(0.005 * len(order), place, len(order) - place)
+    near = order[int(place - half) : max(int(place - half) + 1, int(np.ceil(place + half)))]
+    middle = ttft[order[min(len(order) - 1, max(0, int(np.ceil(place)) - 1))]]
+    return float(np.sum(waited[near]) / np.sum(ttft[near]) * middle)
 
 
 def _between(at: Callable[[int], Value], count: float) -> Value:

@@ -240,3 +240,10 @@ def techniques(
             draft,
         )
     return found
+
+
+def choose(known: Mapping[str, Technique], method: str) -> Technique:
+    """The technique of that name. Raises InvalidRequest."""
+    if method not in known:
+        raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
+    return known[method]

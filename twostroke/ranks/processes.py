@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twostroke.errors import InvalidRequest, RankLost
 
 PATIENCE_S = 60.0  # seconds that a rank may let others wait for it
@@ -44,12 +46,16 @@ class Peer:
             raise EOFError
         return pickle.loads(self._pipe.recv_bytes())
 
-    def send_bytes(self, data: memoryview) -> None:
-        self._pipe.send_bytes(data)
+    def send_array(self, array: np.ndarray) -> None:
+        """Send bytes, [n, m] uint8."""
+        self.send(array.shape)
+        self._pipe.send_bytes(np.ascontiguousarray(array).data.cast("B"))
 
-    def receive_into(self, data: memoryview) -> None:
-        """Fill a buffer with bytes that were sent in one piece. Raises EOFError or OSError."""
-        self._pipe.recv_bytes_into(data)
+    def receive_array(self) -> np.ndarray:
+        """Bytes that were sent as an array. They may take any time to come. Raises EOFError or OSError."""
+        array = np.empty(self.wait(), np.uint8)
+        self._pipe.recv_bytes_into(array.data.cast("B"))
+        return array
 
     def wait(self) -> Any:
         """As `receive`, without a limit of time."""

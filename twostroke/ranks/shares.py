@@ -2,8 +2,10 @@
 
 Outputs are shared out, never the inputs of a sum: a rank has some rows of every matrix, and multiplies them with whole
 rows of activations. So each sum is computed by one rank, in the same order as without ranks. Attention is shared by KV
-heads, with the query heads that read them; where heads do not divide, some ranks have one more. Megatron-LM (Shoeybi et
-al. 2019, arXiv:1909.08053, section 3) splits every second product by its inputs instead, and adds partial sums.
+heads, with the query heads that read them. Where these do not divide, and pages are in memory of all ranks, each rank
+makes queries, keys and values of whole heads, as many as another, and attention is shared by its work; elsewhere some
+ranks have one KV head more. Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3) splits every second product
+by its inputs instead, and adds partial sums.
 """
 
 from dataclasses import dataclass
@@ -16,10 +18,11 @@ VOCABULARY_UNIT = 1024  # logits whose statistics are computed together
 
 @dataclass(frozen=True)
 class Share:
-    """One rank of several."""
+    """One rank of several. `together`: whether pages are in memory of all ranks."""
 
     rank: int
     size: int
+    together: bool = False
 
     def of(self, count: int, unit: int = 1) -> range:
         """This rank's part of `count` things, of which each `unit` stay together. Rank 0 has one if there are any."""
@@ -31,9 +34,17 @@ class Share:
         """The KV heads of this rank."""
         return self.of(config.num_kv_heads)
 
+    def any_head(self, config: ModelConfig) -> bool:
+        """Whether attention is shared by its work, and not by KV heads."""
+        return self.together and config.num_kv_heads % self.size != 0
+
     def rows(self, config: ModelConfig, name: str, count: int) -> range:
         """The rows that this rank has of a matrix, by its Twostroke name and its number of rows."""
         part = name.rpartition(".")[2]
+        if part == "q" and self.any_head(config):  # more heads where there are fewer of keys and values
+            others = Share(self.size - 1 - self.rank, self.size).of(config.num_heads)
+            first, last = config.num_heads - others.stop, config.num_heads - others.start
+            return range(first * config.head_dim, last * config.head_dim)
         if part in ("q", "k", "v"):
             heads, size = self.kv_heads(config), count // config.num_kv_heads
             return range(heads.start * size, heads.stop * size)

@@ -6,6 +6,7 @@ Runs off the event loop, since templates and tokenization take time.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.llm import LLM
@@ -85,7 +86,7 @@ def chat_tokens(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     cut: bool = False,
-) -> list[int]:
+) -> ChatTokens:
     """A conversation through the chat template.
 
     Args:

@@ -29,6 +29,13 @@ class Settings(Checked):
     strict_fields: bool = flag(
         False, help="Refuse requests with fields that have no effect, instead of a warning in the answer."
     )
+    when_full: str = text(
+        "refuse",
+        choices=("refuse", "drop", "window"),
+        help="A chat without room that does not say `truncation`: refuse it, drop its oldest turns, or keep the KV of "
+        "a window.",
+    )
+    sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")
@@ -40,3 +47,8 @@ class Settings(Checked):
         20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
     )
     keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")
+
+    @property
+    def truncation(self) -> str:
+        """`when_full` in the words of a request's field `truncation`."""
+        return {"refuse": "disabled", "drop": "auto", "window": "window"}[self.when_full]

@@ -22,12 +22,18 @@ class Taken(NamedTuple):
     bytes: float
 
 
+def taken(*columns: np.ndarray) -> list[Taken]:
+    """One for each step, from arrays of seconds, FLOPs and bytes."""
+    return [Taken(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
 class StepCosts(Protocol):
     """What steps take.
 
     Attributes:
         host_s: seconds in which Python prepares a step, whatever its size.
         token_s: seconds in which Python handles one token.
+        stalls: seconds that steps take besides, one after the other and again from the first; empty for none.
         peak: FLOPs and bytes that a device could do in a second; None if that is not known.
     """
 
@@ -40,17 +46,22 @@ class StepCosts(Protocol):
     @property
     def token_s(self) -> float: ...
 
+    @property
+    def stalls(self) -> Sequence[float]: ...
+
     def step(self, rows: Sequence[Rows]) -> Taken: ...
 
-    def decode(self, contexts: np.ndarray) -> Taken:
-        """A step in which each of some sequences makes a token, after so many entries: [n] integers."""
+    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
+        """Steps after each other in each of which some sequences make a token, the first after so many entries: [n]
+        integers."""
         ...
 
 
-def entries_seen(contexts: np.ndarray, window: int | None) -> int:
-    """Entries that single rows attend to, all together, themselves included."""
-    seen = contexts + 1
-    return int((seen if window is None else np.minimum(seen, window)).sum())
+def entries_seen(contexts: np.ndarray, steps: int, window: int | None) -> np.ndarray:
+    """[steps] entries that single rows attend to, all together, themselves included; each step adds one to each."""
+    if window is None:
+        return int(contexts.sum()) + len(contexts) * np.arange(1, steps + 1)
+    return np.minimum(contexts + np.arange(1, steps + 1)[:, None], window).sum(1)
 
 
 def contexts_of(rows: Sequence[Rows]) -> np.ndarray | None:
@@ -72,19 +83,20 @@ class Priced:
     token_s: float = 0.0
     entered_s: float = 0.0
     peak: Taken | None = None
+    stalls: Sequence[float] = ()
 
     known: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]], compare=False, repr=False)
 
     def step(self, rows: Sequence[Rows]) -> Taken:
         if (contexts := contexts_of(rows)) is not None:
-            return self.decode(contexts)
+            return self.decode(contexts, 1)[0]
         work = self.predictor.cost.work(rows)
         entered = sum(one.count - one.logits for one in rows)
         flops = work.linear_flops + work.attention_flops + work.head_flops
         seconds = self.predictor.seconds(rows) + entered * self.entered_s
         return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
 
-    def decode(self, contexts: np.ndarray) -> Taken:
+    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
         """What depends on contexts is linear in the entries that are read, so the rest is looked up."""
         cost, lanes = self.predictor.cost, len(contexts)
         if (known := self.known.get(lanes)) is None:
@@ -93,9 +105,11 @@ class Priced:
             seconds = self.predictor.seconds(rows) - self.predictor.kv_price * work.kv_bytes
             self.known[lanes] = known = seconds, work.linear_flops + work.head_flops, work.weight_bytes
         seconds, flops, read = known
-        seen = sum(layers * entries_seen(contexts, window) for window, layers in cost.windows)
+        seen = np.zeros(steps, np.int64)
+        for window, layers in cost.windows:
+            seen = seen + layers * entries_seen(contexts, steps, window)
         kv_bytes = cost.entry_bytes * seen / cost.config.num_layers
-        return Taken(seconds + self.predictor.kv_price * kv_bytes, flops + cost.key_flops * seen, read + kv_bytes)
+        return taken(seconds + self.predictor.kv_price * kv_bytes, flops + cost.key_flops * seen, read + kv_bytes)
 
 
 class Peaks:
@@ -103,6 +117,8 @@ class Peaks:
 
     Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
     """
+
+    stalls: Sequence[float] = ()
 
     def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
         self.roofline, self.host_s, self.token_s = roofline, host_s, token_s
@@ -120,7 +136,7 @@ class Peaks:
 
     def step(self, rows: Sequence[Rows]) -> Taken:
         if (contexts := contexts_of(rows)) is not None:
-            return self.decode(contexts)
+            return self.decode(contexts, 1)[0]
         flops = read = 0.0
         count = logits = 0
         for one in rows:
@@ -130,20 +146,19 @@ class Peaks:
                 pairs, entries = attended(one, window)
                 flops += pair_flops * pairs
                 read += entry_bytes * entries
-        return self._together(count, logits, flops, read)
-
-    def decode(self, contexts: np.ndarray) -> Taken:
-        flops = read = 0.0
-        for window, pair_flops, entry_bytes in self._windows:
-            seen = entries_seen(contexts, window)
-            flops += pair_flops * seen
-            read += entry_bytes * seen
-        return self._together(len(contexts), len(contexts), flops, read)
-
-    def _together(self, count: int, logits: int, flops: float, read: float) -> Taken:
         products = self._of_products(count, logits)
         seconds = max(flops / self._rate, read / self._bandwidth)
         return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
+
+    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
+        flops = read = np.zeros(steps)
+        for window, pair_flops, entry_bytes in self._windows:
+            seen = entries_seen(contexts, steps, window)
+            flops = flops + pair_flops * seen
+            read = read + entry_bytes * seen
+        products = self._of_products(len(contexts), len(contexts))
+        seconds = np.maximum(flops / self._rate, read / self._bandwidth)
+        return taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
 
     def _of_products(self, count: int, logits: int) -> Taken:
         """What a step's matrices and links take."""

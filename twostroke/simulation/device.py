@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from twostroke.backends.interface import Output, RaggedBatch
+from twostroke.backends.interface import START, STOP, Output, RaggedBatch
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Rows
 from twostroke.sampling.draw import Sampled
@@ -55,7 +58,8 @@ class NoLogits:
         raise NotImplementedError("a simulation has no logits")
 
     def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
-        raise NotImplementedError("a simulation has no logits")
+        """Log-probabilities that differ from id to id and mean nothing: compression needs an order."""
+        return [TokenScore(id, -float(id % 97), 1) for id in ids]
 
     @property
     def nbytes(self) -> int:
@@ -78,12 +82,23 @@ class Tokens:
         return self._sampled
 
 
+@dataclass
+class Device:
+    """`free_at`: when it has done all that it was given."""
+
+    free_at: float = 0.0
+
+
 class SimulatedModel:
-    """Implements `CompiledModel`. It is one device, which works on one step after another.
+    """Implements `CompiledModel`. It has a device, which works on one step after another; a companion shares it.
 
     A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
     it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
     vocabulary, which prompts do not have.
+
+    Attributes:
+        steps: how many it has begun.
+        free_at: when it has done all that it was given.
     """
 
     def __init__(
@@ -91,15 +106,32 @@ class SimulatedModel:
     ) -> None:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
-        self.free_at = 0.0  # when the device has done all that it was given
+        self.steps, self._device = 0, Device()
         self.token = Sampled(config.vocab_size - 1)
+        self._right, self._luck = 1.0, random.Random(0)
+
+    def companion(self, config: ModelConfig, costs: StepCosts, right: float) -> SimulatedModel:
+        """A student or a draft on the same device. A share `right` of its tokens is what this model would say."""
+        made = SimulatedModel(config, self._clock, costs, self._asynchronous, self._watch)
+        made._device, made.token, made._right = self._device, self.token, right
+        return made
+
+    @property
+    def free_at(self) -> float:
+        """When the device has done all that it was given."""
+        return self._device.free_at
+
+    @free_at.setter
+    def free_at(self, moment: float) -> None:
+        self._device.free_at = moment
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
         clock, costs = self._clock, self.costs
         rows = rows_of(batch)
         clock.advance(costs.host_s)
         began = max(clock.now, self.free_at)
-        taken = costs.step(rows)
+        taken = self.stalled(costs.step(rows))
+        self.steps += 1
         self.free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
@@ -107,17 +139,33 @@ class SimulatedModel:
             self._watch(began, ended, rows, taken)
         return Output(NoLogits(len(batch.wanted)), None)
 
+    def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
+        """What the next step takes, or one that comes so many steps after it, with its stall."""
+        stalls = self.costs.stalls
+        if not stalls:
+            return taken
+        return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
+
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
         self._clock.advance(self.costs.token_s * len(rows))
-        return Tokens(self._clock, self.free_at, [self.token] * len(rows))
+        made = [self.token] * len(rows)
+        if self._right < 1:
+            made = [one if self._luck.random() < self._right else Sampled(one.id - 1) for one in made]
+        return Tokens(self._clock, self.free_at, made)
 
 
 def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
-    """Each sequence's share of a step. Its entries are at positions 0, 1, 2, ..., as those of plain requests are."""
-    starts = batch.row_starts
-    wanted = np.diff(np.searchsorted(batch.wanted, starts)).tolist()
-    firsts = batch.positions[np.array(starts[:-1], np.int64)].tolist()
+    """Each sequence's share of a step. Without tables, its entries are at positions 0, 1, 2, ..., as those of plain
+    requests are."""
+    starts, wanted, positions = batch.row_starts, batch.wanted.tolist(), batch.positions
+    below = [bisect_left(wanted, start) for start in starts]  # steps have few rows: quicker than array operations
+    counts = [stop - start for start, stop in pairwise(starts)]
+    if batch.tables:
+        held = [int((table[:, STOP] - table[:, START]).sum()) for table in batch.tables]
+        before = [entries - count for entries, count in zip(held, counts, strict=True)]
+    else:
+        before = [int(positions[start]) for start in starts[:-1]]
     return [
-        Rows(stop - start, first, logits)
-        for start, stop, first, logits in zip(starts, starts[1:], firsts, wanted, strict=False)
+        Rows(count, context, after - first)
+        for count, context, first, after in zip(counts, before, below, below[1:], strict=False)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,9 +70,10 @@ class Figures:
     def __init__(self, objectives: Objectives) -> None:
         self.timeline = Timeline()
         self._objectives = objectives
-        self._columns: dict[str, list[float]] = {name: [] for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
+        self._columns = {name: array("d") for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
         self._gaps = Spread()
-        self._met = self._inputs = self._outputs = 0
+        self._met = self._inputs = self._outputs = self._cached = self._entered = self._preemptions = self._moves = 0
+        self._first, self._last = math.inf, 0.0
 
     def watch(self, worker: Worker, began: float, ended: float, what: Interval) -> None:
         """A step of a worker."""
@@ -88,21 +91,24 @@ class Figures:
         self._met += self._objectives.given and self._objectives.met(timings)
         self._inputs += call.asked.prompt_tokens
         self._outputs += len(timings.tokens)
+        self._cached += call.cached
+        self._entered += call.entered
+        self._preemptions += call.preemptions
+        self._moves += call.moves
+        self._first, self._last = min(self._first, call.arrival), max(self._last, timings.tokens[-1])
 
     def summary(self, service: Service) -> dict[str, Any]:
         """Each figure as in `DEFINITIONS`, and what happened over time."""
-        calls = service.calls
         done = len(self._columns["ttft_s"])
-        duration = max((call.ended for call in calls if call.ended is not None), default=0.0)
-        duration -= calls[0].arrival if calls else 0.0
+        duration = self._last - self._first if done else 0.0
 
         def rate(count: float) -> float | None:
             return count / duration if duration else None
 
-        cached, entered = sum(call.cached for call in calls), sum(call.entered for call in calls)
+        cached, entered = self._cached, self._entered
         spreads: dict[str, Any] = {name: _spread(values) for name, values in self._columns.items()}
         return {
-            "sent": len(calls),
+            "sent": service.came,
             "completed": done,
             "duration_s": duration,
             "input_tokens": self._inputs,
@@ -115,8 +121,8 @@ class Figures:
             "goodput": rate(self._met) if self._objectives.given else None,
             "met": self._met / done if self._objectives.given and done else None,
             "hit_rate": cached / (cached + entered) if cached + entered else None,
-            "preemptions": sum(call.preemptions for call in calls),
-            "moves": sum(call.moves for call in calls),
+            "preemptions": self._preemptions,
+            "moves": self._moves,
             "deaths": service.happened["death"],
             "lost_transfers": service.happened["lost transfer"],
             "moved_bytes": service.moved_bytes,

@@ -80,6 +80,8 @@ class Fleet:
             raise InvalidRequest("prefill and decode apart need at least one worker each")
         if max(apart) > 0 and self.link is None:
             raise InvalidRequest("prefill and decode apart need a link: say its rate in GB/s")
+        if self.setup.technique.method and (self.apart or self.faults.life_s is not None):
+            raise InvalidRequest("techniques are simulated on workers of both strokes that do not die")
         if self.router not in ROUTERS:
             raise InvalidRequest(f"the router must be one of {', '.join(ROUTERS)}, not {self.router!r}")
         if self.router == "kv-aware" and self.setup.index == "off":

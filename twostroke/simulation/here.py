@@ -9,6 +9,7 @@ from twostroke.llm import LLM
 from twostroke.planning.specification import of_config
 from twostroke.planning.timed import Timed, time_model
 from twostroke.simulation.costs import Priced
+from twostroke.simulation.front import Front
 from twostroke.simulation.opening import Setup
 
 SECONDS = 20.0  # that timing takes
@@ -54,5 +55,5 @@ def setup_of(llm: LLM, timed: Timed, index: str, scheduler: SchedulerConfig) -> 
         index=index,
         asynchronous=llm.backend.asynchronous,
         scheduler=scheduler,
-        request_s=timed.request_s,
+        front=Front(timed.request_s),
     )

@@ -11,6 +11,7 @@ every time and every page.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ class Leap:
     Attributes:
         steps: their times.
         used: pages in use at each of them.
+        evicts: whether some of them take pages from the prefix index.
     """
 
     def __init__(
@@ -72,20 +74,16 @@ class Leap:
         steps = np.arange(most)
         needed = ((steps >= rooms[:, None]) & ((steps - rooms[:, None]) % self._size == 0)).sum(0)
         self.used = (model.pool.num_used + needed.cumsum()).tolist()
+        self.evicts = False
         self.steps = self._times(self._affordable(needed.cumsum()))
 
     def _affordable(self, needed: np.ndarray) -> int:
         """Steps for which pages are there, and one is left for what follows."""
         pool, index = self._model.pool, self._model.index
         count = int(np.searchsorted(needed, pool.num_free))
-        # A router learns of evicted pages step by step.
-        if (
-            count == len(needed)
-            or index is None
-            or index.entering
-            or not index.can_free(int(needed[-1]) + 1 - pool.num_free)
-        ):
+        if count == len(needed) or index is None or not index.can_free(int(needed[-1]) + 1 - pool.num_free):
             return count
+        self.evicts = True
         self.used = [min(used, pool.num_pages) for used in self.used]
         return len(needed)
 
@@ -96,9 +94,10 @@ class Leap:
         tokens = None if self._drawing is None else self._drawing.drawn
         ready = tokens.ready if isinstance(tokens, Tokens) else None
         steps: list[Step] = []
-        for number in range(count):
+        for ahead, alone in enumerate(costs.decode(contexts, count)):
+            taken = self._compiled.stalled(alone, ahead)
             began, now = now, now + costs.host_s
-            device_began, taken = max(now, free_at), costs.decode(contexts + number)
+            device_began = max(now, free_at)
             free_at = device_began + taken.seconds
             if ready is None:
                 now = handed = max(now, free_at) + costs.token_s * lanes
@@ -116,24 +115,28 @@ class Leap:
         """Steps that have begun before `now`; the first has."""
         return max(1, bisect_left(self.steps, now, key=lambda step: step.began))
 
-    def take(self, count: int) -> None:
-        """The engine has taken the first `count` steps."""
+    def take(self, count: int, told: Callable[[float], None]) -> None:
+        """The engine has taken the first `count` steps. `told` is called when pages may have been evicted, with the
+        end of their step."""
         last, sampled = self.steps[count - 1], self._compiled.token
-        pages = self._pages(count)
+        pages = self._pages(count, told)
         handed = [step.handed for step in self.steps[:count]]
         for place, mine in zip(self._places, pages, strict=True):
             _advance(place, count, mine, sampled, handed)
         self._clock.now, self._compiled.free_at = last.ended, last.device_ended
+        self._compiled.steps += count
         if self._drawing is not None:
             self._drawing.drawn = Tokens(self._clock, last.device_ended, [sampled] * len(self._places))
 
-    def _pages(self, count: int) -> list[list[int]]:
+    def _pages(self, count: int, told: Callable[[float], None]) -> list[list[int]]:
         """New pages of each lane, allocated in the order in which the steps would have."""
         pool = self._model.pool
         wanted = [(at, i) for i, place in enumerate(self._places) for at in range(place.room, count, self._size)]
         pages: list[list[int]] = [[] for _ in self._places]
-        for _, i in sorted(wanted):
+        for at, i in sorted(wanted):
             pages[i] += pool.allocate(1)
+            if self.evicts:
+                told(self.steps[at].ended)
         return pages
 
 

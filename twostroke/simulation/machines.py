@@ -5,9 +5,10 @@ from __future__ import annotations
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.planning.here import stored_format
 from twostroke.planning.machines import find_machine
-from twostroke.planning.models import find_model
+from twostroke.planning.models import companion_of, find_model
 from twostroke.planning.plan import RESERVED
 from twostroke.planning.roofline import Roofline
+from twostroke.planning.techniques import choose, techniques
 from twostroke.planning.weights import weight_format
 from twostroke.simulation.costs import Peaks
 from twostroke.simulation.opening import Setup
@@ -25,6 +26,9 @@ def machine_setup(
     index: str = "radix",
     scheduler: SchedulerConfig | None = None,
     host_s: float = 0.0,
+    method: str = "plain",
+    draft: str | None = None,
+    acceptance: float | None = None,
 ) -> Setup:
     """An engine of `tp` devices. Everything but a CPU keeps a step in flight.
 
@@ -32,11 +36,13 @@ def machine_setup(
         name, on: a model and a machine, as for `twostroke plan`.
         weights: a format of `planning.weights`; None is that of the files, or as published.
         kv_bytes: bytes for KV, on all devices together; None is what the weights leave of 90% of the memory.
+        method, draft, acceptance: a technique of `planning.techniques`, its companion, the share of guesses that stand.
 
     Raises:
         InvalidRequest, UnknownModel: unknown names; no room for KV.
     """
     found = find_model(name)
+    technique = choose(techniques(found.model, companion_of(draft), acceptance), method)
     stored = weights is None and found.checkpoint is not None
     form = (
         stored_format(found.checkpoint)
@@ -45,16 +51,24 @@ def machine_setup(
     )
     machine = find_machine(on, efficiency)
     roofline = Roofline(found.model, machine, form, tp)
+    used, total, entry = technique.companion, form.total(found.model), found.model.kv_values
+    companion_costs = None
+    if used is not None:
+        companion_costs = Peaks(used.roofline(roofline), host_s)
+        total += used.weights.total(used.model)
+        entry += used.model.kv_values if technique.role == "draft" else 0  # its pool has as many pages
     room = kv_bytes
     if room is None:
         copies = max(1, tp // min(kind.kv_heads for kind in found.model.layers))  # fewer KV heads than devices
-        room = int(tp * machine.memory * (1 - RESERVED) - form.total(found.model)) // copies
+        room = int(tp * machine.memory * (1 - RESERVED) - total) // copies
     return Setup(
         model=found.model,
         costs=Peaks(roofline, host_s),
-        pages=room // (2 * found.model.kv_values * page_size),
+        pages=room // (2 * entry * page_size),
         page_size=page_size,
         index=index,
         asynchronous=machine.kind != "cpu",
         scheduler=scheduler or SchedulerConfig(),
+        technique=technique,
+        companion_costs=companion_costs,
     )

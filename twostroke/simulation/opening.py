@@ -18,10 +18,13 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Cost
 from twostroke.models.rope import Rope
 from twostroke.planning.specification import Specification
+from twostroke.planning.techniques import PLAIN, Speculated, Technique
+from twostroke.sampling.draw import Sampled
 from twostroke.simulation.blank import BlankPool, NoText
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import StepCosts, WithHost
 from twostroke.simulation.device import Facts, SimulatedModel, Watch
+from twostroke.simulation.front import Front
 
 ROLE = "main"
 
@@ -32,8 +35,9 @@ class Setup:
 
     Attributes:
         pages: pages of its KV pool, each of `page_size` entries.
-        request_s: seconds from the arrival of a request until the engine has it.
+        front: what lies between users and the engine.
         asynchronous: whether a step is in flight while Python works, as on a GPU.
+        technique: how answers are made; `companion_costs` are of the steps of its companion.
     """
 
     model: Specification
@@ -43,9 +47,13 @@ class Setup:
     index: str = "radix"
     asynchronous: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    request_s: float = 0.0
+    front: Front = field(default_factory=Front)
+    technique: Technique = PLAIN
+    companion_costs: StepCosts | None = None
 
     def __post_init__(self) -> None:
+        if self.technique.method.get("draft") == "lookup":
+            raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts, which are not there")
         if self.index not in INDEXES:
             raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
         if self.pages < 1 or self.page_size < 1:
@@ -57,6 +65,12 @@ class Setup:
     @property
     def config(self) -> ModelConfig:
         return self.model.config or config_of(self.model)
+
+    @property
+    def vocab(self) -> int:
+        """Ids that all its models have."""
+        used = self.technique.companion
+        return min(self.config.vocab_size, self.config.vocab_size if used is None else used.model.vocab)
 
     @property
     def entry_bytes(self) -> int:
@@ -71,28 +85,51 @@ class Setup:
     def open(self, clock: VirtualClock, watch: Watch | None = None) -> Engine:
         """The engine, which reads this clock. `watch` is told of each step."""
         config = self.config
-        pool = BlankPool(Geometry.of(config, "bfloat16", NoText.fingerprint), self.pages, self.page_size)
         compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
-        return open_engine(self, clock, compiled, pool, NoText())
+        compiled.token = Sampled(self.vocab - 1)
+        return open_engine(self, clock, compiled, self._pool(config), NoText())
+
+    def _pool(self, config: ModelConfig) -> BlankPool:
+        geometry = Geometry.of(config, "bfloat16", NoText.fingerprint)
+        return BlankPool(geometry, self.pages, self.page_size, gaps=bool(self.technique.method))
+
+    def companion(self, compiled: SimulatedModel, main: PagePool) -> tuple[str, SimulatedModel, PagePool] | None:
+        """The technique's other model on the same device, under its role, with the pool of its values."""
+        used, costs = self.technique, self.companion_costs
+        if used.companion is None or costs is None:
+            return None
+        model = used.companion.model
+        config = model.config or config_of(model)
+        right = used.accepted if isinstance(used, Speculated) else 1.0
+        pool = main if used.role == "student" else self._pool(config)
+        return used.role, compiled.companion(config, costs, right), pool
 
 
 def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
     """The engine over a compiled model that moves this clock."""
     kind = INDEXES[setup.index]
-    index = None if kind is None else kind(pool, setup.model.name)
-    model = Model(
-        name=setup.model.name,
-        id=setup.model.name,
-        backend=cast("Any", Facts(setup.asynchronous)),
-        compiled=compiled,
-        tokenizer=cast(Tokenizer, tokenizer),
-        pool=pool,
-        index=index,
-        cost=Cost(compiled.config, {}, pool.entry_bytes),
-    )
+
+    def model_of(name: str, compiled: Any, pool: PagePool) -> Model:
+        return Model(
+            name=name,
+            id=name,
+            backend=cast("Any", Facts(setup.asynchronous)),
+            compiled=compiled,
+            tokenizer=cast(Tokenizer, tokenizer),
+            pool=pool,
+            index=None if kind is None else kind(pool, name),
+            cost=Cost(compiled.config, {}, pool.entry_bytes),
+        )
+
+    model = model_of(setup.model.name, compiled, pool)
+    models, costs = {ROLE: model}, {model: WithHost(setup.costs)}
+    if (found := setup.companion(compiled, pool)) is not None and setup.companion_costs is not None:
+        role, other, its_pool = found
+        models[role] = model_of(f"{setup.model.name}'s {role}", other, its_pool)
+        costs[models[role]] = WithHost(setup.companion_costs)
     # Without an objective nothing asks what a step will take.
-    forecast = None if setup.scheduler.itl_ms is None else Forecast({model: WithHost(setup.costs)})
-    return Engine({ROLE: model}, ROLE, setup.scheduler, clock=clock, forecast=forecast)
+    forecast = None if setup.scheduler.itl_ms is None else Forecast(costs)
+    return Engine(models, ROLE, setup.scheduler, clock=clock, forecast=forecast)
 
 
 def config_of(model: Specification) -> ModelConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -88,6 +88,10 @@ class LeastLoaded:
 
     def add(self, worker: Worker, pages: int) -> None:
         self.loads[worker] += pages
+        if len(self._order) > 4 * len(self.loads) + 64:  # most are loads that have changed
+            self._order = [(load, one.number, one) for one, load in self.loads.items()]
+            heapq.heapify(self._order)
+            return
         heapq.heappush(self._order, (self.loads[worker], worker.number, worker))
 
     def done(self, worker: Worker, call: Call) -> None:
@@ -113,19 +117,26 @@ class KvAware(LeastLoaded):
 
     def __init__(self, page_size: int) -> None:
         super().__init__(page_size)
-        self._holders: defaultdict[bytes, dict[Worker, None]] = defaultdict(dict)
+        # Most pages have one holder: tuples take a fifth of the memory of sets. In order of the pages' arrival, so that
+        # a simulation with the same seed is the same.
+        self._holders: dict[bytes, tuple[Worker, ...]] = {}
         self._held: dict[Worker, dict[bytes, None]] = {}
 
     def choose(self, call: Call) -> Worker | None:
-        best = self.least()
-        if best is None:
+        least = self.least()
+        if least is None:
             return None
-        found, prompt = self.overlaps(call, best), -(-call.asked.prompt_tokens // self._page_size)
+        prompt = -(-call.asked.prompt_tokens // self._page_size)
+        while True:
+            found = self.overlaps(call, least)
 
-        def cost(worker: Worker) -> tuple[int, int]:
-            return self.loads[worker] + prompt - found[worker], worker.number
+            def cost(worker: Worker, found: Counter[Worker] = found) -> tuple[int, int]:
+                return self.loads[worker] + prompt - found[worker], worker.number
 
-        best = min((best, *found), key=cost)
+            best = min((least, *found), key=cost)
+            if not best.evicting:  # the others may have lost pages too, and then cost no less
+                break
+            best.settle()
         self.add(best, self.weight(call))
         return best
 
@@ -133,16 +144,17 @@ class KvAware(LeastLoaded):
         """Leading pages of the call's prompt that each worker holds; workers without any are left out."""
         found: Counter[Worker] = Counter()
         tokens = tokens_of(call.asked.pieces, anybody.model.vocab_size)
-        holders: dict[Worker, None] | None = None
+        holders: tuple[Worker, ...] = ()
         for name in names_of(tokens, self._page_size):
-            of_page = self._holders.get(name)
-            if not of_page:
-                break
-            # In order of the pages' arrival, so that a simulation with the same seed is the same.
-            holders = dict(of_page) if holders is None else {one: None for one in holders if one in of_page}
+            of_page = self._holders.get(name, ())
+            if not found:
+                holders = of_page
+            elif of_page != holders:  # pages of one prefix mostly have the same holders
+                those = {*of_page}
+                holders = tuple(one for one in holders if one in those)
             if not holders:
                 break
-            found.update(holders.keys())
+            found.update(holders)
         return found
 
     def join(self, worker: Worker) -> None:
@@ -160,15 +172,17 @@ class KvAware(LeastLoaded):
             return
         for has, name in changes:
             if has:
-                held[name] = self._holders[name][worker] = None
+                held[name] = None
+                self._holders[name] = (*self._holders.get(name, ()), worker)
             else:
                 del held[name]
                 self._lost(worker, name)
 
     def _lost(self, worker: Worker, name: bytes) -> None:
-        holders = self._holders[name]
-        del holders[worker]
-        if not holders:
+        left = tuple(one for one in self._holders[name] if one is not worker)
+        if left:
+            self._holders[name] = left
+        else:
             del self._holders[name]
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
@@ -47,7 +49,8 @@ class Service:
     """Runs traffic on a fleet.
 
     Attributes:
-        calls: all that have come, in order.
+        came: how many calls have come.
+        calls: these, in order; none unless they are kept.
         events: what happens when.
         workers: those that live.
         happened: how often each thing of `RARE` has happened.
@@ -62,13 +65,16 @@ class Service:
         watch: Watch | None = None,
         ended: Callable[[Call], None] | None = None,
         leaps: bool = True,
+        keep: bool = True,
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
         `leaps`: whether engines take steps together in which nothing is decided.
+        `keep`: whether `calls` has them; a million of them with all their tokens take gigabytes.
 
         Raises InvalidRequest: a request does not fit.
         """
-        longest, most = int((traffic.prompts + traffic.outputs).max()), fleet.setup.most_tokens
+        entered = [fleet.setup.technique.entered(int(count)) for count in traffic.prompts]
+        longest, most = int((np.maximum(entered, traffic.prompts) + traffic.outputs).max()), fleet.setup.most_tokens
         if longest > most:
             raise InvalidRequest(
                 f"the longest request has {longest:,} tokens, and an engine has room for {most:,} (positions of "
@@ -76,11 +82,11 @@ class Service:
             )
         self.fleet, self.traffic = fleet, traffic
         self.events = Events()
-        self.calls: list[Call] = []
+        self.came, self.calls = 0, list[Call]()
         self.happened: Counter[str] = Counter()
         self.moved_bytes = self.steps = self.stranded = 0
         self.workers: list[Worker] = []
-        self._watch, self._ended, self._leaps = watch, ended, leaps
+        self._watch, self._ended, self._leaps, self._keep = watch, ended, leaps, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
@@ -114,7 +120,7 @@ class Service:
     @property
     def left(self) -> int:
         """Calls that have not ended, those that have not come included."""
-        return len(self.traffic.arrivals) - len(self.calls) + self._open
+        return len(self.traffic.arrivals) - self.came + self._open
 
     @property
     def num_steps(self) -> int:
@@ -189,12 +195,15 @@ class Service:
             self.events.at(asked.at, partial(self._arrive, asked))
 
     def _arrive(self, asked: Arrival) -> None:
-        call = Call(len(self.calls), asked, self.events.now)
-        self.calls.append(call)
+        call = Call(self.came, asked, self.events.now)
+        self.came += 1
+        if self._keep:
+            self.calls.append(call)
         self._open += 1
         if self.traffic.concurrency is None:
             self._plan_next()
-        self.events.at(self.events.now + self.fleet.setup.request_s, partial(self._place, call))
+        way_s = self.fleet.setup.front.seconds(asked.prompt_tokens)
+        self.events.at(self.events.now + way_s, partial(self._place, call))
 
     def _place(self, call: Call) -> None:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""
@@ -247,12 +256,16 @@ class Service:
         call.preemptions += request.preemptions
 
     def _end(self, call: Call) -> None:
+        call.tokens = self.fleet.setup.front.received(call.number, call.tokens)
         call.ended = call.tokens[-1]
         self._open -= 1
         if self._ended is not None:
             self._ended(call)
         if self.traffic.concurrency is not None and (asked := next(self._arrivals, None)) is not None:
-            self._arrive(asked)
+            if call.ended > self.events.now:  # its user does not know it yet
+                self.events.at(call.ended, partial(self._arrive, asked))
+            else:
+                self._arrive(asked)
 
     # Transfers --------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 MOST = 64  # intervals; when there would be more, pairs of them become one
 
 
-@dataclass
+@dataclass(slots=True)
 class Interval:
     """What all workers did in an interval.
 
@@ -28,8 +28,14 @@ class Interval:
     page_s: float = 0.0
 
     def add(self, other: Interval, share: float = 1.0) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + share * getattr(other, one.name))
+        self.busy_s += share * other.busy_s
+        self.prefill += share * other.prefill
+        self.decode += share * other.decode
+        self.flops += share * other.flops
+        self.bytes += share * other.bytes
+        self.running_s += share * other.running_s
+        self.waiting_s += share * other.waiting_s
+        self.page_s += share * other.page_s
 
 
 class Timeline:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
+from twostroke.methods import Prompt, method
 from twostroke.models.cost import Rows
 from twostroke.sampling.params import SamplingParams
 from twostroke.simulation.blank import NoText
@@ -57,7 +58,9 @@ class Worker:
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        self.leaps, self._watch = leaps, watch
+        # A leap knows plain decodes alone.
+        self.leaps, self._watch = leaps and not setup.technique.method, watch
+        self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool
@@ -78,13 +81,9 @@ class Worker:
 
     def answer(self, call: Call) -> None:
         """Prefill its prompt and decode its answer, or what is left of it."""
-        tokens = self._prompt(call)
-
-        def program() -> Program:
-            kv = yield Prefill(tokens)
-            yield Decode(kv)
-
-        self._submit(call, program, call.left, len(tokens))
+        tokens, made = self._prompt(call), self._technique
+        prompt = Prompt(tokens, self.model.tokenizer)
+        self._submit(call, lambda: made.program(prompt), call.left, len(tokens))
 
     def prefill(self, call: Call) -> None:
         """Prefill alone: the request's result is the KV."""
@@ -107,13 +106,12 @@ class Worker:
 
     def _prompt(self, call: Call) -> list[int]:
         """Its prompt, and the tokens that it has got."""
-        vocab = self.model.vocab_size
+        vocab = self.setup.vocab
         return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
         self.settle()
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
-        request = Request(program, params, self.model.tokenizer, prompt)
+        request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
         request.timings.arrival = self._events.now
         self.calls[call] = request
         self._in_engine.add(call)
@@ -143,7 +141,7 @@ class Worker:
         if leap is None:
             return
         count = leap.begun(self._events.now)
-        leap.take(count)
+        leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
             for step, used in zip(leap.steps[:count], leap.used, strict=False):
@@ -165,8 +163,7 @@ class Worker:
             return
         worked = self.engine.step()
         self.steps += worked
-        if self._announcer is not None and (changes := self._announcer.take()):
-            self._events.at(self.clock.now, partial(self._report, changes))
+        self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
             self._find_ended()
         if self._in_engine:
@@ -191,7 +188,7 @@ class Worker:
 
     def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
         """A step of the engine."""
-        decode = sum(one.count == 1 and one.logits == 1 for one in rows)
+        decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
         what = self._what(sum(one.count for one in rows) - decode, decode, taken, self.pool.num_used)
         if self._watch is not None:
             self._watch(self, began, ended, what)
@@ -207,6 +204,20 @@ class Worker:
         """Report what its prefix index holds, at the end of each step."""
         assert self.model.index is not None
         self._announcer, self._tell_router = Announcer(self.model.index), tell
+
+    @property
+    def evicting(self) -> bool:
+        """Whether its index may have lost pages that are not reported yet: `settle` reports them."""
+        return self._leap is not None and self._leap.evicts
+
+    def _tell_changes(self, moment: float) -> None:
+        """Report what has changed in the index, by a step that ends then."""
+        if self._announcer is None or not (changes := self._announcer.take()):
+            return
+        if moment <= self._events.now:
+            self._report(changes)
+        else:
+            self._events.at(moment, partial(self._report, changes))
 
     def _report(self, changes: Changes) -> None:
         if self.alive and self._tell_router is not None:
@@ -228,6 +239,12 @@ class Worker:
         self.calls.clear()
         self._arrived.clear()
         self.engine.close()
+
+
+@lru_cache
+def params_of(tokens: int) -> SamplingParams:
+    """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
 
 
 def failed(request: Request) -> bool:

@@ -12,6 +12,8 @@ import numpy as np
 
 from twostroke.errors import CheckpointError
 
+AROUND = 64 << 10  # bytes that Linux maps around one that is read (fault_around_bytes), and a multiple of a page
+
 
 class MappedFile(mmap.mmap):
     """A whole file, mapped for reading. Raises OSError, or ValueError if it is empty."""
@@ -45,8 +47,9 @@ def release(data: np.ndarray) -> None:
     """Frees the resident pages of bytes in a mapped file; a later access reads the file again."""
     if (found := place(data)) is not None:
         file, offset = found
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        file.madvise(mmap.MADV_DONTNEED, start, offset - start + data.nbytes)
+        start = offset // AROUND * AROUND
+        stop = min(-(-(offset + data.nbytes) // AROUND) * AROUND, len(file))
+        file.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 class FileRows:

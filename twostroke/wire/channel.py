@@ -50,7 +50,7 @@ class Channel:
     def __init__(self, connection: socket.socket, keys: secrets.Keys, around: Surroundings = HERE) -> None:
         self._socket, self._keys, self._around = connection, keys, around
         self._sent = self._received = 0
-        self._hung_up = False
+        self._seconds, self._hung_up = 0.0, False
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
 
@@ -91,10 +91,16 @@ class Channel:
         mac = _mac(self._keys.outwards, self._sent, text)
         self._sent += 1
         try:
-            self._socket.settimeout(limit_s)
+            self._limit(limit_s)
             self._send_all([memoryview(_LENGTH.pack(len(text)) + text + mac), *views])
         except OSError as error:
             raise self._failed(error) from None
+
+    def _limit(self, seconds: float) -> None:
+        """Of the next call of the system. Setting it is one too, and lets other threads run."""
+        if seconds != self._seconds:
+            self._socket.settimeout(seconds)
+            self._seconds = seconds
 
     def _send_all(self, views: Sequence[memoryview]) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
@@ -127,7 +133,7 @@ class Channel:
             if (seconds := until - self._around.now()) <= 0 or self._hung_up:
                 raise WireError(f"{self.peer} does not answer" if seconds <= 0 else "nobody wants it any more")
             try:
-                self._socket.settimeout(min(LOOK_S, seconds))
+                self._limit(min(LOOK_S, seconds))
                 count = self._socket.recvmsg_into(left[:BUFFERS])[0]
             except OSError as error:
                 if isinstance(error, TimeoutError) and error.errno is None:  # of `settimeout`
@@ -150,7 +156,7 @@ class Channel:
         until = self._around.now() + limit_s
         try:
             while (left := until - self._around.now()) > 0:
-                self._socket.settimeout(left)
+                self._limit(left)
                 if not self._socket.recv(1 << 16):
                     return True
         except ConnectionResetError:

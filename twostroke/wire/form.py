@@ -20,10 +20,12 @@ from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Contents
 from twostroke.kv.header import Header
+from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
-GROUP_BYTES = 8 << 20  # that go at once
+GROUP_BYTES = 8 << 20  # of entries that go at once
+PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,16 @@ def whole_pages(kv: KVCache) -> list[int]:
     table, size = kv.table, kv.pool.page_size
     full = table[spans.counts(table) == size]
     return list(dict.fromkeys(full[:, PAGE].tolist()))
+
+
+def piece(sources: Sequence[Source]) -> int:
+    """Number of pages that go in one message."""
+    return max(1, PIECE_BYTES // sources[0].memory.page_bytes)
+
+
+def pieces(count: int, size: int) -> list[slice]:
+    """So many pages, in pieces of a size."""
+    return [slice(first, first + size) for first in range(0, count, size)]
 
 
 def value(pool: PagePool, contents: Contents, logits: np.ndarray) -> KVCache:

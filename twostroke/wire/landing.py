@@ -52,7 +52,8 @@ class Landing:
         kept = [self.pages[number] for number in numbers]
         for page, stop in zip(kept, stops, strict=True):
             self._pool.claim(page, 0, stop)
-        self.pages = [page for page in self.pages if page not in set(kept)]
+        needed = set(kept)
+        self.pages = [page for page in self.pages if page not in needed]
         self.free()
         return np.array(kept, np.int64)
 

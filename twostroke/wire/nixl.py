@@ -14,7 +14,9 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from twostroke.backends.memory import HostMemory
 from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
+from twostroke.wire import form
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.tcp import TcpWriter
 from twostroke.wire.transport import Digests, Grant
@@ -29,6 +32,8 @@ from twostroke.wire.transport import Digests, Grant
 log = logging.getLogger(__name__)
 
 PAUSE_US = 1000  # of NIXL's thread, while nothing moves
+WRITE_BYTES = 8 << 20  # of one write: each may wait for the other side's thread
+AT_ONCE = 2  # writes of one transfer that are under way
 POLL_S = 5e-5  # seconds between looks at a write, or for a notification
 SLOW_S = 30.0  # seconds after which a write that is under way is told in the log
 MOST_TAGS = 10_000  # notifications kept for transfers that nobody waits for
@@ -83,7 +88,7 @@ class Nixl:
         api = importlib.import_module(f"{_package()}._api")
         assert isinstance(pool.memory, HostMemory)
         self._agent_name = secrets.token_hex(8)
-        self._base, self._size, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
+        self._base, self.page_bytes, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
         self._lock = threading.Lock()
         self._tags: dict[bytes, None] = {}
         self._peers: dict[str, Peer] = {}
@@ -91,9 +96,9 @@ class Nixl:
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
             self.agent: Any = _patient_agent(api, self._agent_name, config)
-            whole = self.agent.get_reg_descs([(self._base, self._size * self._count, 0, "")], "DRAM")
+            whole = self.agent.get_reg_descs([(self._base, self.page_bytes * self._count, 0, "")], "DRAM")
             self._registered = self.agent.register_memory(whole)
-            table = places(self._base, self._size, self._count)
+            table = places(self._base, self.page_bytes, self._count)
             self.pages = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", table, "DRAM")
         except Exception as error:  # of many kinds
             raise WireError(f"NIXL does not start: {error}") from None
@@ -115,7 +120,7 @@ class Nixl:
             if (peer := self._peers.get(claim["agent"])) is None:
                 try:
                     name = self.agent.add_remote_agent(base64.b64decode(claim["about"]))
-                    table = places(claim["base"], self._size, claim["frames"])
+                    table = places(claim["base"], self.page_bytes, claim["frames"])
                     peer = Peer(name, self.agent.prep_xfer_dlist(name, table, "DRAM"))
                 except Exception as error:
                     raise WireError(f"NIXL cannot reach the receiver: {error}") from None
@@ -143,7 +148,8 @@ class Nixl:
                 if self._tags.pop(wanted, self) is not self:
                     return
             if time.monotonic() > until:
-                log.info("a notification of NIXL was lost; the pages are checked")
+                if limit_s:
+                    log.info("a notification of NIXL was lost; the pages are checked")
                 return
             time.sleep(POLL_S)
 
@@ -164,6 +170,16 @@ class Peer:
         self.name, self.pages = name, pages
 
 
+@dataclass(frozen=True)
+class Written:
+    """Pages that are being written: their numbers, what the notification says, NIXL's handle, and its first state."""
+
+    numbers: Sequence[int]
+    tag: str
+    handle: Any
+    state: str
+
+
 class NixlWriter:
     """Writes pages of one transfer."""
 
@@ -180,6 +196,19 @@ class NixlWriter:
             return
         present = [i for i, is_here in enumerate(here) if is_here]
         numbers, sources = [numbers[i] for i in present], [sources[i] for i in present]
+        under_way: deque[Written] = deque()
+        try:
+            for some in form.pieces(len(sources), max(1, WRITE_BYTES // self._nixl.page_bytes)):
+                under_way.append(self._begin(numbers[some], sources[some], grant))
+                if len(under_way) == AT_ONCE:
+                    self._end(under_way, grant, digests)
+            while under_way:
+                self._end(under_way, grant, digests)
+        finally:
+            for written in under_way:
+                self._ended(written)
+
+    def _begin(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> "Written":
         tag = f"{grant.generation}:{numbers[0]}:{secrets.token_hex(4)}"
         agent = self._nixl.agent
         try:
@@ -191,24 +220,26 @@ class NixlWriter:
                 np.array([grant.places[number] for number in numbers], np.int32),
                 tag.encode(),
             )
-            state = agent.transfer(handle)
+            return Written(numbers, tag, handle, agent.transfer(handle))
         except Exception as error:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL cannot write: {error}") from None
-        try:
-            made = digests(numbers)  # while the bytes go
-        finally:
-            state = self._ended(handle, state)
+
+    def _end(self, under_way: "deque[Written]", grant: Grant, digests: Digests) -> None:
+        """Wait for the oldest write, and tell of its pages."""
+        state, written = self._ended(under_way[0]), under_way.popleft()
         if state != "DONE":
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
-        self._channel.send(
-            "pages", numbers=list(numbers), digests=made, generation=grant.generation, inline=False, tag=tag
-        )
+        for some in form.pieces(len(written.numbers), max(1, form.PIECE_BYTES // self._nixl.page_bytes)):
+            numbers = written.numbers[some]
+            about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
+            self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=written.tag)
 
-    def _ended(self, handle: Any, state: str) -> str:
-        """Wait until nothing is under way any more."""
+    def _ended(self, written: "Written") -> str:
+        """Wait until nothing of a write is under way any more."""
         agent, told = self._nixl.agent, time.monotonic() + SLOW_S
+        handle, state = written.handle, written.state
         while state == "PROC":
             time.sleep(POLL_S)
             try:

@@ -1,14 +1,15 @@
 """A value that is offered to other processes, complete or while its prefill still runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.moves import Source
 from twostroke.wire import form
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
@@ -20,7 +21,8 @@ from twostroke.wire.surroundings import HERE, Surroundings
 class Look:
     """What there is to send: pages, the number of the first of them, and the run that they belong to.
 
-    `kv` holds the pages; `final` is the complete value, once it is.
+    `kv` holds the pages; `final` is the complete value, once it is. `digests` of the run's pages are kept for all
+    receivers.
     """
 
     kv: KVCache | None
@@ -28,6 +30,7 @@ class Look:
     first: int
     run: int
     final: Final | None
+    digests: dict[int, str]
 
 
 class Outgoing:
@@ -148,6 +151,13 @@ class Outgoing:
         if self.lease is not None and self._given is not None:
             self.lease.renew()
 
+    @property
+    def num_pages(self) -> int:
+        """Number of pages that a receiver reserves at first: all, if that is known."""
+        if self._given is not None and (kv := self._kv) is not None:
+            return len(np.unique(kv.table[:, PAGE]))
+        return self.expected or 0
+
     def look(self, sent: int, run: int, limit_s: float) -> Look:
         """What there is to send after the first `sent` pages of a run, waiting at most `limit_s` seconds for more.
 
@@ -164,16 +174,9 @@ class Outgoing:
                 self._final = self._given()
             sent = sent if run == self._run else 0
             pages = self._promised if self._final is None else self._final.whole
-            return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final)
-
-    def digests(self, pages: Sequence[int], sources: Sequence[Source]) -> list[str]:
-        """Digests of whole pages, made once for all receivers. The caller holds the value."""
-        made: list[str] = []
-        for page, source in zip(pages, sources, strict=True):
-            if (known := self._digests.get(page)) is None:
-                known = self._digests[page] = form.digest(source.data())
-            made.append(known)
-        return made
+            return Look(
+                self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final, self._digests
+            )
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

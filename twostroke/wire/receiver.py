@@ -12,6 +12,7 @@ from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import CONNECT_S, Channel, WireError
+from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.reception import Reception
@@ -38,6 +39,7 @@ class Received:
         canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
         bytes_received: bytes of K and V that came.
         seconds: from the call of `receive` on.
+        moving_s: seconds of these in which the sender wrote, and did not wait for its prefill.
     """
 
     kv: KVCache
@@ -47,6 +49,7 @@ class Received:
     canonical: bool
     bytes_received: int
     seconds: float
+    moving_s: float
 
 
 class Incoming(Future[Received]):
@@ -119,6 +122,7 @@ class Receiver:
         self._same_identity, self._convert = same_identity, convert
         self._workers = around.workers("wire receiver", MOST)
         self._receptions: dict[Reception, None] = {}
+        self._digesting = Digesting("wire checks", around.cores)
         self._lock = threading.Lock()
 
     def receive(self, handle: Handle, limit_s: float = LIMIT_S, release: bool = True) -> Incoming:
@@ -182,6 +186,7 @@ class Receiver:
         for reception in receptions:
             reception.turn_away()
         self._workers.close(limit_s)
+        self._digesting.close()
 
     def _tell(self, what: str, handle: Handle) -> bool:
         try:
@@ -201,7 +206,8 @@ class Receiver:
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        reception = Reception(self.pool, self._transport, self._around.now() + limit_s, self._around)
+        until = self._around.now() + limit_s
+        reception = Reception(self.pool, self._transport, self._digesting, until, self._around)
         with self._lock:
             self._receptions[reception] = None
         try:
@@ -228,7 +234,8 @@ class Receiver:
         reception.accept_terms(self.identity if self._same_identity else None, self._convert)
         kv, queries, state = reception.take(release)
         identity, seconds = reception.identity, self._around.now() - began
-        return Received(kv, queries, state, identity, identity == self.identity, reception.bytes_received, seconds)
+        canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
+        return Received(kv, queries, state, identity, canonical, *took)
 
     def _forget(self, reception: Reception) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from twostroke.kv.header import Header
 from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.checks import Checks, Digesting
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
 from twostroke.wire.surroundings import HERE, Surroundings
@@ -26,7 +27,6 @@ from twostroke.wire.transport import Transport
 log = logging.getLogger(__name__)
 
 STALL_S = 10.0  # seconds in which a sender gives a sign of life
-NOTICE_S = 1.0  # seconds for the notification of pages whose writer says that they are written
 REFUSED = "the value does not fit here"
 LOST_S = 60.0  # seconds in which a sender stops after the network between both has failed
 END_S = 1.0  # seconds in which a sender stops once this side has turned away
@@ -43,13 +43,16 @@ class Reception:
     Attributes:
         identity: of the sender's model.
         bytes_received: bytes of K and V so far.
+        moving_s: seconds in which the sender wrote them; it waited for the rest of the time.
     """
 
-    def __init__(self, pool: PagePool, transport: Transport, until: float, around: Surroundings = HERE) -> None:
+    def __init__(
+        self, pool: PagePool, transport: Transport, digesting: Digesting, until: float, around: Surroundings = HERE
+    ) -> None:
         """`until`: on the monotonic clock, when it has to be there."""
         self._pool, self._transport, self._until, self._around = pool, transport, until, around
         self.identity = ""
-        self.bytes_received = 0
+        self.bytes_received, self.moving_s = 0, 0.0
         self._channel: Channel | None = None
         self._landing: Landing | None = None
         self._turned_away = self._ended = self._closed = False
@@ -57,6 +60,7 @@ class Reception:
         self._pages = False  # whether pages come as they are
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
+        self._checks = Checks(digesting)
         self._lock = threading.Lock()
 
     def turn_away(self) -> None:
@@ -120,6 +124,7 @@ class Reception:
             elif message["kind"] == "more":
                 self._grant(message["count"])
         kv, queries = self._attached(message)
+        self.moving_s = float(message["moving_s"])
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself
@@ -132,6 +137,7 @@ class Reception:
         `ended` is called then: now, or by a thread that waits for a sender that does not stop.
         """
         self._ended = True
+        self._checks.close()
         channel, landing = self._channel, self._landing
         if channel is not None and landing is not None and landing.pages and self._transport.late:
             self._expect(len(landing.pages))
@@ -206,16 +212,16 @@ class Reception:
         with landing.filling(numbers) as views:
             if message["inline"]:
                 channel.fill(views, self._left())
-            else:
-                self._transport.arrived(message["tag"], NOTICE_S)
-            for view, digest in zip(views, digests, strict=True):
-                self._check(view, digest)
+            self._checks.add(numbers, views, digests, partial(self._transport.arrived, message["tag"]))
         self._come.update(numbers)
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
     def _check(self, view: memoryview, digest: str) -> None:
         if form.digest(view) != digest:
-            raise WireError(f"{self._open.peer}: the value was damaged on its way: a checksum is wrong")
+            raise self._damaged()
+
+    def _damaged(self) -> WireError:
+        return WireError(f"{self._open.peer}: the value was damaged on its way: a checksum is wrong")
 
     def _keep_entries(self, message: Message) -> None:
         """Entries of a page that is used in part, or, if pages come in another form, the next entries of the value."""
@@ -258,6 +264,8 @@ class Reception:
             complete = len(order) == header.num_pages and set(order.tolist()) <= self._come
         if not complete:
             raise WireError(f"{self._open.peer} did not send all of the value")
+        if not self._checks.settle():
+            raise self._damaged()
         local = np.arange(len(order))
         pages = landing.keep(order.tolist(), spans.filled(contents.table, local).tolist())
         try:

@@ -12,6 +12,7 @@ from twostroke.errors import KVError, TwostrokeError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S
@@ -87,6 +88,7 @@ class Sender:
         self._closed = False
         self._workers = around.workers("wire sender", MOST)
         self._computing = around.workers("wire prefill", MOST_COMPUTED)
+        self._digesting = Digesting("wire digests", around.cores)
         self._compute = compute
         self._thread = around.start("wire listener", self._listen)
 
@@ -134,6 +136,7 @@ class Sender:
         self._listener.close()
         self._workers.close(limit_s)
         self._computing.close(limit_s)
+        self._digesting.close()
 
     # Threads ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +201,8 @@ class Sender:
 
     def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         try:
-            Transfer(channel, asked, outgoing, self._pool, self.identity, self._transport).run()
+            way = self._transport, self._digesting, self._around.now
+            Transfer(channel, asked, outgoing, self._pool, self.identity, *way).run()
         except WireError:
             raise
         except KVError as error:  # of this side: the receiver is told

@@ -42,7 +42,13 @@ class Thread(Protocol):
 
 
 class Surroundings(Protocol):
-    """Connections and listeners are sockets, or behave like them."""
+    """Connections and listeners are sockets, or behave like them.
+
+    Attributes:
+        cores: for which threads are started that make digests (`checks.Digesting`); None: those of the machine.
+    """
+
+    cores: int | None
 
     def now(self) -> float:
         """Seconds on a clock that never goes backwards."""
@@ -75,6 +81,8 @@ class Surroundings(Protocol):
 
 class Machine:
     """This machine; implements `Surroundings`."""
+
+    cores: int | None = None
 
     def now(self) -> float:
         return time.monotonic()

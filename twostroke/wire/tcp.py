@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twostroke.kv.moves import Source
+from twostroke.wire import form
 from twostroke.wire.channel import Channel
 from twostroke.wire.transport import Digests, Grant
 
@@ -40,6 +41,7 @@ class TcpWriter:
         self._channel = channel
 
     def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
-        views = [source.data() for source in sources]
-        about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
-        self._channel.send("pages", views, **about, generation=grant.generation, inline=True)
+        for some in form.pieces(len(sources), form.piece(sources)):
+            views = [source.data() for source in sources[some]]
+            about: dict[str, Any] = {"numbers": list(numbers[some]), "digests": digests(numbers[some])}
+            self._channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="")

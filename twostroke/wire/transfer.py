@@ -1,22 +1,23 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 
 from twostroke.kv import spans
-from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
+from twostroke.wire.checks import Ahead, Digesting
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
-from twostroke.wire.transport import Digests, Grant, PageWriter, Transport
+from twostroke.wire.secret import Clock
+from twostroke.wire.transport import Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0  # seconds after which a sender that has nothing to send says that it is there
+HELD_BYTES = 32 << 20  # of pages that stay where they are until they have gone
 ANSWER_S = 10.0  # seconds in which a receiver answers
 
 
@@ -24,22 +25,30 @@ class Transfer:
     """Messages of the sender: terms, then more, pages, entries and alive in any number, and done; or gone."""
 
     def __init__(
-        self, channel: Channel, claim: Message, outgoing: Outgoing, pool: PagePool, identity: str, transport: Transport
+        self,
+        channel: Channel,
+        claim: Message,
+        outgoing: Outgoing,
+        pool: PagePool,
+        identity: str,
+        transport: Transport,
+        digesting: Digesting,
+        now: Clock,
     ) -> None:
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
-        self._transport, self._claim = transport, claim
+        self._transport, self._claim, self._digesting = transport, claim, digesting
         self._grant = Grant("", [])
         self._sent = self._run = 0
+        self._now, self._moving_s = now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        final = outgoing.look(0, 0, 0).final
-        expected = outgoing.expected if final is None else final.num_pages
-        about = without_entries(self._pool)
-        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected or 0)
+        about, expected = without_entries(self._pool), outgoing.num_pages
+        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
+        outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None
         final = self._send_pages(writer) if writer is not None else self._send_entries()
@@ -77,7 +86,7 @@ class Transfer:
             self._channel.send("alive")
 
     def _send_pages(self, writer: PageWriter) -> Final:
-        group = max(1, GROUP_BYTES // self._pool.page_bytes)
+        group = max(1, HELD_BYTES // self._pool.page_bytes)
         while True:
             look = self._look()  # it holds the value as long as its pages are written
             if not look.pages:
@@ -86,21 +95,16 @@ class Transfer:
             self._need(self._sent + len(look.pages) if look.final is None else look.final.num_pages)
             some = np.array(look.pages[:group], np.int64)
             numbers = range(self._sent, self._sent + len(some))
-            with self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources:
-                writer.write(numbers, sources, self._grant, self._digests(some.tolist(), sources))
+            with (
+                self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
+                Ahead(self._digesting, self._sent, some.tolist(), sources, look.digests) as digests,
+            ):
+                began = self._now()
+                writer.write(numbers, sources, self._grant, digests)
+                self._moving_s += self._now() - began
             self._sent += len(some)
             self._outgoing.count(len(some) * self._pool.page_bytes)
             del look  # while it waits for more, it holds nothing
-
-    def _digests(self, pages: list[int], sources: list[Source]) -> Digests:
-        """Digests of the pages from `self._sent` on, by their numbers."""
-        first = self._sent
-
-        def made(numbers: Sequence[int]) -> list[str]:
-            at = [number - first for number in numbers]
-            return self._outgoing.digests([pages[i] for i in at], [sources[i] for i in at])
-
-        return made
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
@@ -116,8 +120,9 @@ class Transfer:
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
         data = self._pool.read(pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-        digest = form.digest(view)
+        digest, began = form.digest(view), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
+        self._moving_s += self._now() - began
         self._outgoing.count(len(view))
 
     def _finish(self, final: Final) -> None:
@@ -135,4 +140,5 @@ class Transfer:
             queries=[list(queries.rows.shape), list(queries.windows)],
             digest=form.digest(rest),
             state=final.state,
+            moving_s=f"{self._moving_s:012.6f}",  # a message's length does not depend on the time
         )

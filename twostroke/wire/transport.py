@@ -64,7 +64,10 @@ class Transport(Protocol):
         ...
 
     def arrived(self, tag: str, limit_s: float) -> None:
-        """Wait for the notification that pages have been written. It may be lost: digests decide what has come."""
+        """Wait for the notification that pages have been written. It may be lost: digests decide what has come.
+
+        With a limit of 0 it looks, and takes the notification if it is there.
+        """
         ...
 
     def close(self) -> None: ...

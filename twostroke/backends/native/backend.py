@@ -7,11 +7,11 @@ result has the same bits for any batch, chunk and thread count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import HostMemory, host_kv_room
+from twostroke.backends.memory import HostMemory, Memory, host_kv_room
 from twostroke.backends.native import library
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.backends.native.parts import Alone
@@ -23,6 +23,10 @@ from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
 from twostroke.formats.transcode import NEAREST
 from twostroke.models.config import Experts, ModelConfig
+from twostroke.ranks.processes import under_torchrun
+
+if TYPE_CHECKING:
+    from twostroke.backends.native.hosts import NativeHosts
 
 PAGE_SIZE = 16
 VOCABULARY = ("embed", "head")  # matrices with a row for each token; any number of rows is allowed
@@ -47,7 +51,7 @@ class NativeBackend:
         self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
         self.variant, self.threads = variant or library.variants()[0], threads
         self.label = f"native-{self.variant}" + (f" in {tp} ranks" if tp > 1 else "")
-        self.ranks = NativeRanks(self.variant, threads, tp) if tp > 1 else None
+        self.ranks = _ranks(self.variant, threads, tp) if tp > 1 else None
         self.team = library.Team(self.variant, threads) if self.ranks is None else self.ranks.team
         self.statistics = NativeStatistics(self.team)
 
@@ -69,16 +73,26 @@ class NativeBackend:
     def kv_room(self, weights: int) -> int:
         return host_kv_room()
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> HostMemory:
-        shape, dtype = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim), numpy_dtype(self.kv_dtype)
-        data = None if self.ranks is None else self.ranks.pool(math.prod(shape) * dtype.itemsize)
-        return HostMemory(shape, dtype, "pairs", data)
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+        if self.ranks is None:
+            return HostMemory(shape, numpy_dtype(self.kv_dtype), "pairs")
+        return self.ranks.memory(shape, self.kv_dtype)
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
         if self.ranks is None:
             return NativeModel(self.team, self.statistics, config, Alone(config, weights))
         with self.ranks.compiling(config, weights) as parts:
             return NativeModel(self.team, self.statistics, config, parts, self.ranks.call)
+
+
+def _ranks(variant: str, threads: int, tp: int) -> NativeRanks | NativeHosts:
+    """Other ranks on this host, or those that `torchrun` has started. Raises InvalidRequest, RankLost."""
+    if not under_torchrun():
+        return NativeRanks(variant, threads, tp)
+    from twostroke.backends.native.hosts import NativeHosts  # imports PyTorch
+
+    return NativeHosts(variant, threads, tp)
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:

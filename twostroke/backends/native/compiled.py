@@ -64,6 +64,7 @@ class NativeModel:
             embedding_format=0 if config.tied else weights.table_format(self.table),
             first_kv_head=heads.start,
             last_kv_head=heads.stop,
+            any_head=weights.share.any_head(config),
             eps=config.norm_eps,
             attention_scale=config.layers[0].attention.scale if config.layers else 1.0,
             embedding_scale=config.embedding_scale,

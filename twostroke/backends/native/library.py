@@ -30,6 +30,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512 with VNNI", "avx2": "AVX2 with FMA"}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+EXCHANGE = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64)  # native/ranks.h
+TELL = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64, _POINTER, ctypes.c_int64)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
@@ -57,7 +59,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ranks": (_POINTER, (_POINTER, ctypes.c_int64, _INT, _INT, ctypes.c_double, _POINTER, _INT)),
     "ranks_free": (None, (_POINTER,)),
     "join": (None, (_POINTER, _POINTER)),
-    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64)),
+    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64, _POINTER)),
+    "part": (None, (_POINTER, _POINTER, EXCHANGE, TELL)),
+    "apply": (None, (_POINTER, _POINTER, ctypes.c_int64)),
+    "obey": (_INT, (_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)),
     "listen": (None, (_POINTER,)),
     "follow": (_INT, (_POINTER,)),
     "lose": (None, (_POINTER, _INT)),
@@ -76,7 +81,7 @@ class Config(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
         ("vocab", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head")),
+        *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head", "any_head")),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
     ]
 
@@ -114,7 +119,7 @@ def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, fastest first. Raises OSError without /proc/cpuinfo."""
     processor = Path("/proc/cpuinfo").read_text()
     has = features(processor)
-    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= has and _library_path(name)]
+    compiled = [name for name, needed in VARIANTS.items() if set(needed) <= has and library_path(name)]
     if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is slower on Intel
         compiled.remove("avx512bf16")
         compiled.insert(compiled.index("avx512") + 1, "avx512bf16")
@@ -138,7 +143,7 @@ def unavailable(variant: str | None = None) -> str | None:
     wanted = [variant] if variant else list(VARIANTS)
     if any(name in runnable for name in wanted):
         return None
-    if not any(_library_path(name) for name in wanted):
+    if not any(library_path(name) for name in wanted):
         return "it was not compiled: install a C++ compiler, then the package again"
     others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
     has = features(Path("/proc/cpuinfo").read_text())
@@ -147,15 +152,24 @@ def unavailable(variant: str | None = None) -> str | None:
     return f"the processor has no {NAMES[wanted[-1]]}{others}"
 
 
-def _library_path(variant: str) -> Path | None:
-    path = Path(__file__).parent / f"_native_{variant}.so"
+PLACES: dict[str, Path] = {}  # of variants whose file is not beside this one: see `use`
+
+
+def use(variant: str, path: Path) -> None:
+    """Load a variant from another file from now on: that of rank 0, or kernels in software."""
+    PLACES[variant] = path
+
+
+def library_path(variant: str) -> Path | None:
+    """The file of a compiled variant; None if it was not compiled."""
+    path = PLACES.get(variant) or Path(__file__).parent / f"_native_{variant}.so"
     return path if path.is_file() else None
 
 
 @cache
 def digest(variant: str) -> str:
     """The sha256 of a compiled variant: a new build may compute other bits."""
-    path = _library_path(variant)
+    path = library_path(variant)
     assert path is not None, "asked for a variant that is compiled"
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -163,7 +177,7 @@ def digest(variant: str) -> str:
 @cache
 def load(variant: str) -> ctypes.CDLL:
     """Load a compiled variant and declare its functions."""
-    library = ctypes.CDLL(str(_library_path(variant)))
+    library = ctypes.CDLL(str(library_path(variant)))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, f"twostroke_{name}")
         function.restype, function.argtypes = result, arguments

@@ -9,25 +9,28 @@ pages (saving, tiers, cutting) does not depend on the number of ranks.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.native.library import Team, load
-from twostroke.backends.native.parts import Alone
-from twostroke.backends.native.weights import Part, Table
+from twostroke.backends.memory import HostMemory
+from twostroke.backends.native.library import Team, library_path, load
+from twostroke.backends.native.parts import Leader
 from twostroke.errors import OutOfPages, RankLost
+from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig
 from twostroke.ranks import processes
-from twostroke.ranks.processes import Followers, Peer
+from twostroke.ranks.processes import Followers
 from twostroke.ranks.segment import Segment
 from twostroke.ranks.shares import Share
 from twostroke.system.reuse import address
@@ -37,51 +40,12 @@ LATE = 1000  # native/ranks.h
 MODULE = "twostroke.backends.native.follower"
 
 
-class Leader(Alone):
-    """Rank 0 while it compiles a model: sends the others what is theirs."""
-
-    def __init__(self, ranks: NativeRanks, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.followers = ranks.followers
-        self.handle: int | None = ranks.handle
-        self.share = Share(0, self.followers.size)
-
-    def matrix(self, name: str) -> Part:
-        whole = Part.whole(self.weights(name))
-        for rank, peer in enumerate(self.followers.peers, 1):
-            rows = Share(rank, self.followers.size).rows(self.config, name, whole.shape[0])
-            self.followers.guarded(rank, _send_part, peer, whole.rows(rows))
-        return whole.rows(self.share.rows(self.config, name, whole.shape[0]))
-
-    def vector(self, name: str) -> np.ndarray:
-        values = super().vector(name)
-        self.followers.tell(values)
-        return values
-
-    def table_format(self, table: Table | None) -> int:
-        format = super().table_format(table)
-        self.followers.tell(format)
-        return format
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        found = [list(values), *self.followers.answers()]
-        largest = [max(some) for some in zip(*found, strict=True)]
-        self.followers.tell(largest)
-        return largest
-
-
-def _send_part(peer: Peer, part: Part) -> None:
-    peer.send(Part(part.format, part.shape, part.source, part.first, part.count, iter(())))
-    for piece in part.pieces:
-        peer.send(piece.shape)
-        peer.send_bytes(np.ascontiguousarray(piece).data.cast("B"))
-
-
 @dataclass(frozen=True)
 class Facts:
     """What another rank has to know first."""
 
     variant: str
+    kernels: Path
     threads: int
     share: Share
     patience_s: float
@@ -109,7 +73,11 @@ class NativeRanks:
             memory, PASS_BYTES, 0, size, patience_s, ctypes.byref(own), len(own)
         )
         fd = self._segment.fd
-        facts = [Facts(variant, threads, Share(i, size), patience_s, cores[i], fd) for i in range(1, size)]
+        kernels = library_path(variant)
+        assert kernels is not None, "this process has loaded them"
+        facts = [
+            Facts(variant, kernels, threads, Share(i, size, True), patience_s, cores[i], fd) for i in range(1, size)
+        ]
         lose, handle = self.library.twostroke_lose, self.handle
         self.turn = threading.RLock()  # held for one call of all ranks, or one message and its answers
         self._lost: RankLost | None = None
@@ -153,10 +121,14 @@ class NativeRanks:
         """Let the others compile a model, and meanwhile the caller with what is given."""
         with self.turn:
             self._message("model", config)
-            yield Leader(self, config, weights)
+            yield Leader(self.followers, Share(0, self.followers.size, together=True), config, weights, self.handle)
 
-    def pool(self, size: int) -> np.ndarray:
-        """Zeroed bytes that all ranks have. Raises OutOfPages."""
+    def memory(self, shape: tuple[int, ...], dtype: str) -> HostMemory:
+        """Zeroed pages that all ranks have. Raises OutOfPages."""
+        bits = numpy_dtype(dtype)
+        return HostMemory(shape, bits, "pairs", self._pool(math.prod(shape) * bits.itemsize))
+
+    def _pool(self, size: int) -> np.ndarray:
         try:
             segment = Segment(size)
         except (OSError, OverflowError, ValueError):
@@ -170,7 +142,7 @@ class NativeRanks:
                 self.followers.guarded(rank, socket.send_fds, peer.socket, [b"f"], [segment.fd])
             self.followers.answers()
         data = segment.data  # the base of all views, so it goes with the last of them
-        self.library.twostroke_pool(self.handle, number, address(data), size)
+        self.library.twostroke_pool(self.handle, number, address(data), size, None)
         weakref.finalize(data, self._pools.__setitem__, number, False)
         return data
 

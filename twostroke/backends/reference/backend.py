@@ -10,10 +10,11 @@ import torch
 
 from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
 from twostroke.backends.memory import HostMemory, Memory
+from twostroke.backends.ranked_memory import RankedMemory
 from twostroke.backends.reference.decoder import Decoder
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
-from twostroke.backends.reference.ranks import RankedMemory, RankedOperations, ReferenceRanks
+from twostroke.backends.reference.ranks import RankedOperations, ReferenceRanks
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
 from twostroke.errors import RankLost
 from twostroke.formats.blocks import numpy_dtype

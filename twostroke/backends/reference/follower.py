@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 
 from twostroke.backends.memory import HostMemory
+from twostroke.backends.ranked_memory import Shapes, act
 from twostroke.backends.reference.decoder import Decoder
-from twostroke.backends.reference.group import ANY_TIME, Group, dist
 from twostroke.backends.reference.operations import as_tensor
-from twostroke.backends.reference.ranks import Facts, RankedOperations, Shapes
+from twostroke.backends.reference.ranks import Facts, RankedOperations
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.formats.tensor import RawTensor
 from twostroke.ranks import processes
+from twostroke.ranks.group import ANY_TIME, Group, dist
 from twostroke.ranks.processes import Peer
 
 
@@ -30,10 +30,8 @@ def main(file: int, parent: int) -> None:
         os._exit(1)
 
 
-def follow_torchrun() -> None:
-    """A process that `torchrun` has started. Returns when rank 0 has closed its model; raises RankLost."""
-    group = Group.of_torchrun(processes.PATIENCE_S)
-    dtype, threads = group.receive(limit=ANY_TIME)
+def follow(group: Group, dtype: str, threads: int) -> None:
+    """A rank that `torchrun` has started: do what rank 0 says until the end. Raises RankLost."""
     Follower(group, dtype, threads).run()
 
 
@@ -63,7 +61,7 @@ class Follower:
                     with self.operations.running():
                         self.models[model].logits(hidden)
                 case (action, number, *places):
-                    self.group.send(self._pages(action, self.pools[number], places), 0)
+                    self.group.send(act(self.pools[number], self.group.rank, action, places), 0)
                 case _:
                     raise AssertionError(message)
 
@@ -76,10 +74,3 @@ class Follower:
         except OutOfPages as error:
             return error
         return None
-
-    def _pages(self, action: str, memory: HostMemory, places: list[Any]) -> Any:
-        """This rank's part of what is done to pages or entries; lists of parts are by rank."""
-        if action.startswith("write"):
-            places = [*places[:-1], places[-1][self.group.rank - 1]]
-        found = getattr(memory, action)(*places)
-        return [bytes(page) for page in found] if action == "read_pages" else found

@@ -19,14 +19,13 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import HostMemory, Layout
-from twostroke.backends.reference.group import Group, dist
+from twostroke.backends.ranked_memory import RankedMemory, Shapes
 from twostroke.backends.reference.operations import DenseWeight, Operations, Split, TensorBatch
-from twostroke.errors import InvalidRequest, RankLost
-from twostroke.formats.blocks import numpy_dtype
+from twostroke.errors import RankLost
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ROUTER, ModelConfig
 from twostroke.ranks import processes
+from twostroke.ranks.group import Group, dist
 from twostroke.ranks.processes import Followers
 from twostroke.ranks.shares import Share
 
@@ -99,87 +98,6 @@ class RankedOperations(Operations):
         return self.whole(super().head(x, weight), weight.split)
 
 
-class Shapes:
-    """The shape of a pool's pages: whole, [frames, layers, 2, Hkv, page_size, D], and a rank's heads of them."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: str, size: int) -> None:
-        self.shape, self.dtype = shape, numpy_dtype(dtype)
-        self.heads = [Share(rank, size).of(shape[3]) for rank in range(size)]
-
-    def memory(self, rank: int) -> HostMemory:
-        """A rank's own. Raises OutOfPages."""
-        return HostMemory((*self.shape[:3], len(self.heads[rank]), *self.shape[4:]), self.dtype)
-
-    def joined(self, parts: Sequence[bytes | memoryview]) -> memoryview:
-        """A page's bytes, from those of all ranks."""
-        layers, sides, _, size, dim = self.shape[1:]
-        arrays = [
-            np.frombuffer(part, np.uint8).reshape(layers, sides, len(heads), size, dim * self.dtype.itemsize)
-            for part, heads in zip(parts, self.heads, strict=True)
-        ]
-        return np.concatenate(arrays, 2).reshape(-1).data.toreadonly()
-
-    def part(self, data: bytes | memoryview, rank: int) -> memoryview:
-        """A rank's bytes of a page."""
-        layers, sides, count, size, dim = self.shape[1:]
-        page = np.frombuffer(data, np.uint8).reshape(layers, sides, count, size, dim * self.dtype.itemsize)
-        heads = self.heads[rank]
-        return np.ascontiguousarray(page[:, :, heads.start : heads.stop]).reshape(-1).data
-
-
-class RankedMemory:
-    """Rank 0's view of pages whose heads are in several ranks. Implements `backends.memory.Memory`.
-
-    `storage` has rank 0's heads alone; everything else is of whole pages and entries.
-    """
-
-    layout: Layout = "plain"
-
-    def __init__(self, ranks: ReferenceRanks, number: int, shapes: Shapes) -> None:
-        self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, shapes.memory(0)
-        self.storage = self.own.storage
-        self.page_bytes = int(np.prod(shapes.shape[1:])) * shapes.dtype.itemsize
-
-    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
-        frames = [int(frame) for frame in frames]
-        others = self.ranks.ask("read_pages", self.number, frames)
-        pages = zip(self.own.read_pages(frames), *others, strict=True)
-        return [self.shapes.joined(parts) for parts in pages]
-
-    @contextmanager
-    def filling(self, frame: int) -> Generator[memoryview]:
-        data = np.empty(self.page_bytes, np.uint8)
-        yield data.data
-        self.write_page(frame, data.data)
-
-    def write_page(self, frame: int, data: memoryview | bytes) -> None:
-        self.own.write_page(frame, self.shapes.part(data, 0))
-        parts = [bytes(self.shapes.part(data, rank)) for rank in range(1, self.ranks.group.size)]
-        self.ranks.ask("write_page", self.number, int(frame), parts)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self.own.copy_page(source, target)
-        self.ranks.ask("copy_page", self.number, int(source), int(target))
-
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return _joined([self.own.read(frames, slots), *self.ranks.ask("read", self.number, frames, slots)], 3)
-
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        others = self.ranks.ask("read_keys", self.number, layer, frames, slots)
-        return _joined([self.own.read_keys(layer, frames, slots), *others], 1)
-
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        parts = [entries[:, :, :, heads.start : heads.stop] for heads in self.shapes.heads]
-        self.own.write(frames, slots, parts[0])
-        self.ranks.ask("write", self.number, frames, slots, [np.ascontiguousarray(part) for part in parts[1:]])
-
-
-def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Heads of all ranks; as bits, since numpy joins unknown dtypes (bfloat16) slowly."""
-    bits = [part.view(f"u{part.itemsize}") for part in parts]
-    return np.concatenate(bits, axis).view(parts[0].dtype)
-
-
 @dataclass(frozen=True)
 class Facts:
     """What a rank on the same host has to know first."""
@@ -207,11 +125,8 @@ class ReferenceRanks:
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
         if processes.under_torchrun():
-            self.group = Group.of_torchrun(processes.PATIENCE_S)
-            if self.group.size != size:
-                raise InvalidRequest(f"torchrun has started {self.group.size} ranks: give tp={self.group.size}")
-            for rank in range(1, size):
-                self.group.send((dtype, threads), rank)
+            self.group = Group.of_torchrun(processes.PATIENCE_S, size)
+            self.group.tell("reference", dtype, threads)
             self.group.answers()
         else:
             self._start(size, threads)

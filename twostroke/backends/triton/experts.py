@@ -20,14 +20,14 @@ TILES = {
     16: Tiles(64, 16, 128, 4, 4),
     32: Tiles(64, 32, 128, 4, 4),
     64: Tiles(64, 64, 64, 4, 4),
-    128: Tiles(64, 128, 64, 4, 4),
+    128: Tiles(128, 128, 64, 8, 4),
 }
 PACKED_TILE = 64  # the most pairs of a tile beside two packed matrices: more do not fit the registers
-MOST_TOKENS = 2048  # that are computed at once: a longer step takes turns, and a row's bits are the same
+MOST_TOKENS = 4096  # that are computed at once: a longer step takes turns, and a row's bits are the same
 ROUTER = (4, 4, 512)  # tokens, experts and columns of the router's tiles
 MOST_CHUNK = 4096  # pairs that a program which orders them looks at at once
 SUMMED = 1024  # features that a program adds
-GATED_STAGES = 3  # of two matrices, so that two programs fit a multiprocessor
+GATED_STAGES = 3  # of two matrices of 64 features, so that two programs fit a multiprocessor
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +140,14 @@ class Mixture:
         if isinstance(self.gate_up, Packed):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
                 h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
-                self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
+                self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code,
+                num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
                 h, self.gate_up, room.order, room.blocks, room.gated, chosen, width, hidden, gelu,
-                tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=GATED_STAGES,
+                tile.features, tile.tokens, tile.columns, num_warps=tile.warps,
+                num_stages=GATED_STAGES if tile.features == 64 else tile.stages,
             )  # fmt: skip
         if isinstance(self.down, Packed):
             quantized.packed_experts_down_kernel[(blocks, -(-hidden // ROWS))](

@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
-from twostroke.backends.triton.packed import BLOCK, FORMS, ROWS, Packed, joined, pack
+from twostroke.backends.triton.packed import BLOCK, FORMS, ROWS, Packed, joined, pack, tensor
 from twostroke.formats.tensor import RawTensor
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
@@ -138,7 +138,7 @@ def place(raw: RawTensor, device: str) -> Matrix:
 def bfloat16(raw: RawTensor, device: str) -> torch.Tensor:
     """The values of a matrix, each rounded once."""
     if raw.format == "BF16":
-        return torch.from_numpy(raw.data).to(device, copy=True).view(torch.bfloat16).reshape(raw.shape)
+        return tensor(raw.data).to(device, copy=True).view(torch.bfloat16).reshape(raw.shape)
     made = torch.empty(raw.num_elements, dtype=torch.bfloat16, device=device)
     for start, values in raw.chunks():
         made[start : start + len(values)] = torch.from_numpy(values).to(device)

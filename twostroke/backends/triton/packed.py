@@ -1,7 +1,7 @@
 """Weights in GGUF's formats, repacked for the kernels without changing a bit of their values.
 
-A unit has 64 rows and 32 or 64 columns; `kernels/packed.py` says how its bytes lie. Six-bit scales take a byte each, which
-makes Q4_K 4.625 bits a weight instead of 4.5. Repacking is done on the device, some rows at a time.
+A unit has 64 rows and 32 or 64 columns; `kernels/packed.py` says how its bytes lie. Six-bit scales take a byte each,
+which makes Q4_K 4.625 bits a weight instead of 4.5. Repacking is done on the device, some rows at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
+import numpy as np
 import torch
 
 from twostroke.formats.tensor import RawTensor
@@ -103,12 +104,17 @@ class Packed:
         return sum(array.nbytes for array in self.arrays)
 
 
+def tensor(stored: np.ndarray) -> torch.Tensor:
+    """The same values. What lies in a file is copied: PyTorch warns of arrays that it may not write to."""
+    return torch.from_numpy(stored if stored.flags.writeable else stored.copy())
+
+
 def pack(raw: RawTensor, device: str) -> Packed:
     """Repack a matrix of one of `FORMS`."""
     form = FORMS[raw.format]
     step = max(1, PACKED_BYTES // (ROWS * raw.data.shape[1])) * ROWS
     parts = [
-        _pack_rows(torch.from_numpy(raw.data[first : first + step]).to(device), form, raw.shape[1])
+        _pack_rows(tensor(raw.data[first : first + step]).to(device), form, raw.shape[1])
         for first in range(0, raw.shape[0], step)
     ]
     whole = parts[0] if len(parts) == 1 else tuple(torch.cat(arrays) for arrays in zip(*parts, strict=True))

@@ -5,24 +5,28 @@ tools, formats, sampling and techniques work alike in all of them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
+from twostroke.conversation.window import Room, Windowed, common, windowed
 from twostroke.engine.request import Request
 from twostroke.llm import LLM
+from twostroke.methods import Plain
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt
+from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, Message
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
 # Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
+NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
 
 
@@ -38,9 +42,13 @@ class Conversation:
         """The body goes on after `context`. Raises ApiError for what can be told before the prompt is made."""
         self.warnings: list[str] = []
         self.left_out = LeftOut()
+        self._window: Windowed | None = None
         body = body if context is None else context.before_chat(body)
         self._engine, self._context, self.body = engine, context, body.with_defaults(engine.llm.generation)
         self._technique = choose_method(engine.name, body.model, body.method)
+        self._truncation = self.body.truncation or engine.settings.truncation
+        if self.body.truncation == "window":
+            self._require_plain()
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         if body.must_call and not body.callable_functions:
@@ -67,6 +75,11 @@ class Conversation:
         params = replace(params, reader=reader)
         if raw is None:
             self._fit()
+        if (window := self._window) is not None:
+            self._require_plain()
+            if params.prompt_logprobs is not None:
+                raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
+            return [window.request(llm, params)]
         prompt = self.tokens() if raw is None else raw
         return engine_requests(llm, [prompt], params, self._technique, self._context)
 
@@ -79,29 +92,62 @@ class Conversation:
             made, cut = with_cut_passages(plain, body.passage_budget, llm.tokenizer)
             pairs = zip(messages, made, strict=True)
             messages = [one.model_copy(update={"content": new["content"]}) for one, new in pairs]
-        self.left_out = cut
-        if body.truncation == "auto":
-            most = body.max_completion_tokens or body.max_tokens or 1
-            room = llm.max_model_len - min(most, llm.max_model_len // 4)
-            begun = int(messages[0].role in SYSTEM)
-
-            def length(stay: range) -> int:
-                some = [*messages[:begun], *messages[stay.start :]]
-                return len(prompt_tokens(llm, body.model_copy(update={"messages": some}), cut=True))
-
-            whole = length(range(begun, len(messages)))
-            if whole > room:
-                roles = [one.role for one in messages]
-                stay = without_oldest(roles, lambda stay: length(stay) <= room)
-                gone = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
-                self.left_out = replace(gone, passages=cut.passages, passage_tokens=cut.passage_tokens)
-                messages = [*messages[:begun], *messages[stay.start :]]
+        most = body.max_completion_tokens or body.max_tokens
+        gone = LeftOut()
+        if self._truncation == "window":
+            messages, gone = self._in_window(messages, most)
+        elif self._truncation == "auto":
+            messages, gone = self._without_oldest(messages, most)
+        self.left_out = replace(gone, passages=cut.passages, passage_tokens=cut.passage_tokens)
         if self.left_out:
             self.body = body.model_copy(update={"messages": messages})
             self.warnings.append(f"not all of the conversation is in the prompt: {self.left_out.text}")
 
+    def _encode(self, messages: Sequence[Message]) -> ChatTokens:
+        """The prompt of some of the messages, however long."""
+        return prompt_tokens(self._engine.llm, self.body.model_copy(update={"messages": list(messages)}), cut=True)
 
-def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> list[int]:
+    def _without_oldest(self, messages: list[Message], most: int | None) -> tuple[list[Message], LeftOut]:
+        llm = self._engine.llm
+        room = llm.max_model_len - min(most or 1, llm.max_model_len // 4)
+        begun = int(messages[0].role in SYSTEM)
+
+        def length(stay: range) -> int:
+            return len(self._encode([*messages[:begun], *messages[stay.start :]]))
+
+        whole = length(range(begun, len(messages)))
+        if whole <= room:
+            return messages, LeftOut()
+        stay = without_oldest([one.role for one in messages], lambda stay: length(stay) <= room)
+        gone = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
+        return [*messages[:begun], *messages[stay.start :]], gone
+
+    def _in_window(self, messages: list[Message], most: int | None) -> tuple[list[Message], LeftOut]:
+        """The messages whose KV stays, and what is gone. A chat that fits has no window."""
+        llm, body = self._engine.llm, self.body
+        sinks = self._engine.settings.sinks if body.sinks is None else body.sinks
+
+        def system() -> int:
+            alone = body.model_copy(update={"messages": messages[:1], "add_generation_prompt": False})
+            return common(prompt_tokens(llm, alone, cut=True), self._encode(messages))
+
+        found = windowed(messages, self._encode, Room.of(llm, most), sinks, system)
+        if found is None:
+            raise ApiError(400, NO_ROOM, param="messages", code="context_length_exceeded")
+        left = list(found.messages)
+        if found.cuts:
+            self._window = found
+        dropped = len(messages) - len(left)
+        tokens = found.whole - found.extent.end if dropped else 0
+        return left, LeftOut(messages=dropped, tokens=tokens, entries=found.extent.end - len(found.extent))
+
+    def _require_plain(self) -> None:
+        """A window is a program of its own. Raises ApiError."""
+        if self._technique != Plain():
+            raise ApiError(400, "a window of KV is kept for plain generation: leave out method", param="truncation")
+
+
+def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> ChatTokens:
     """A body's messages through the chat template, for `cut` see `chat_tokens`. Raises InvalidRequest or ApiError."""
     messages = [message.for_template() for message in body.messages]
     if messages[0]["role"] == "system":

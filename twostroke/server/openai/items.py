@@ -59,6 +59,7 @@ def translated(
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
         "truncation": body.truncation,
+        "sinks": body.sinks,
         "passage_budget": body.passage_budget,
         "logprobs": body.wants_logprobs,
         "top_logprobs": body.top_logprobs,

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from twostroke.tiers.form import HEADER_BYTES, SEAL_BYTES, Form, read_header, seal
+from twostroke.tiers.form import HEADER_BYTES, SEAL_BYTES, Form, Header, read_header, seal
 from twostroke.tiers.names import PageName
 
 BLOCK = 4096
@@ -86,20 +86,41 @@ def check(file: int, user_key: bytes) -> Found | None:
 
     Raises OSError.
     """
-    header = read_header(os.pread(file, HEADER_BYTES, 0))
+    header = _header(file)
     if header is None:
         return None
     start = block_bytes(HEADER_BYTES + header.tokens_bytes)
-    size = start + header.page_bytes
-    if os.fstat(file).st_size != size:
-        return None
-    view = memoryview(bytearray(size))
+    view = memoryview(bytearray(start + header.page_bytes))
     if not _whole(file, [view]):
         return None
     head, sealed, payload = view[: start - SEAL_BYTES], view[start - SEAL_BYTES : start], view[start:]
     if seal(head, payload, user_key) != bytes(sealed):
         return None
     return Found(header.namespace, header.name(view))
+
+
+def stated(path: str) -> Found | None:
+    """What a file says that it holds; its entries are not read. None: it says nothing, or has another size.
+
+    Raises OSError.
+    """
+    file = os.open(path, _READ)
+    try:
+        header = _header(file)
+        if header is None:
+            return None
+        return Found(header.namespace, header.name(os.pread(file, HEADER_BYTES + header.tokens_bytes, 0)))
+    finally:
+        os.close(file)
+
+
+def _header(file: int) -> Header | None:
+    """The header of an open file; None: there is none, or the file has another size than it says. Raises OSError."""
+    header = read_header(os.pread(file, HEADER_BYTES, 0))
+    if header is None:
+        return None
+    size = block_bytes(HEADER_BYTES + header.tokens_bytes) + header.page_bytes
+    return header if os.fstat(file).st_size == size else None
 
 
 @contextmanager

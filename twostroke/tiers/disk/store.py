@@ -22,6 +22,7 @@ from twostroke.tiers.disk.directory import Directory
 from twostroke.tiers.disk.ledger import Account
 from twostroke.tiers.disk.owners import Owner, sweep
 from twostroke.tiers.disk.quota import Quota, Refused
+from twostroke.tiers.disk.watch import Watch
 from twostroke.tiers.form import Form
 from twostroke.tiers.names import Namespace, PageName
 from twostroke.tiers.traffic import Traffic
@@ -114,6 +115,10 @@ class DiskStore:
 
     def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
         self._directory.touch(self._form(namespace), names)
+
+    def watch(self, namespace: Namespace) -> Watch:
+        """Tells which pages of prompts are there, whoever writes and deletes them."""
+        return Watch(self._directory, self._form(namespace))
 
     # Pages of one value ---------------------------------------------------------------------------------------
 

@@ -76,10 +76,9 @@ def codes(plane, more, SIDE: tl.constexpr, SHIFT: tl.constexpr, FORM: tl.constex
         if BITS == 6:
             found = found | ((more.to(tl.int32) >> SHIFT) & 3) << 4
         return (found | MAGIC).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
-    else:
-        text: tl.constexpr = unpacking(BITS, SIDE, SHIFT)
-        made = tl.inline_asm_elementwise(text, "=r,h,h", [plane, more], dtype=tl.float16, is_pure=True, pack=2)
-        return (made - (1024.0 + ZERO)).to(tl.float32)
+    text: tl.constexpr = unpacking(BITS, SIDE, SHIFT)
+    made = tl.inline_asm_elementwise(text, "=r,h,h", [plane, more], dtype=tl.float16, is_pure=True, pack=2)
+    return (made - (1024.0 + ZERO)).to(tl.float32)
 
 
 @triton.jit
@@ -167,7 +166,7 @@ def unit(
 
 @triton.jit
 def inputs(x, valid, k, K: tl.constexpr):
-    """Columns k of the rows that `x` [T] points to: [columns, T]. Rows that are not valid are 0, and cost no traffic."""
+    """Columns k of the rows that `x` [T] points to: [columns, T]. Rows that are not valid are 0, without a load."""
     if K % 256 == 0:
         return tl.load(x[None, :] + k[:, None], mask=valid[None, :], other=0.0)
     return tl.load(x[None, :] + k[:, None], mask=valid[None, :] & (k < K)[:, None], other=0.0)

@@ -30,6 +30,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     stored: StoredResponses = http.app.state.stored_responses
     body = body.with_defaults(engine.llm.generation)
+    body = body.model_copy(update={"truncation": body.truncation or engine.settings.truncation})
     before, items = _taken_up(engine, body, stored)
     warnings: list[str] = []
     offers = offered(body.tools, warnings)

@@ -245,7 +245,10 @@ class ChatBody(ChatPrompt, GenerateBody):
     logprobs: bool = False
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     parallel_tool_calls: bool = True
-    truncation: Literal["auto", "disabled"] = "disabled"  # of the oldest turns, as in OpenAI's responses
+    # What goes where the context has no room: nothing, the oldest turns (as in OpenAI's responses), or KV entries that
+    # lie between the first and a window of the last. Without it, the server's own default.
+    truncation: Literal["auto", "window", "disabled"] | None = None
+    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
 

@@ -76,7 +76,8 @@ class ResponsesBody(GenerateBody):
     parallel_tool_calls: bool = True
     top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
     include: list[str] = Field(default_factory=list)
-    truncation: Literal["auto", "disabled"] = "disabled"
+    truncation: Literal["auto", "window", "disabled"] | None = None
+    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Messages and gathers between the ranks of the reference, on one host or several (`torch.distributed`).
+"""Messages and gathers between ranks without common memory, on one host or several (`torch.distributed`).
 
 Rank 0 speaks, the others listen: every message is sent to each, and may take any time to come. Gathers and answers
 must come within a limit of time. The process group is not PyTorch's default one, which belongs to the user's program.
@@ -6,6 +6,7 @@ must come within a limit of time. The process group is not PyTorch's default one
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -13,13 +14,15 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 
-from twostroke.errors import RankLost
+from twostroke.errors import InvalidRequest, RankLost
 
 dist: Any = distributed  # its stores and process groups are documented, but not in its `__all__`
 
+PACKET = 16 << 10  # bytes of an exchange that need no second one
 MEETING_S = 120.0  # in which all ranks must have started
 ANY_TIME = timedelta(days=1000)  # until rank 0 has something to say
 
@@ -46,8 +49,11 @@ class Group:
             raise self.lose(f"not all {size} ranks have come ({str(error).splitlines()[0]})") from None
 
     @classmethod
-    def of_torchrun(cls, patience_s: float) -> Group:
-        """The ranks that `torchrun` has started."""
+    def of_torchrun(cls, patience_s: float, wanted: int | None = None) -> Group:
+        """The ranks that `torchrun` has started. Raises InvalidRequest if another number is wanted."""
+        started = int(os.environ["WORLD_SIZE"])
+        if wanted not in (None, started):
+            raise InvalidRequest(f"torchrun has started {started} ranks: give tp={started}")
         store, rank, size = next(iter(dist.rendezvous("env://")))
         return cls(dist.PrefixStore("twostroke", store), rank, size, patience_s)
 
@@ -110,15 +116,35 @@ class Group:
 
     def gather(self, x: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
         """All columns of an activation, [N, cuts[-1]], of which rank r has those from cuts[r] to cuts[r + 1]."""
-        if self.failure is not None:
-            raise self.failure
         counts = [stop - start for start, stop in pairwise(cuts)]
         padded = x.new_zeros(len(x), max(counts))
         padded[:, : x.shape[1]] = x
-        parts = [torch.empty_like(padded) for _ in counts]
+        return torch.cat([part[:, :count] for part, count in zip(self._all(padded), counts, strict=True)], 1)
+
+    def exchange(self, mine: np.ndarray) -> list[np.ndarray]:
+        """The bytes of all ranks, uint8 each, of any number."""
+        room = PACKET - 8
+        first = np.zeros(PACKET, np.uint8)
+        first[:8] = np.frombuffer(len(mine).to_bytes(8, "little"), np.uint8)
+        first[8 : 8 + len(mine)] = mine[:room]
+        found = [part.numpy() for part in self._all(torch.from_numpy(first))]
+        sizes = [int.from_bytes(part[:8].tobytes(), "little") for part in found]
+        parts = [part[8 : 8 + size] for part, size in zip(found, sizes, strict=True)]
+        if max(sizes) <= room:
+            return parts
+        rest = np.zeros(max(sizes) - room, np.uint8)
+        rest[: max(len(mine) - room, 0)] = mine[room:]
+        more = [part.numpy() for part in self._all(torch.from_numpy(rest))]
+        return [np.concatenate([a, b])[:size] for a, b, size in zip(parts, more, sizes, strict=True)]
+
+    def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, which have one shape."""
+        if self.failure is not None:
+            raise self.failure
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
         try:
-            work = self._gloo.allgather([parts], [padded])
+            work = self._gloo.allgather([parts], [mine])
         except RuntimeError:
             raise self.lose(f"a rank of {self.size} has ended") from None
         self._wait(work, self._patience)
-        return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
+        return parts

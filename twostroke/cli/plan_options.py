@@ -1,0 +1,145 @@
+"""Options of `twostroke plan`: what is planned, what is asked of it, and what is measured here instead."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twostroke.cli.traffic import above_zero
+from twostroke.errors import InvalidRequest
+from twostroke.fields import LARGE
+
+if TYPE_CHECKING:
+    from twostroke.planning.plan import Workload
+    from twostroke.traffic.objectives import Objectives
+    from twostroke.traffic.requests import Traffic
+
+
+def _load(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Load", **settings)
+
+
+def _here(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="This machine", **settings)
+
+
+@dataclass(frozen=True)
+class ConfigurationOptions:
+    """What runs, on what, and what advice may change of it."""
+
+    on: Annotated[
+        str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
+    ] = None
+    weights: Annotated[
+        str | None, typer.Option(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
+    ] = None
+    tp: Annotated[int, typer.Option(min=1, help="Devices that share each product (tensor parallelism).")] = 1
+    max_tp: Annotated[int, typer.Option(min=1, help="Most devices that advice may ask for.")] = 8
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, lookup, speculative-student; "
+            "with --draft also speculative-draft and compress."
+        ),
+    ] = "plain"
+    draft: Annotated[str | None, typer.Option(help="A smaller model with the same tokenizer, named as MODEL.")] = None
+    acceptance: Annotated[
+        float | None, typer.Option(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
+    ] = None
+    efficiency: Annotated[
+        float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What users ask, how many of them, and what they are promised."""
+
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128
+    concurrency: Annotated[
+        int | None, typer.Option(help="Sequences that decode at once.", show_default="1, or what the rate needs")
+    ] = None
+    shared_prefix: Annotated[int, typer.Option(help="First tokens of each prompt that are in the prefix index.")] = 0
+    ttft_ms: Annotated[float | None, typer.Option(help="Objective for TTFT, in milliseconds.")] = None
+    itl_ms: Annotated[float | None, typer.Option(help="Objective for ITL, in milliseconds.")] = None
+    percentile: Annotated[float, _load(help="Of TTFT and ITL, which has to keep the objectives.")] = 99.0
+    rate: Annotated[float | None, _load(help="Requests per second, at random times.")] = None
+    burstiness: Annotated[
+        float,
+        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+    ] = 1.0
+    users: Annotated[int | None, _load(min=1, help="Users who ask again as soon as they are answered.")] = None
+    workload: Annotated[
+        str, _load(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
+    ] = "synthetic"
+    trace: Annotated[
+        Path | None, _load(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none")
+    ] = None
+
+    def shape(self) -> "Workload":
+        """One request, beside others. Raises InvalidRequest."""
+        from twostroke.planning.plan import Workload
+
+        return Workload(
+            self.prompt_tokens,
+            self.output_tokens,
+            self.concurrency or 1,
+            self.shared_prefix,
+            self.ttft_ms,
+            self.itl_ms,
+        )
+
+    def objectives(self) -> "Objectives":
+        """In seconds. Raises InvalidRequest."""
+        from twostroke.traffic.objectives import Objectives
+
+        ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (self.ttft_ms, self.itl_ms))
+        return Objectives(ttft_s, itl_s, self.percentile)
+
+    def traffic(self) -> "Traffic | None":
+        """The requests, if a load is asked for. Raises InvalidRequest."""
+        from twostroke.planning.load import drawn
+        from twostroke.traffic.arrivals import ClosedLoop
+        from twostroke.traffic.trace import read_trace
+
+        rate, users = self.rate, self.users
+        if rate is not None and not 0 < rate < LARGE:
+            raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
+        if rate is not None and users is not None:
+            raise InvalidRequest("say --rate or --users, not both")
+        if self.workload not in ("synthetic", "sharegpt"):
+            raise InvalidRequest(f"--workload is synthetic or sharegpt, not {self.workload!r}")
+        if self.trace is not None:
+            found = read_trace(self.trace)
+            if users is not None:
+                return found.closed(ClosedLoop(users))
+            return found if rate is None else found.at_rate(rate)
+        if rate is None and users is None:
+            if self.workload != "synthetic":
+                raise InvalidRequest("--workload sharegpt needs --rate or --users")
+            return None
+        return drawn(self.shape(), rate, users, self.burstiness, self.workload == "sharegpt")
+
+
+@dataclass(frozen=True)
+class HereOptions:
+    """What is measured on this machine in place of a plan."""
+
+    measure: Annotated[
+        bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")
+    ] = False
+    verify: Annotated[
+        bool, _here("--verify", help="Instead: run this engine here, and show how far off its predictions are.")
+    ] = False
+    models: Annotated[
+        list[str] | None,
+        _here(metavar="MODEL", help="What is verified: names, with commas between.", show_default="three small ones"),
+    ] = None
+    quick: Annotated[bool, _here("--quick", help="Fewer and shorter cells: 90 s a model, not 6 minutes.")] = False
+    seconds: Annotated[float | None, _here(help="For each model.", show_default="330, or 80 if --quick")] = None
+    threads: Annotated[int | None, _here(help="CPU threads.", show_default="one for each core")] = None
+    output: Annotated[
+        Path | None, _here(dir_okay=False, metavar="FILE", help="Keep raw numbers in this file, model by model.")
+    ] = None

@@ -251,7 +251,7 @@ class LateWriter(TcpWriter):
         self._channel.send("pages", **about, generation=grant.generation, inline=False, tag="")
 
 
-@pytest.mark.parametrize("how", ["cancelled", "too late"])
+@pytest.mark.parametrize("how", ["cancelled", "too late", "closed"])
 def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the writer has stopped, the pages are nobody's."""
     monkeypatch.setattr(reception, "END_S", 0.05)
@@ -261,6 +261,8 @@ def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatc
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle, limit_s=SOON_S if how == "cancelled" else 1.5)
     assert soon(lambda: ends.here.num_used == 10)
+    if how == "closed":
+        ends.sender.close(0.1)  # its writes go on
     if how == "cancelled":
         incoming.cancel()
     else:

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from twostroke.cluster.asked import Asked
@@ -21,6 +20,7 @@ from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
 from twostroke.wire.receiver import Incoming, Received, Receiver
 from twostroke.wire.sender import LOOPBACK, Sender
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -65,9 +65,13 @@ class Both:
 class Prefilling:
     """The first stroke: a technique's prefills up to its first decode. The value goes out while it is computed."""
 
-    def __init__(self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None) -> None:
+    def __init__(
+        self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None, around: Surroundings = HERE
+    ) -> None:
         self._llm, self._computing = llm, llm.engine.prefill_seconds(llm.model)
-        self.sender = Sender(llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute)
+        self.sender = Sender(
+            llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute, around=around
+        )
 
     def request(self, asked: Asked) -> tuple[Request, Outgoing]:
         """For the engine, and what it fills. Raises InvalidRequest."""
@@ -122,6 +126,7 @@ class Decoding:
         student: bool = False,
         transport: Transport | None = None,
         computing: Computing | None = None,
+        around: Surroundings = HERE,
     ) -> None:
         """`student`: the model is the student of the prefill workers' model, their teacher's.
 
@@ -130,8 +135,8 @@ class Decoding:
         self._llm, self._student = llm, student
         self._computing = None if student else computing or llm.engine.prefill_seconds(llm.model)
         self.wire, self.taken_over = Link(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
-        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport)
-        self._releasing = ThreadPoolExecutor(4, thread_name_prefix="release")
+        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
+        self._releasing = around.workers("release", 4)
 
     def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
         if self._student and "student" not in asked.method.companions:
@@ -147,7 +152,7 @@ class Decoding:
             llm.require_companions(method)
         handle = Handle.from_json(handed.get(HANDLE))
         if asked.given and not self._from_peer(asked, handed):
-            self._releasing.submit(self.receiver.release, handle)
+            self._releasing.submit(lambda: self.receiver.release(handle))
             return asked.request(llm)
         arriving = Arriving(lambda: self._receive(handle), asked.params.n)
 
@@ -164,10 +169,11 @@ class Decoding:
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
         if self._student and handed is not None:
-            self._releasing.submit(self.receiver.release, Handle.from_json(handed.get(HANDLE)))
+            handle = Handle.from_json(handed.get(HANDLE))
+            self._releasing.submit(lambda: self.receiver.release(handle))
 
     def close(self) -> None:
-        self._releasing.shutdown()
+        self._releasing.close(5.0)
         self.receiver.close()
 
     def _from_peer(self, asked: Asked, handed: Mapping[str, Any]) -> bool:

@@ -447,6 +447,7 @@ class Engine:
             hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice, error)
             if hopeless and not self._driver.outgrow(choice):
                 raise
+            error.__traceback__ = None  # where a future has brought it, a frame of it holds it, and all of the step
         for lane in choice.lanes:
             if lane.missing is not None and lane.load is None:
                 self._loads.add(lane)

@@ -171,7 +171,7 @@ class Placement:
     def _waits(self, choice: Choice, error: OutOfPages) -> bool:
         """Whether a choice that runs alone and found no pages waits for those that others hold."""
         now = self._clock()
-        if self._loads.returning:
+        if self._loads.returning or any(model.pool.num_returning for model in self._models):
             choice.short_until = max(choice.short_until, now + RETRY_S)
         elif not error.pages or not self._may_find(choice, error.pages):
             return False
@@ -255,7 +255,7 @@ class Placement:
         self.preemptions += 1
         request = choice.request
         request.preemptions += 1
-        choice.needs = _pages_held(choice)
+        choice.needs = self._room_to_start(choice)
         request.shared.clear()
         # Choices that wait for a prefill of this choice start again as well.
         waiters = [waiter for lane in choice.lanes for waiter in lane.waiters()]
@@ -266,6 +266,19 @@ class Placement:
             self._keep(one)
             one.release()
             self._queues.wait(one)
+
+    def _room_to_start(self, choice: Choice) -> dict[PagePool, int]:
+        """Pages that a choice needs to start again: those that it held, and room for what it waited for.
+
+        The length of that is not known; it is taken for that of the prompt. Without room, it would ask for it at once,
+        take the pages for which it was preempted, and be preempted again.
+        """
+        pages = _pages_held(choice)
+        if choice.errands:
+            for pool in {model.pool for model in self._models}:
+                prompt = -(-choice.request.prompt_tokens // pool.page_size) + 1
+                pages[pool] = min(max(pages.get(pool, 0), prompt), pool.num_pages)
+        return pages
 
     def _evict(self, pool: PagePool, count: int) -> None:
         for model in self._models:

@@ -58,6 +58,7 @@ class Pages:
         reclaim: called with the number of missing frames; may release some (prefix eviction).
         lock: held for every change of a count or a place, and across several changes that must agree.
         most_elsewhere: maximum number of pages that are not in frames.
+        num_returning: number of pages that nobody wants, and that are free as soon as nothing can be written to them.
     """
 
     most_elsewhere = 1 << 20
@@ -67,6 +68,7 @@ class Pages:
         self.reclaim: Callable[[int], None] | None = None
         self._slots = Slots(memory.page_bytes)  # memory of the host tier
         self._reserved: set[int] = set()  # frames of pages that are on their way
+        self.num_returning = 0
         self._settling = False  # the thread that holds the lock is removing references
         self._pins: dict[int, weakref.ref[Holder]] = {}  # those that need their pages in place, by id
         self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free

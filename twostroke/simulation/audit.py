@@ -7,18 +7,20 @@ from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.engine import Engine
+from twostroke.engine.lane import PrefillLane
 from twostroke.engine.strokes import Prefill
 from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 
 
 def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
-    Holders are the prefix indexes, the strokes in flight with the values that they extend, results of choices that the
-    step in flight has ended, and `others`.
+    Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of
+    choices that the step in flight has ended, what its lanes have made for several choices, and `others`.
     """
-    held: set[int] = set()
+    held = pool._kept()
     values: list[Any] = list(others)
     for model in dict.fromkeys(engine.models.values()):
         if model.index is not None and model.pool is pool:
@@ -29,8 +31,13 @@ def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> in
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
             values += [] if base is None else [base]
     flying = engine._flight.step
-    values += [] if flying is None else [chunk.lane.choice.result for chunk in flying.chunks]
+    for chunk in () if flying is None else flying.chunks:
+        lane = chunk.lane
+        values.append(lane.choice.result)
+        if isinstance(lane, PrefillLane) and lane.shared is not None:
+            values.append(lane.shared.value)
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:
             held.update(kv.table[:, PAGE].tolist())
-    return pool.num_used - len(held)
+    here = sum(pool.frame(page) != NOWHERE for page in held)  # others are in the host, or on their way from there
+    return pool.num_used - pool.num_arriving - here

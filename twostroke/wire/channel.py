@@ -9,16 +9,15 @@ Nothing is encrypted.
 import hashlib
 import hmac
 import json
-import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from twostroke.errors import KVError
 from twostroke.wire import secret as secrets
+from twostroke.wire.surroundings import HERE, Address, Surroundings
 
 CONNECT_S = 5.0  # seconds for a connection and its handshake
 MOST_JSON = 256 << 20  # bytes; a header of some million entries
@@ -35,7 +34,6 @@ LIFE = (  # a machine that is gone, or cut off, is noticed in 25 s
 _LENGTH = struct.Struct("<I")
 
 Message = dict[str, Any]
-Address = tuple[str, int]
 
 
 class WireError(KVError):
@@ -43,35 +41,37 @@ class WireError(KVError):
 
 
 class Channel:
-    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `shut`.
+    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `stop`, `shut`.
 
     Attributes:
         peer: the other side's address, for messages.
     """
 
-    def __init__(self, connection: socket.socket, keys: secrets.Keys) -> None:
-        self._socket, self._keys = connection, keys
+    def __init__(self, connection: socket.socket, keys: secrets.Keys, around: Surroundings = HERE) -> None:
+        self._socket, self._keys, self._around = connection, keys, around
         self._sent = self._received = 0
         self._seconds, self._hung_up = 0.0, False
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
 
     @classmethod
-    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S) -> Self:
+    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S, around: Surroundings = HERE) -> Self:
         """Connect to a sender. Raises WireError."""
         try:
-            connection = socket.create_connection(address, limit_s)
+            connection = around.connect(address, limit_s)
         except OSError as error:
             raise WireError(f"{address[0]}:{address[1]} cannot be reached: {error.strerror or error}") from None
-        return cls._opened(connection, secrets.connect, secret, limit_s)
+        return cls._opened(connection, secrets.connect, secret, limit_s, around)
 
     @classmethod
-    def accept(cls, connection: socket.socket, secret: bytes) -> Self:
+    def accept(cls, connection: socket.socket, secret: bytes, around: Surroundings = HERE) -> Self:
         """The other side of `connect`. Raises WireError."""
-        return cls._opened(connection, secrets.accept, secret, CONNECT_S)
+        return cls._opened(connection, secrets.accept, secret, CONNECT_S, around)
 
     @classmethod
-    def _opened(cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float) -> Self:
+    def _opened(
+        cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float, around: Surroundings
+    ) -> Self:
         try:
             connection.settimeout(limit_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -80,7 +80,7 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-            return cls(connection, shake(connection, secret, limit_s))
+            return cls(connection, shake(connection, secret, limit_s, around.now), around)
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None
@@ -110,7 +110,7 @@ class Channel:
 
     def receive(self, limit_s: float) -> Message:
         """The next message. Raises WireError."""
-        until = time.monotonic() + limit_s
+        until = self._around.now() + limit_s
         length = bytearray(_LENGTH.size)
         self._fill_all([memoryview(length)], until)
         (size,) = _LENGTH.unpack(length)
@@ -125,12 +125,12 @@ class Channel:
 
     def fill(self, views: Sequence[memoryview], limit_s: float) -> None:
         """Receive bytes into memory. Raises WireError."""
-        self._fill_all(views, time.monotonic() + limit_s)
+        self._fill_all(views, self._around.now() + limit_s)
 
     def _fill_all(self, views: Sequence[memoryview], until: float) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
         while left:
-            if (seconds := until - time.monotonic()) <= 0 or self._hung_up:
+            if (seconds := until - self._around.now()) <= 0 or self._hung_up:
                 raise WireError(f"{self.peer} does not answer" if seconds <= 0 else "nobody wants it any more")
             try:
                 self._limit(min(LOOK_S, seconds))
@@ -146,21 +146,16 @@ class Channel:
     @property
     def readable(self) -> bool:
         """Whether a message, or the end of the connection, is there to be received."""
-        try:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            return bool(poll.poll(0))
-        except (OSError, ValueError):  # it was closed
-            return True
+        return self._around.readable(self._socket)
 
     def wait_for_end(self, limit_s: float) -> bool:
         """Throw away what comes until the other side closes the connection, or its process ends.
 
         Returns whether it has. Raises WireError: the network failed, so nobody knows.
         """
-        until = time.monotonic() + limit_s
+        until = self._around.now() + limit_s
         try:
-            while (left := until - time.monotonic()) > 0:
+            while (left := until - self._around.now()) > 0:
                 self._limit(left)
                 if not self._socket.recv(1 << 16):
                     return True
@@ -179,6 +174,12 @@ class Channel:
         self._hung_up = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Let a thread that works here end soon. The other side learns of it when that thread closes the connection."""
+        self._hung_up = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def shut(self) -> None:
         """End the connection. The other side, and a thread that waits here, learn of it at once."""

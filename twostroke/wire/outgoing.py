@@ -1,7 +1,5 @@
 """A value that is offered to other processes, complete or while its prefill still runs."""
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from twostroke.wire import form
 from twostroke.wire.form import Final, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
+from twostroke.wire.surroundings import HERE, Surroundings
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,14 @@ class Outgoing:
         expected: int | None = None,
         receivers: int = 1,
         ttl_s: float = TTL_S,
-        clock: Callable[[], float] = time.monotonic,
+        around: Surroundings = HERE,
     ) -> None:
         """Use `Sender.offer`."""
         self.handle, self.expected = handle, expected
         self.lease: Lease | None = None
         self.bytes_sent = 0
-        self._receivers, self._ttl_s, self._clock = receivers, ttl_s, clock
-        self._changed = threading.Condition()
+        self._receivers, self._ttl_s, self._clock = receivers, ttl_s, around.now
+        self._changed = around.condition()
         self._promised: list[int] = []
         self._digests: dict[int, str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again

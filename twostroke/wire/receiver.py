@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
-from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import CONNECT_S, Channel, WireError
 from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.reception import Reception
 from twostroke.wire.secret import shared_secret
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
@@ -102,6 +101,7 @@ class Receiver:
         transport: Transport | None = None,
         same_identity: bool = False,
         convert: bool = True,
+        around: Surroundings = HERE,
     ) -> None:
         """Prepare.
 
@@ -113,14 +113,16 @@ class Receiver:
             same_identity: refuse values of models with another identity. Otherwise they are usable, not canonical.
             convert: accept another KV dtype, page size or layout; their entries are placed anew, and those of another
                 dtype are canonical for no model. Otherwise such values are refused.
+            around: time, threads and connections; a simulation has its own.
 
         Raises KVError: there is no secret.
         """
         self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
-        self._transport = transport or Tcp()
+        self._transport, self._around = transport or Tcp(), around
         self._same_identity, self._convert = same_identity, convert
-        self._workers, self._digesting = Workers("wire receiver", MOST), Digesting("wire checks")
-        self._receptions: set[Reception] = set()
+        self._workers = around.workers("wire receiver", MOST)
+        self._receptions: dict[Reception, None] = {}
+        self._digesting = Digesting("wire checks", around.cores)
         self._lock = threading.Lock()
 
     def receive(self, handle: Handle, limit_s: float = LIMIT_S, release: bool = True) -> Incoming:
@@ -188,7 +190,7 @@ class Receiver:
 
     def _tell(self, what: str, handle: Handle) -> bool:
         try:
-            channel = Channel.connect(handle.address, self._secret)
+            channel = Channel.connect(handle.address, self._secret, around=self._around)
         except WireError:
             return False
         try:
@@ -204,9 +206,10 @@ class Receiver:
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        reception = Reception(self.pool, self._transport, self._digesting, time.monotonic() + limit_s)
+        until = self._around.now() + limit_s
+        reception = Reception(self.pool, self._transport, self._digesting, until, self._around)
         with self._lock:
-            self._receptions.add(reception)
+            self._receptions[reception] = None
         try:
             outcome = self._receive(reception, incoming, handle, release, extend)
         except TwostrokeError as error:
@@ -223,17 +226,17 @@ class Receiver:
     def _receive(
         self, reception: Reception, incoming: Incoming, handle: Handle, release: bool, extend: dict[str, Any] | None
     ) -> Received:
-        began = time.monotonic()
+        began = self._around.now()
         incoming._reception = reception
         if incoming._turned_away:
             raise WireError("nobody wants it any more")
         reception.open(handle, self._secret, extend)
         reception.accept_terms(self.identity if self._same_identity else None, self._convert)
         kv, queries, state = reception.take(release)
-        identity, seconds = reception.identity, time.monotonic() - began
+        identity, seconds = reception.identity, self._around.now() - began
         canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
         return Received(kv, queries, state, identity, canonical, *took)
 
     def _forget(self, reception: Reception) -> None:
         with self._lock:
-            self._receptions.discard(reception)
+            self._receptions.pop(reception, None)

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Checks, Digesting
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,17 @@ class Reception:
         moving_s: seconds in which the sender wrote them; it waited for the rest of the time.
     """
 
-    def __init__(self, pool: PagePool, transport: Transport, digesting: Digesting, until: float) -> None:
+    def __init__(
+        self, pool: PagePool, transport: Transport, digesting: Digesting, until: float, around: Surroundings = HERE
+    ) -> None:
         """`until`: on the monotonic clock, when it has to be there."""
-        self._pool, self._transport, self._until = pool, transport, until
+        self._pool, self._transport, self._until, self._around = pool, transport, until, around
         self.identity = ""
         self.bytes_received, self.moving_s = 0, 0.0
         self._channel: Channel | None = None
         self._landing: Landing | None = None
-        self._turned_away = self._ended = False
+        self._turned_away = self._ended = self._closed = False
+        self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
@@ -64,7 +67,9 @@ class Reception:
         """Nobody wants it any more. From any thread; never waits."""
         with self._lock:
             self._turned_away = True
-            channel = self._channel
+            channel, landing = self._channel, self._landing
+        if landing is not None:
+            self._expect(len(landing.pages))
         if channel is not None and self._transport.late:
             channel.hang_up()
         elif channel is not None:
@@ -77,7 +82,7 @@ class Reception:
 
     def open(self, handle: Handle, secret: bytes, extend: dict[str, Any] | None) -> None:
         """Connect and claim, or ask for entries after those that are here. Raises WireError."""
-        channel = Channel.connect(handle.address, secret)
+        channel = Channel.connect(handle.address, secret, around=self._around)
         with self._lock:
             self._channel, turned_away = channel, self._turned_away
         if turned_away:
@@ -135,10 +140,11 @@ class Reception:
         self._checks.close()
         channel, landing = self._channel, self._landing
         if channel is not None and landing is not None and landing.pages and self._transport.late:
+            self._expect(len(landing.pages))
             channel.hang_up()
             if not self._stopped(channel, END_S):
                 log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
-                threading.Thread(target=self._wait, args=(channel, ended), name="wire quarantine", daemon=True).start()
+                self._around.start("wire quarantine", partial(self._wait, channel, ended))
                 return
         self._close(ended)
 
@@ -150,10 +156,10 @@ class Reception:
 
     def _wait(self, channel: Channel, ended: Ended) -> None:
         try:
-            while not channel.wait_for_end(60.0):
-                pass
+            while not channel.wait_for_end(LOST_S):
+                self._expect(0)  # it does not answer, and it lives: whoever waits for room has waited long enough
         except WireError:  # the sender learns of it too, and stops
-            time.sleep(LOST_S)
+            self._around.sleep(LOST_S)
         self._close(ended)
 
     def _close(self, ended: Ended) -> None:
@@ -162,7 +168,16 @@ class Reception:
         if self._landing is not None:
             self._landing.free()
             self._landing = None
+        self._closed = True
+        self._expect(0)
         ended(self)
+
+    def _expect(self, pages: int) -> None:
+        """Let the engine know that so many pages come back soon: it does not end an answer for want of them."""
+        with self._pool.lock:
+            pages = 0 if self._closed else pages
+            self._pool.num_returning += pages - self._returning
+            self._returning = pages
 
     # Messages ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +187,7 @@ class Reception:
         return self._channel
 
     def _left(self) -> float:
-        if (left := self._until - time.monotonic()) <= 0 or self._turned_away:
+        if (left := self._until - self._around.now()) <= 0 or self._turned_away:
             raise WireError("nobody wants it any more" if self._turned_away else "the value did not come in time")
         return min(STALL_S, left)
 

@@ -10,7 +10,7 @@ import hmac
 import os
 import secrets
 import socket
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.errors import KVError
@@ -21,6 +21,8 @@ LEAST = 16  # characters: whoever sees a handshake can try guesses
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MAGIC = b"2SWIRE1\n"
+
+Clock = Callable[[], float]  # seconds; never goes backwards
 
 
 def shared_secret(given: str | None = None) -> bytes:
@@ -46,40 +48,42 @@ class Keys:
     inwards: bytes
 
 
-def connect(connection: socket.socket, secret: bytes, limit_s: float) -> Keys:
+def connect(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> Keys:
     """Prove to the other side that this one knows the secret, and let it prove the same.
 
     Raises KVError: the other side does not know it. OSError: the connection fails.
     """
-    mine, until = secrets.token_bytes(NONCE_BYTES), time.monotonic() + limit_s
+    mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
     connection.sendall(MAGIC + mine)
-    theirs, proof = _greeting(connection, until), _exactly(connection, MAC_BYTES, until)
+    theirs, proof = _greeting(connection, until, now), _exactly(connection, MAC_BYTES, until, now)
     if not hmac.compare_digest(proof, _derived(secret, b"accepts" + mine + theirs)):
         raise KVError("the other side of the wire has another secret: give both the same")
     connection.sendall(_derived(secret, b"connects" + mine + theirs))
     return _keys(secret, mine + theirs, connects=True)
 
 
-def accept(connection: socket.socket, secret: bytes, limit_s: float) -> Keys:
+def accept(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> Keys:
     """The other side of `connect`. Raises the same errors."""
-    mine, until = secrets.token_bytes(NONCE_BYTES), time.monotonic() + limit_s
-    theirs = _greeting(connection, until)
+    mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
+    theirs = _greeting(connection, until, now)
     connection.sendall(MAGIC + mine + _derived(secret, b"accepts" + theirs + mine))
-    if not hmac.compare_digest(_exactly(connection, MAC_BYTES, until), _derived(secret, b"connects" + theirs + mine)):
+    if not hmac.compare_digest(
+        _exactly(connection, MAC_BYTES, until, now), _derived(secret, b"connects" + theirs + mine)
+    ):
         raise KVError("the other side of the wire has another secret: give both the same")
     return _keys(secret, theirs + mine, connects=False)
 
 
-def _greeting(connection: socket.socket, until: float) -> bytes:
-    if _exactly(connection, len(MAGIC), until) != MAGIC:
+def _greeting(connection: socket.socket, until: float, now: Clock) -> bytes:
+    if _exactly(connection, len(MAGIC), until, now) != MAGIC:
         raise KVError("the other side of the wire is of another version, or no Twostroke")
-    return _exactly(connection, NONCE_BYTES, until)
+    return _exactly(connection, NONCE_BYTES, until, now)
 
 
-def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float, now: Clock) -> bytes:
     data = bytearray()
     while len(data) < count:
-        connection.settimeout(max(0.001, until - time.monotonic()))
+        connection.settimeout(max(0.001, until - now()))
         if not (more := connection.recv(count - len(data))):
             raise ConnectionError("the other side of the wire has closed the connection: its secret may be another")
         data += more

@@ -11,7 +11,6 @@ from typing import Any
 from twostroke.errors import KVError, TwostrokeError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
-from twostroke.tiers.workers import Workers
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Digesting
 from twostroke.wire.form import digest_of
@@ -19,6 +18,7 @@ from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S
 from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.secret import shared_secret
+from twostroke.wire.surroundings import HERE, Surroundings
 from twostroke.wire.tcp import Tcp
 from twostroke.wire.transfer import Transfer
 from twostroke.wire.transport import Transport
@@ -54,6 +54,7 @@ class Sender:
         secret: str | None = None,
         transport: Transport | None = None,
         compute: Compute | None = None,
+        around: Surroundings = HERE,
     ) -> None:
         """Listen.
 
@@ -67,28 +68,29 @@ class Sender:
             transport: how pages move (`open_transport`); None: TCP.
             compute: prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`).
                 It is called on threads of its own, a few at a time. None: nothing is computed for receivers.
+            around: time, threads and connections; a simulation has its own.
 
         Raises:
             WireError: the address cannot be used. KVError: there is no secret.
         """
         self._pool, self.identity, self._secret = pool, identity, shared_secret(secret)
-        self._transport = transport or Tcp()
+        self._transport, self._around = transport or Tcp(), around
         try:
-            self._listener = socket.create_server((host, port))
+            self._listener = around.listen((host, port))
         except OSError as error:
             raise WireError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
         self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
         self.incarnation = secrets.token_hex(8)
         self._offers: dict[str, Outgoing] = {}
         self._ended: dict[str, str] = {}  # why values are not there any more
-        self._channels: set[Channel] = set()
+        self._channels: dict[Channel, None] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._workers, self._computing = Workers("wire sender", MOST), Workers("wire prefill", MOST_COMPUTED)
-        self._digesting = Digesting("wire digests")
+        self._workers = around.workers("wire sender", MOST)
+        self._computing = around.workers("wire prefill", MOST_COMPUTED)
+        self._digesting = Digesting("wire digests", around.cores)
         self._compute = compute
-        self._thread = threading.Thread(target=self._listen, name="wire listener", daemon=True)
-        self._thread.start()
+        self._thread = around.start("wire listener", self._listen)
 
     def offer(self, expected: int | None = None, receivers: int = 1, ttl_s: float = TTL_S) -> Outgoing:
         """A value that will be sent to who claims it, from now on: it may still have to be computed.
@@ -101,7 +103,7 @@ class Sender:
         Raises WireError: the sender is closed.
         """
         handle = Handle(self.host, self.port, self.incarnation, secrets.token_hex(8))
-        outgoing = Outgoing(handle, expected, receivers, ttl_s)
+        outgoing = Outgoing(handle, expected, receivers, ttl_s, self._around)
         with self._lock:
             if self._closed:
                 raise WireError("this sender is closed")
@@ -124,7 +126,10 @@ class Sender:
         for outgoing in offers:
             outgoing.fail("its sender was closed")
         for channel in channels:
-            channel.shut()
+            if self._transport.late:  # its end says that no byte is under way any more
+                channel.stop()
+            else:
+                channel.shut()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(limit_s)
@@ -162,12 +167,12 @@ class Sender:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            channel = Channel.accept(connection, self._secret)
+            channel = Channel.accept(connection, self._secret, self._around)
         except WireError as error:
             log.warning("a connection was refused: %s", error)
             return
         with self._lock:
-            self._channels.add(channel)
+            self._channels[channel] = None
         try:
             if not self._closed:
                 self._answer(channel, channel.receive(5.0))
@@ -176,7 +181,7 @@ class Sender:
         finally:
             channel.close()
             with self._lock:
-                self._channels.discard(channel)
+                del self._channels[channel]
 
     def _answer(self, channel: Channel, asked: Message) -> None:
         self._sweep()
@@ -196,7 +201,8 @@ class Sender:
 
     def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         try:
-            Transfer(channel, asked, outgoing, self._pool, self.identity, self._transport, self._digesting).run()
+            way = self._transport, self._digesting, self._around.now
+            Transfer(channel, asked, outgoing, self._pool, self.identity, *way).run()
         except WireError:
             raise
         except KVError as error:  # of this side: the receiver is told
@@ -205,7 +211,7 @@ class Sender:
 
     def _extend(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         """Compute entries after those that the receiver has, and send them."""
-        part = Outgoing(outgoing.handle)
+        part = Outgoing(outgoing.handle, around=self._around)
         self._computing.submit(lambda: self._prefill(asked, outgoing, part))
         try:
             self._send(channel, asked, part)

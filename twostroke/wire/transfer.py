@@ -1,7 +1,6 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
-import time
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Ahead, Digesting
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
+from twostroke.wire.secret import Clock
 from twostroke.wire.transport import Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class Transfer:
         identity: str,
         transport: Transport,
         digesting: Digesting,
+        now: Clock,
     ) -> None:
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
@@ -40,7 +41,7 @@ class Transfer:
         self._transport, self._claim, self._digesting = transport, claim, digesting
         self._grant = Grant("", [])
         self._sent = self._run = 0
-        self._moving_s = 0.0  # seconds in which something was written
+        self._now, self._moving_s = now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
@@ -98,9 +99,9 @@ class Transfer:
                 self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
                 Ahead(self._digesting, self._sent, some.tolist(), sources, look.digests) as digests,
             ):
-                began = time.monotonic()
+                began = self._now()
                 writer.write(numbers, sources, self._grant, digests)
-                self._moving_s += time.monotonic() - began
+                self._moving_s += self._now() - began
             self._sent += len(some)
             self._outgoing.count(len(some) * self._pool.page_bytes)
             del look  # while it waits for more, it holds nothing
@@ -119,9 +120,9 @@ class Transfer:
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
         data = self._pool.read(pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-        digest, began = form.digest(view), time.monotonic()
+        digest, began = form.digest(view), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
-        self._moving_s += time.monotonic() - began
+        self._moving_s += self._now() - began
         self._outgoing.count(len(view))
 
     def _finish(self, final: Final) -> None:

@@ -1,0 +1,226 @@
+"""A fleet of one seed: workers, their network, a front end, clients, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from tests.chaos.front import Client, Front
+from tests.chaos.network import Network
+from tests.chaos.standin import Sizes
+from tests.chaos.tasks import Tasks
+from tests.chaos.worker import Worker
+from tests.chaos.writes import Luck, Writes
+from twostroke.simulation.events import Events
+from twostroke.simulation.router import Router, make_router
+from twostroke.wire.tcp import Tcp
+from twostroke.wire.transport import Transport
+
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fleet is made of, and what goes wrong until `until_s`.
+
+    Attributes:
+        kinds: of faults that happen, about `gap_s` seconds apart.
+        sizes: of workers of each role. transports: one of "nixl", "tcp" for each new worker, drawn.
+        latency_s: of the network; room: bytes that a stream takes before they are read.
+        notice_s: seconds until a front end knows of a death; down_s: until another worker comes.
+        lost, late, damaged, page_s: see `Luck`.
+    """
+
+    seed: int
+    kinds: tuple[str, ...]
+    gap_s: float
+    until_s: float
+    counts: dict[str, int]
+    sizes: dict[str, Sizes]
+    transports: tuple[str, ...]
+    router: str
+    latency_s: float
+    room: int
+    notice_s: float
+    down_s: float
+    lost: float
+    late: float
+    damaged: float
+    page_s: float
+
+
+class Fleet:
+    """Attributes: happened: how often each thing did. workers: those that live."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.events = Events()
+        self.tasks = Tasks(self.events)
+        # Each kind of chance has numbers of its own, so that one more of one kind does not change the others.
+        self._faults, network, writes, self._drawn = (
+            random.Random(f"{what} {plan.seed}") for what in ("faults", "network", "writes", "transports")
+        )
+        self.network = Network(self.tasks, network, plan.latency_s, plan.room)
+        self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, plan.page_s)
+        self.happened: Counter[str] = Counter()
+        self.transports: dict[str, Writes] = {}
+        self.front = Front(self)
+        self.workers: list[Worker] = []
+        self.streams: dict[Worker, dict[Any, None]] = {}
+        self.steps = 0  # of workers that are gone
+        self._numbers = 0
+        self.routers: dict[str, Router] = {}
+        for role in ROLES:
+            self.routers[role] = make_router(plan.router, plan.sizes[role].page_size)
+            for _ in range(plan.counts[role]):
+                self._join(role)
+        self._next_fault()
+
+    def transport(self, worker: Worker) -> Transport:
+        if self._drawn.choice(self.plan.transports) == "tcp":
+            return Tcp()
+        made = Writes(self.network, worker.process, self._luck, self.happened)
+        made.worker = worker
+        self.transports[worker.process.name] = made
+        return made
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps + sum(worker.steps for worker in self.workers)
+
+    def _join(self, role: str) -> None:
+        worker = Worker(self, self._numbers, role, self.plan.sizes[role])
+        self._numbers += 1
+        self.workers.append(worker)
+        self.streams[worker] = {}
+        self.routers[role].join(cast(Any, worker))
+
+    # What goes wrong --------------------------------------------------------------------------------------------------
+
+    def _next_fault(self) -> None:
+        moment = self.events.now + self._faults.expovariate(1 / self.plan.gap_s)
+        if moment < self.plan.until_s and self.plan.kinds:
+            self.events.at(moment, self._fault)
+
+    def _fault(self) -> None:
+        rng = self._faults
+        kind = rng.choice(self.plan.kinds)
+        among = [worker for worker in self.workers if not worker.closing and not worker.process.stopped]
+        if kind in ("kill", "vanish", "drain", "stop"):
+            if among:
+                getattr(self, f"_{kind}")(rng.choice(among))
+        elif kind == "silence":
+            pairs = [
+                self.network.link(one.process, other.process)
+                for one in among for other in among if one.role < other.role
+            ]  # fmt: skip
+            if pairs:
+                self._silence(rng.choice(pairs))
+        elif kind == "front end":
+            self.happened["front end dies"] += 1
+            for client in self.front.clients:
+                if client.fate is None:
+                    client.leaves_at = self.events.now
+                    for stream in client.streams:
+                        self.tasks.wake(stream._client)
+        self._next_fault()
+
+    def _count(self, what: str, worker: Worker) -> None:
+        """What a fault has hit."""
+        state = "idle"
+        if worker.prefilling is not None:
+            if worker.prefilling.sender._channels:
+                state = "while it sends"
+            elif worker.streams:
+                state = "while it prefills"
+            elif worker.offers:
+                state = "while it holds a value"
+        elif worker.receptions:
+            state = "while it receives"
+        elif worker.streams:
+            state = "while it decodes"
+        self.happened[f"{what} of a {worker.role} worker {state}"] += 1
+
+    def _kill(self, worker: Worker) -> None:
+        self._count("death", worker)
+        self._end(worker)
+        self.network.die(worker.process)
+
+    def _vanish(self, worker: Worker) -> None:
+        """Its machine is gone: nobody is told."""
+        self._count("loss", worker)
+        self._end(worker)
+        for link in self.network.links_of(worker.process):
+            link.fail()
+
+    def _end(self, worker: Worker) -> None:
+        worker.tell_ends()
+        self.tasks.kill(worker.process)
+        self.workers.remove(worker)
+        self.steps += worker.steps
+        self.events.at(self.events.now + self.plan.notice_s, partial(self._notice, worker))
+
+    def _notice(self, worker: Worker) -> None:
+        """The front end learns that a worker is gone."""
+        self.routers[worker.role].leave(cast(Any, worker))
+        for stream in list(self.streams[worker]):
+            stream.put("lost", "the worker has died")
+        self.events.at(self.events.now + self.plan.down_s, partial(self._join, worker.role))
+
+    def _drain(self, worker: Worker) -> None:
+        self._count("end", worker)
+        self.routers[worker.role].leave(cast(Any, worker))
+        worker.close()
+
+    def ended(self, worker: Worker) -> None:
+        """A worker has closed in order."""
+        worker.tell_ends()
+        self.steps += worker.steps
+        self.workers.remove(worker)
+        self.network.die(worker.process)
+        worker.process.dead = True
+        for stream in list(self.streams[worker]):
+            stream.put("lost", "the worker has ended")
+        self.events.at(self.events.now + self.plan.down_s, partial(self._join, worker.role))
+
+    def _stop(self, worker: Worker) -> None:
+        """SIGSTOP, and later SIGCONT."""
+        self._count("stop", worker)
+        self.tasks.stop(worker.process)
+        seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
+        self.events.at(self.events.now + seconds, partial(self.tasks.go_on, worker.process))
+
+    def _silence(self, link: Any) -> None:
+        if link.silent:
+            return
+        seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
+        self.happened["a network that is silent" + (" for long" if seconds > 5 else "")] += 1
+        link.fail()
+        self.events.at(self.events.now + seconds, link.heal)
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def over(self) -> bool:
+        """Whether every client knows its fate, and nobody holds anything for anybody."""
+        return all(client.fate is not None for client in self.front.clients) and all(one.idle for one in self.workers)
+
+    def close(self) -> None:
+        for process in [self.front.process, *(worker.process for worker in self.workers)]:
+            self.tasks.kill(process)
+        while self.tasks.alive and self.events.step():
+            pass
+        self.tasks.close()
+
+    def run(self, clients: list[Client], heard: Callable[[], None]) -> None:
+        """Until all is over. `heard` is called after each event."""
+        for client in clients:
+            self.events.at(client.arrival.at, partial(self.front.come, client))
+        last = max(client.arrival.at for client in clients)
+        while self.events.step():
+            heard()
+            if self.events.now > max(last, self.plan.until_s) and self.over():
+                return

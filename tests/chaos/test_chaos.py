@@ -1,0 +1,93 @@
+"""Engines, wire and router under faults: no request hangs, no page is lost or in two hands, tokens do not change.
+
+The last tests take away what keeps one of these rules, and the simulation must find it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.chaos.run import check
+from twostroke.engine.placement import Placement, _pages_held
+from twostroke.engine.request import Request
+from twostroke.wire.checks import Checks
+from twostroke.wire.lease import Lease
+from twostroke.wire.outgoing import Outgoing
+from twostroke.wire.reception import Reception
+
+SEEDS = 24  # the long form is `python -m tests.chaos`
+
+
+def test_nothing_is_lost() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            happened += check(seed).happened
+        except BaseException as error:
+            error.add_note(f"run it again: python -m tests.chaos --first {seed} --seeds 1")
+            raise
+    for what in ("answered", "left", "sent again", "lost notification", "damaged page", "front end dies",
+                 "a network that is silent for long", "sent to a dead worker", "a decode worker prefills",
+                 "offer: its lease has ended", "offer: its lease was released", "offer: its request was cancelled",
+                 "steps beside pages in quarantine"):  # fmt: skip
+        assert happened[what], f"{what} never happened"
+    for fault in ("death", "loss", "stop", "end"):
+        for role in ("prefill", "decode"):
+            assert any(f"{fault} of a {role}" in what for what in happened), f"no {fault} of a {role} worker"
+
+
+def test_a_seed_replays() -> None:
+    assert check(3) == check(3)
+
+
+def pages_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Without quarantine."""
+    patch.setattr(Reception, "end", lambda self, ended: self._close(ended))
+
+
+def bytes_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checks, "settle", lambda self: True)
+
+
+def leases_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "_look", lambda self: None)
+
+
+def an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
+    """Noise counts from the first token after a retry."""
+    patch.setattr(Request, "take_over", lambda self, *answers: None)
+
+
+def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placement, "_room_to_start", lambda self, choice: _pages_held(choice))
+
+
+def a_prefill_that_is_given_up_is_offered_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Outgoing, "fail", lambda self, why: None)
+
+
+BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
+    (pages_are_free_at_once, 9, "a late write reaches a page of somebody else"),
+    (bytes_are_not_checked, 4, "tokens differ"),
+    (leases_never_end, 1, "still hold what nobody wants"),
+    (an_answer_begins_again, 8, "comes after"),
+    (the_preempted_start_at_once, 11, "preempted again and again"),
+    (a_prefill_that_is_given_up_is_offered_for_ever, 2, "still hold|has ended and holds"),
+]
+NEAR = 40  # seeds in which it has to be found, so that another order of events does not fail the test
+
+
+@pytest.mark.parametrize(("bug", "seed", "found"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])
+def test_a_bug_is_found(bug: Any, seed: int, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    messages: list[str] = []
+    while len(messages) < NEAR and not (messages and re.search(found, messages[-1])):
+        try:
+            check(seed + len(messages))
+            messages.append("")
+        except AssertionError as error:
+            messages.append(str(error))
+    assert re.search(found, messages[-1]), messages

@@ -166,7 +166,7 @@ class Native:
         self.matrices: list[packed.Matrix] = []
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
-        sizes = model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, 0, KV_HEADS
+        sizes = model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, 0, KV_HEADS, 0
         fields = library.Config(*sizes, EPS, DIM**-0.5, 1.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]

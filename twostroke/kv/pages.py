@@ -312,5 +312,8 @@ class Pages:
 
 
 def _distinct(pages: np.ndarray) -> np.ndarray:
-    """Each page once, in ascending order."""
-    return pages if len(pages) < 2 else np.unique(pages)
+    """Each page once, in ascending order. `np.unique` imports modules, which a finalizer at Python's end cannot."""
+    if len(pages) < 2:
+        return pages
+    ordered = np.sort(pages)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]

@@ -239,7 +239,7 @@ class Pages:
     def _drop_copies(self, pages: np.ndarray) -> None:
         """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed."""
         in_pool = self._references[POOL]
-        for page in np.unique(pages).tolist():
+        for page in _distinct(pages).tolist():
             left = 0
             for tier, copies in self._copies.items():
                 if (copy := copies.get(page)) is None:

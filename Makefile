@@ -86,7 +86,7 @@ cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker an
 test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 5 minutes
 	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
 
-bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, migrations; 10 minutes
+bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, migrations; 5 minutes
 	$(IN_CLUSTER) -m benchmarks.cluster
 
 # What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.

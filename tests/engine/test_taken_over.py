@@ -103,7 +103,8 @@ def test_another_models_answer_is_refused_where_it_is_sampled_again(exact_llm: T
 
 
 def test_several_choices_go_on_each_at_its_place(exact_llm: TinyLLM) -> None:
-    llm, sampled = exact_llm(), {"n": 3, "temperature": 1.0, "seed": 3}
+    sampled: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 3}
+    llm = exact_llm()
     whole = [[token for token in answer(llm, request(llm, **sampled)) if token.choice == i] for i in range(3)]
     for cuts in ((0, 0, 1), (20, 7, 0), (6, 6, 5), (20, 20, 19)):
         rest = request(llm, **sampled)

@@ -46,7 +46,7 @@ def drawn(sampler: DeviceSampler, logits: np.ndarray, some: list[Draw]) -> list[
 
 
 @kernel
-def noise_kernel(key, out, BLOCK: tl.constexpr):
+def noise_kernel(key, out, BLOCK: tl.constexpr):  # pyright: ignore[reportMissingParameterType]
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + columns, gumbel(columns, tl.load(key)))
 

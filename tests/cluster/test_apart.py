@@ -116,13 +116,20 @@ def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[
 def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
     """Two workers are started again, each above a directory of its own: nothing is in their pools."""
 
+    def known() -> list[int]:
+        """The blocks on the chosen worker's disk, of each request so far."""
+        log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
+        return [int(blocks) for blocks in re.findall(r"disk_blocks=(\d+)", log)]
+
     def answered(prompt: str) -> tuple[Member, int]:
         """Which worker has answered, and how many blocks on its disk the router knew of."""
         ids: list[str] = []
+        before = len(known())
         messages = [{"role": "user", "content": prompt}]
         assert stream(cluster.url, 1, ids.append, model=MODEL, messages=messages, max_tokens=2).error is None
-        log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
-        return cluster.serving(ids[0]), int(re.findall(r"disk_blocks=(\d+)", log)[-1])
+        while len(known()) == before:  # the log comes a little later than the answer
+            time.sleep(0.05)
+        return cluster.serving(ids[0]), known()[-1]
 
     def start(directory: str) -> Member:
         return cluster.add("--kv-disk", str(tmp_path / directory), "--kv-disk-bytes", "20MiB")
@@ -140,7 +147,7 @@ def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[
         cluster.ready(forgotten=True)
         while not all("routers are told" in worker.log.read_text(errors="replace") for worker in workers):
             time.sleep(0.1)
-        time.sleep(1.0)  # and it is on its way
+        time.sleep(3.0)  # and it is on its way
         for i, document in enumerate(documents):
             worker, blocks = answered(f"{document} What is it?")
             assert worker is workers[i % 2], i

@@ -6,12 +6,11 @@ seed, and `--first SEED --seeds 1` runs it again.
 
 import hashlib
 import random
-import sys
 import time
-from argparse import ArgumentParser
 from collections import Counter
 from dataclasses import dataclass
 
+from tests.seeds import outcomes
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Cost, Predictor
@@ -120,21 +119,12 @@ def check(seed: int) -> Outcome:
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=1_000_000, help="run until so many steps of engines")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=sys.maxsize, help="at most so many seeds")
-    options = parser.parse_args()
-    steps, seed, happened, began = 0, options.first, Counter[str](), time.perf_counter()
-    while steps < options.steps and seed < options.first + options.seeds:
-        try:
-            outcome = check(seed)
-        except BaseException:
-            print(f"seed {seed} fails: python -m tests.simulation.chaos --first {seed} --seeds 1", flush=True)
-            raise
-        steps, seed, happened = steps + outcome.steps, seed + 1, happened + outcome.happened
+    about = __doc__.splitlines()[0] if __doc__ else None
+    seeds, steps, happened, began = 0, 0, Counter[str](), time.perf_counter()
+    for outcome in outcomes("tests.simulation.chaos", about, check):
+        seeds, steps, happened = seeds + 1, steps + outcome.steps, happened + outcome.happened
     seconds = time.perf_counter() - began
-    print(f"{seed - options.first} seeds, {steps:,} steps in {seconds:.0f} s; {dict(happened)}")
+    print(f"{seeds} seeds, {steps:,} steps in {seconds:.0f} s; {dict(happened)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.traffic import above_zero
+from twostroke.cli.traffic import Burstiness, load_option
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE
 
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from twostroke.planning.plan import Workload
     from twostroke.traffic.objectives import Objectives
     from twostroke.traffic.requests import Traffic
-
-
-def _load(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Load", **settings)
 
 
 def _here(*names: str, **settings: Any) -> Any:
@@ -64,18 +60,16 @@ class WorkloadOptions:
     shared_prefix: Annotated[int, typer.Option(help="First tokens of each prompt that are in the prefix index.")] = 0
     ttft_ms: Annotated[float | None, typer.Option(help="Objective for TTFT, in milliseconds.")] = None
     itl_ms: Annotated[float | None, typer.Option(help="Objective for ITL, in milliseconds.")] = None
-    percentile: Annotated[float, _load(help="Of TTFT and ITL, which has to keep the objectives.")] = 99.0
-    rate: Annotated[float | None, _load(help="Requests per second, at random times.")] = None
-    burstiness: Annotated[
-        float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
-    ] = 1.0
-    users: Annotated[int | None, _load(min=1, help="Users who ask again as soon as they are answered.")] = None
+    percentile: Annotated[float, load_option(help="Of TTFT and ITL, which has to keep the objectives.")] = 99.0
+    rate: Annotated[float | None, load_option(help="Requests per second, at random times.")] = None
+    burstiness: Burstiness = 1.0
+    users: Annotated[int | None, load_option(min=1, help="Users who ask again as soon as they are answered.")] = None
     workload: Annotated[
-        str, _load(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
+        str, load_option(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
     ] = "synthetic"
     trace: Annotated[
-        Path | None, _load(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none")
+        Path | None,
+        load_option(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none"),
     ] = None
 
     def shape(self) -> "Workload":

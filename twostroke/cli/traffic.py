@@ -33,8 +33,14 @@ def parse_range(text: str) -> Any:
 above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
 
 
-def _load(*names: str, **settings: Any) -> Any:
+def load_option(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Load", **settings)
+
+
+Burstiness = Annotated[
+    float,
+    load_option(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
+]
 
 
 def _workload(*names: str, **settings: Any) -> Any:
@@ -51,15 +57,14 @@ class TrafficOptions:
 
     rate: Annotated[
         Number,
-        _load(callback=above_zero, help="Requests per second, in open loop.", show_default="a trace's own"),
+        load_option(callback=above_zero, help="Requests per second, in open loop.", show_default="a trace's own"),
     ] = None
-    burstiness: Annotated[
-        float,
-        _load(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
-    ] = 1.0
-    concurrency: Annotated[int | None, _load(min=1, help="Requests in flight at any time, in closed loop.")] = None
+    burstiness: Burstiness = 1.0
+    concurrency: Annotated[int | None, load_option(min=1, help="Requests in flight at any time, in closed loop.")] = (
+        None
+    )
     requests: Annotated[
-        int | None, _load(min=1, help="How many are measured.", show_default=f"{REQUESTS}, or all of a trace")
+        int | None, load_option(min=1, help="How many are measured.", show_default=f"{REQUESTS}, or all of a trace")
     ] = None
     workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic"
     trace: Annotated[

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from twostroke.conversation import file
 from twostroke.conversation.fitting import LeftOut, with_cut_passages
 from twostroke.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
+from twostroke.conversation.window import common
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
@@ -158,8 +158,8 @@ class Conversation:
         # Earlier text has changed or is gone (or this is the first turn): keep the common prefix.
         tokens = tokenizer.encode(prompt, add_bos=False)
         known = entries[: self._kv.canonical_length(self.llm.model.id)]  # behind a gap entries have other positions
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, tokens[:-1], strict=False)))
-        return self._kv[:common].with_tail(None), tokens[common:]
+        same = common(known, tokens[:-1])
+        return self._kv[:same].with_tail(None), tokens[same:]
 
     def _tokens_after(self, last: int, text: str) -> list[int]:
         """Tokens of a text that follows the token `last`: some tokenizers treat the beginning of a text differently."""

@@ -38,7 +38,7 @@ class Extent:
     def of(cls, kv: KVCache) -> Extent:
         """That of a value, with one gap at most."""
         positions, end = kv.positions, kv.next_position
-        first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], enumerate(positions)))
+        first = common(positions, range(end))
         return cls(0, 0, end) if first == end else cls(first, end - (len(positions) - first), end)
 
     def __len__(self) -> int:

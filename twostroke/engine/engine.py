@@ -101,8 +101,7 @@ class Engine:
         self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
         self._flight = Flight(self._driver, self._placement, clock)
         if self.tiers.stores:
-            self._forecast = self._forecast or Forecast.calibrated(self.models.values())
-            predict(self._forecast, self.config.max_step_tokens)
+            predict(self._calibrate(), self.config.max_step_tokens)
         self.report = StepReport()
 
     @property
@@ -113,16 +112,20 @@ class Engine:
     @config.setter
     def config(self, config: SchedulerConfig) -> None:
         with self._lock:
-            if config.itl_ms is not None and self._forecast is None:
-                self._forecast = Forecast.calibrated(self.models.values())
+            if config.itl_ms is not None:
+                self._calibrate()
             self._config = config
+
+    def _calibrate(self) -> Forecast:
+        """Forecasts of steps; the first call times the models. The caller holds the lock."""
+        if self._forecast is None:
+            self._forecast = Forecast.calibrated(self.models.values())
+        return self._forecast
 
     def choose_itl(self) -> None:
         """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
         with self._lock:
-            if self._forecast is None:
-                self._forecast = Forecast.calibrated(self.models.values())
-            step_s = self._forecast.decode_step(self.models[self.default])
+            step_s = self._calibrate().decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
     def prefill_seconds(self, model: Model) -> Callable[[int, int], float]:
@@ -131,9 +134,7 @@ class Engine:
         The first call calibrates the models, unless that is done.
         """
         with self._lock:
-            if self._forecast is None:
-                self._forecast = Forecast.calibrated(self.models.values())
-            return self._forecast.prefill(model, self.config.max_step_tokens)
+            return self._calibrate().prefill(model, self.config.max_step_tokens)
 
     @property
     def num_waiting(self) -> int:

@@ -25,8 +25,8 @@ from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, Message
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
-# Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
 NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"
+# Claude Code begins its system prompt with such lines (llama.cpp#20623). A hash in them changes with every request.
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
 
 

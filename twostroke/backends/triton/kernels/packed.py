@@ -98,7 +98,7 @@ def decode(
     BITS: tl.constexpr = FORM % 16
     KIND: tl.constexpr = FORM // 16 % 16
     MINIMA: tl.constexpr = FORM // 16384
-    GROUP: tl.constexpr = 16 if FORM // 16 % 16 == 2 else 32
+    GROUP: tl.constexpr = 16 if KIND == 2 else 32
     EACH: tl.constexpr = 128 // GROUP  # units of a block
     PLANE: tl.constexpr = 64 * GROUP
     PLANES: tl.constexpr = 2 if BITS == 8 else 1

@@ -85,6 +85,8 @@ def find_machine(name: str, efficiency: float | None = None) -> Machine:
         machine = machines()[name]
     elif os.path.isfile(name):
         machine = _of_file(Path(name))
+    elif Path(name).suffix in (".toml", ".json"):
+        raise InvalidRequest(f"there is no file {name}: name a machine, or a TOML or JSON file of one")
     else:
         hint = near(name, machines())
         raise InvalidRequest(f"unknown machine {name!r}: {hint}known are {', '.join(machines())}, or give a file")
@@ -118,7 +120,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
 
     rates = table.get("tflops")
     if not isinstance(rates, dict) or not all(isinstance(rate, int | float) for rate in rates.values()):
-        raise InvalidRequest(f"machine {name} has no tflops by dtype: no plan can be made without them")
+        raise InvalidRequest(f"machine {name} needs tflops, a table of numbers by dtype, such as {{ bf16 = 989 }}")
     return Machine(
         name=name,
         title=str(table.get("title", name)),

@@ -53,6 +53,7 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
         (("--rate", "-1"), "--rate must be above 0"),
         (("--rate", "nan"), "--rate must be above 0"),
         (("--rate", "1", "--users", "2"), "not both"),
+        (("--users", "1000000"), "--users must be at most 10,000"),
         (("--workload", "sharegpt"), "needs --rate or --users"),
         (("--workload", "poems", "--rate", "1"), "synthetic or sharegpt"),
         (("--rate", "1", "--percentile", "100"), "percentile"),

@@ -108,6 +108,7 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--method", "pdto"], "did you mean ptdo"),
         (["llama-3-70b", "--on", "h100", "--method", "compress"], "needs a draft: say --draft MODEL"),
         (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
+        (["llama-3-70b", "--on", "early.toml"], "machine early needs link_us of 0 or more, not -5"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -116,7 +117,8 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     sizes = "memory_gb = 80\ntflops = { bf16 = 1 }\ncompute = 1\nmemory = 1\n"
     Path("slow.toml").write_text(sizes)
-    Path("untyped.toml").write_text("memory_gb = 80\ntflops = 1\n")
+    Path("early.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_us = -5\n")
+    Path("untyped.toml").write_text("memory_gb = 80\ntflops = { bf16 = true }\n")
     Path("unlinked.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_gbs = 0\n")
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')

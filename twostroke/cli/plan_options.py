@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from twostroke.traffic.objectives import Objectives
     from twostroke.traffic.requests import Traffic
 
+MOST_USERS = 10_000  # each is counted
+
 
 def _here(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="This machine", **settings)
@@ -101,6 +103,10 @@ class WorkloadOptions:
         rate, users = self.rate, self.users
         if rate is not None and not 0 < rate < LARGE:
             raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
+        if users is not None and users > MOST_USERS:
+            raise InvalidRequest(
+                f"--users must be at most {MOST_USERS:,}, not {users:,}: plan those of a part of the workers"
+            )
         if rate is not None and users is not None:
             raise InvalidRequest("say --rate or --users, not both")
         if self.workload not in ("synthetic", "sharegpt"):

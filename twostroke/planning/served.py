@@ -38,7 +38,7 @@ class Served:
         sequences: that decode at once, on average.
         prefill_share, decode_share: parts of the time in steps with a chunk, and in steps without.
         waiting_s: before prefill begins, on average.
-        waited_s: of the wanted percentile of TTFT, what is waiting; the rest is prefill (`waited_in`).
+        waited_s: of the wanted percentile of TTFT, what is waiting; the rest is prefill (`queueing.waited_in`).
         decode_s: the wanted percentile of gaps that are steps without a chunk.
     """
 

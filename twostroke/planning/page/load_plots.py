@@ -86,7 +86,8 @@ class _ByRate:
     def _users(self) -> list[Series]:
         """Empty where answers have one token, so that nobody decodes."""
         series: list[Series] = []
-        for load, name, colour in ((self.load, "as planned", PREFILL), (self.advised, "as advised", ADVISED)):
+        first = "sequences" if self.advised is None else "as planned"
+        for load, name, colour in ((self.load, first, PREFILL), (self.advised, "as advised", ADVISED)):
             points = [] if load is None else [(rate, one.sequences) for rate, one in self._served(load)]
             if any(value > 0 for _, value in points):
                 series.append(Series(name, [point for point in points if point[1] > 0], colour))

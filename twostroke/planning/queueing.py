@@ -144,6 +144,11 @@ class Queueing:
         """Mean gaps of an answer."""
         return float(np.mean(self.traffic.outputs - 1)) if self.decodes else 0.0
 
+    @cached_property
+    def _gaps_of_answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gaps of answers of each length that there is, and how many answers have it."""
+        return np.unique(self.traffic.outputs - 1, return_counts=True)
+
     def _service(self, sequences: float) -> np.ndarray:
         """[requests] seconds of each prefill beside so many sequences."""
         return self._times.prefills(sequences) if self.prefills else np.zeros(len(self.traffic.arrivals))
@@ -188,7 +193,7 @@ class Queueing:
         """
         if not share or not self._decoded:
             return 0.0
-        gaps = self.traffic.outputs - 1
+        gaps, answers = self._gaps_of_answers
         first = left / share / with_chunk  # gaps until the period ends, where there is one
         held = first * (1 - np.exp(-gaps / first)) if first > 0 else np.zeros(len(gaps))
         begins, ends = rate * without, rate * (1 - share) / share * with_chunk
@@ -198,7 +203,7 @@ class Queueing:
             return settled * (count - (1 - np.exp(-pull * count)) / pull)
 
         found = (1 - share) * later(gaps) + share * (held + later(gaps - held))
-        return min(1.0, float(np.sum(found) / np.sum(gaps)))
+        return min(1.0, float(answers @ found / (answers @ gaps)))
 
     def at(self, rate: float) -> Served | None:
         """What happens at a rate; None if it cannot be served. Raises InvalidRequest for a rate that is not above 0."""

@@ -318,6 +318,7 @@ class Machine:
     """Implements `Surroundings` for one process."""
 
     cores: int | None = 1  # so that digests have no threads of their own
+    machine: str | None = "simulated"
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._tasks, self.process = network, network.tasks, process

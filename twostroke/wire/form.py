@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
@@ -161,11 +160,6 @@ def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
     return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
-
-
-def digest(data: memoryview) -> str:
-    """The digest of a page's bytes, 32 hex digits. It travels in a message that the secret authenticates."""
-    return blake3(data).hexdigest(length=16)
 
 
 def digest_of(kv: KVCache) -> str:

@@ -19,6 +19,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Checks, Digesting
+from twostroke.wire.checksum import is_right
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
 from twostroke.wire.surroundings import HERE, Surroundings
@@ -96,6 +97,7 @@ class Reception:
             page_size=pool.page_size,
             layout=pool.memory.layout,
             transport=self._transport.name,
+            machine=self._around.machine,
             **self._transport.claim(),
             **(extend or {}),
         )
@@ -217,7 +219,7 @@ class Reception:
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
     def _check(self, view: memoryview, digest: str) -> None:
-        if form.digest(view) != digest:
+        if not is_right(view, digest):
             raise self._damaged()
 
     def _damaged(self) -> WireError:

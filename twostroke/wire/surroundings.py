@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from twostroke.tiers.workers import Workers
@@ -46,9 +48,12 @@ class Surroundings(Protocol):
 
     Attributes:
         cores: for which threads are started that make digests (`checks.Digesting`); None: those of the machine.
+        machine: a random name that the machine has from its start to its end, the same for all of its processes; None if
+            the system gives it none.
     """
 
     cores: int | None
+    machine: str | None
 
     def now(self) -> float:
         """Seconds on a clock that never goes backwards."""
@@ -83,6 +88,11 @@ class Machine:
     """This machine; implements `Surroundings`."""
 
     cores: int | None = None
+
+    def __init__(self) -> None:
+        self.machine: str | None = None
+        with suppress(OSError):
+            self.machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def now(self) -> float:
         return time.monotonic()

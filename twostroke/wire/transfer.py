@@ -6,12 +6,12 @@ import numpy as np
 
 from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
-from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Ahead, Digesting
+from twostroke.wire.checksum import checksum, kind_between
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
-from twostroke.wire.secret import Clock
+from twostroke.wire.surroundings import Surroundings
 from twostroke.wire.transport import Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,16 @@ class Transfer:
         identity: str,
         transport: Transport,
         digesting: Digesting,
-        now: Clock,
+        around: Surroundings,
     ) -> None:
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim, self._digesting = transport, claim, digesting
+        self._kind = kind_between(around.machine, claim.get("machine"))
         self._grant = Grant("", [])
         self._sent = self._run = 0
-        self._now, self._moving_s = now, 0.0  # seconds in which something was written
+        self._now, self._moving_s = around.now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
@@ -97,7 +98,7 @@ class Transfer:
             numbers = range(self._sent, self._sent + len(some))
             with (
                 self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
-                Ahead(self._digesting, self._sent, some.tolist(), sources, look.digests) as digests,
+                Ahead(self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests) as digests,
             ):
                 began = self._now()
                 writer.write(numbers, sources, self._grant, digests)
@@ -120,7 +121,7 @@ class Transfer:
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
         data = self._pool.read(pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-        digest, began = form.digest(view), self._now()
+        digest, began = checksum(view, self._kind), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
         self._moving_s += self._now() - began
         self._outgoing.count(len(view))
@@ -138,7 +139,7 @@ class Transfer:
             header=final.header,
             order=final.order,
             queries=[list(queries.rows.shape), list(queries.windows)],
-            digest=form.digest(rest),
+            digest=checksum(rest, self._kind),
             state=final.state,
             moving_s=f"{self._moving_s:012.6f}",  # a message's length does not depend on the time
         )

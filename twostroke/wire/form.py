@@ -24,7 +24,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
+PIECE_BYTES = 8 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,22 @@ class Final:
     def num_pages(self) -> int:
         """Number of pages that the receiver reserves."""
         return len(self.whole) + len(self.parts)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a receiver knows of a value before all of it has come.
+
+    Attributes:
+        header: over pages 0 to n - 1.
+        order, logits, state, queries: as in `Final`.
+    """
+
+    header: Header
+    order: np.ndarray
+    logits: np.ndarray
+    queries: Queries
+    state: Any
 
 
 def _parts(table: np.ndarray, page_size: int, first: int) -> list[Part]:

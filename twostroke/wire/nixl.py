@@ -32,7 +32,7 @@ from twostroke.wire.transport import Digests, Grant
 log = logging.getLogger(__name__)
 
 PAUSE_US = 1000  # of NIXL's thread, while nothing moves
-AT_ONCE = 4  # writes of one transfer that are under way
+AT_ONCE = 2  # writes of one transfer that are under way
 POLL_S = 5e-5  # seconds between looks at a write, or for a notification
 SLOW_S = 30.0  # seconds after which a write that is under way is told in the log
 MOST_TAGS = 10_000  # notifications kept for transfers that nobody waits for
@@ -171,12 +171,10 @@ class Peer:
 
 @dataclass
 class Written:
-    """Pages that are being written: their numbers and digests, what the notification says, NIXL's handle, and the last
-    state that was seen."""
+    """Pages that are being written: their numbers and digests, NIXL's handle, and the last state that was seen."""
 
     numbers: Sequence[int]
     digests: list[str]
-    tag: str
     handle: Any
     state: str
 
@@ -198,20 +196,25 @@ class NixlWriter:
         present = [i for i, is_here in enumerate(here) if is_here]
         numbers, sources = [numbers[i] for i in present], [sources[i] for i in present]
         under_way: deque[Written] = deque()
+        tag = f"{grant.generation}:{numbers[0]}:{secrets.token_hex(4)}"
         try:
             for some in form.pieces(len(sources), form.piece(sources)):
                 made = digests(numbers[some])  # just before they are copied: then they are in a cache
-                under_way.append(self._begin(numbers[some], sources[some], grant, made))
+                notice = (
+                    tag if some.stop >= len(sources) else ""
+                )  # each takes NIXL about 40 us, and wakes a thread there
+                under_way.append(self._begin(numbers[some], sources[some], grant, made, notice))
                 while under_way and (len(under_way) == AT_ONCE or self._is_done(under_way[0])):
-                    self._end(under_way, grant)
+                    self._end(under_way, grant, tag)
             while under_way:
-                self._end(under_way, grant)
+                self._end(under_way, grant, tag)
         finally:
             for written in under_way:
                 self._ended(written)
 
-    def _begin(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: list[str]) -> "Written":
-        tag = f"{grant.generation}:{numbers[0]}:{secrets.token_hex(4)}"
+    def _begin(
+        self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: list[str], notice: str
+    ) -> "Written":
         agent = self._nixl.agent
         try:
             handle = agent.make_prepped_xfer(
@@ -220,21 +223,23 @@ class NixlWriter:
                 np.array([source.frame for source in sources], np.int32),
                 self._peer.pages,
                 np.array([grant.places[number] for number in numbers], np.int32),
-                tag.encode(),
+                notice.encode(),
             )
-            return Written(numbers, digests, tag, handle, agent.transfer(handle))
+            return Written(numbers, digests, handle, agent.transfer(handle))
         except Exception as error:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL cannot write: {error}") from None
 
-    def _end(self, under_way: "deque[Written]", grant: Grant) -> None:
+    def _end(self, under_way: "deque[Written]", grant: Grant, tag: str) -> None:
         """Wait for the oldest write, and tell of its pages."""
         state, written = self._ended(under_way[0]), under_way.popleft()
         if state != "DONE":
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
         about: dict[str, Any] = {"numbers": list(written.numbers), "digests": written.digests}
-        self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=written.tag)
+        self._channel.send(
+            "pages", **about, generation=grant.generation, inline=False, tag=tag, core=self._channel.core
+        )
 
     def _is_done(self, written: "Written") -> bool:
         """Look at a write once. On one machine, that is where its bytes are copied."""

@@ -8,10 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from twostroke.system.cores import current_core, moving_aside
 from twostroke.tiers.workers import Workers
 
 Address = tuple[str, int]
@@ -48,8 +49,7 @@ class Surroundings(Protocol):
 
     Attributes:
         cores: for which threads are started that make digests (`checks.Digesting`); None: those of the machine.
-        machine: a random name that the machine has from its start to its end, the same for all of its processes; None if
-            the system gives it none.
+        machine: a random name that all processes of the machine find, until it is started again; None if there is none.
     """
 
     cores: int | None
@@ -81,6 +81,14 @@ class Surroundings(Protocol):
 
     def readable(self, connection: socket.socket) -> bool:
         """Whether bytes, or the end of the connection, are there to be received. Never waits."""
+        ...
+
+    def core(self) -> int | None:
+        """The core on which the calling thread runs now, if the system tells."""
+        ...
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        """A function that moves the calling thread off a core (`system.cores`)."""
         ...
 
 
@@ -124,6 +132,12 @@ class Machine:
             return bool(poll.poll(0))
         except (OSError, ValueError):  # it was closed
             return True
+
+    def core(self) -> int | None:
+        return current_core()
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        return moving_aside()
 
 
 HERE = Machine()

@@ -17,12 +17,12 @@ from twostroke.wire.transport import Grant, PageWriter, Transport
 log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0  # seconds after which a sender that has nothing to send says that it is there
-HELD_BYTES = 32 << 20  # of pages that stay where they are until they have gone
+HELD_BYTES = 64 << 20  # of pages that stay where they are until they have gone
 ANSWER_S = 10.0  # seconds in which a receiver answers
 
 
 class Transfer:
-    """Messages of the sender: terms, then more, pages, entries and alive in any number, and done; or gone."""
+    """Messages of the sender: terms; value once, and more, pages, entries and alive in any number; done. Or gone."""
 
     def __init__(
         self,
@@ -39,16 +39,18 @@ class Transfer:
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim, self._digesting = transport, claim, digesting
-        self._kind = kind_between(around.machine, claim.get("machine"))
+        self._machine, self._kind = around.machine, kind_between(around.machine, claim.get("machine"))
         self._grant = Grant("", [])
         self._sent = self._run = 0
+        self._told = False  # whether the receiver knows what the value is made of
         self._now, self._moving_s = around.now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
         about, expected = without_entries(self._pool), outgoing.num_pages
-        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
+        terms = {"identity": self._identity, "header": about, "pages": self._pages, "machine": self._machine}
+        channel.send("terms", **terms, expected=expected)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None
@@ -82,6 +84,8 @@ class Transfer:
             look = self._outgoing.look(self._sent, self._run, ALIVE_S)
             self._outgoing.renew()
             self._sent, self._run = look.first, look.run
+            if look.final is not None and not self._told:
+                self._tell(look.final)
             if look.pages or look.final is not None:
                 return look
             self._channel.send("alive")
@@ -126,20 +130,24 @@ class Transfer:
         self._moving_s += self._now() - began
         self._outgoing.count(len(view))
 
-    def _finish(self, final: Final) -> None:
-        if self._pages:
-            self._need(final.num_pages)
-            for part in final.parts:
-                self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
+    def _tell(self, final: Final) -> None:
+        """Say what the value is made of. The receiver reads it while the last pages are on their way."""
         queries = final.queries
         rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
         self._channel.send(
-            "done",
+            "value",
             [rest],
             header=final.header,
             order=final.order,
             queries=[list(queries.rows.shape), list(queries.windows)],
             digest=checksum(rest, self._kind),
             state=final.state,
-            moving_s=f"{self._moving_s:012.6f}",  # a message's length does not depend on the time
         )
+        self._told = True
+
+    def _finish(self, final: Final) -> None:
+        if self._pages:
+            self._need(final.num_pages)
+            for part in final.parts:
+                self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
+        self._channel.send("done", moving_s=f"{self._moving_s:012.6f}")  # its length does not depend on the time

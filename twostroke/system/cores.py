@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest
@@ -45,8 +46,14 @@ def _quota(group: Path) -> Iterator[float]:
 
 def current_core() -> int | None:
     """The core on which the calling thread runs now; None where the system does not tell."""
+    ask = _sched_getcpu()
+    return None if ask is None else ask()
+
+
+@cache
+def _sched_getcpu() -> Callable[[], int] | None:
     try:
-        return ctypes.CDLL(None).sched_getcpu()
+        return ctypes.CDLL(None).sched_getcpu
     except (AttributeError, OSError):
         return None
 

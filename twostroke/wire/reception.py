@@ -110,13 +110,15 @@ class Reception:
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
         self._near = terms["machine"] == self._around.machine is not None
-        self._theirs, own = _decoded(terms["header"].encode(), self._open), self._pool.geometry
+        own, about = self._pool.geometry, terms["header"]
+        same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
+        self._theirs = own if same else _decoded(about.encode(), self._open).geometry
         if identity is not None and identity != self.identity:
             raise KVError("the value is of another model (or another kernels' variant): its identity differs")
         if not self._pages and not convert:
-            own.require(self._theirs.geometry, REFUSED)
+            own.require(self._theirs, REFUSED)
             raise KVError(f"{REFUSED}: its pages have another size or layout")
-        own.require(replace(self._theirs.geometry, kv_dtype=own.kv_dtype), REFUSED)
+        own.require(replace(self._theirs, kv_dtype=own.kv_dtype), REFUSED)
         self._landing = Landing(self._pool)
         self._grant(terms["expected"] if self._pages else 0)
 
@@ -240,7 +242,7 @@ class Reception:
 
     def _keep_entries(self, message: Message) -> None:
         """Entries of a page that is used in part, or, if pages come in another form, the next entries of the value."""
-        geometry, pool, slots = self._theirs.geometry, self._pool, np.array(message["slots"], np.int64)
+        geometry, pool, slots = self._theirs, self._pool, np.array(message["slots"], np.int64)
         shape = geometry.num_layers, 2, len(slots), geometry.num_kv_heads, geometry.head_dim
         data = np.empty(len(slots) * geometry.entry_bytes, np.uint8)
         self._open.fill([data.data], self._left())

@@ -17,7 +17,7 @@ from twostroke.wire.transport import Grant, PageWriter, Transport
 log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0  # seconds after which a sender that has nothing to send says that it is there
-HELD_BYTES = 64 << 20  # of pages that stay where they are until they have gone
+HELD_BYTES = 128 << 20  # of pages that stay where they are until they have gone
 ANSWER_S = 10.0  # seconds in which a receiver answers
 
 

@@ -1,6 +1,7 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Ahead, Digesting
-from twostroke.wire.checksum import checksum, kind_between
+from twostroke.wire.checksum import Kind, checksum, kind_between
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
 from twostroke.wire.surroundings import Surroundings
@@ -39,7 +40,8 @@ class Transfer:
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim, self._digesting = transport, claim, digesting
-        self._machine, self._kind = around.machine, kind_between(around.machine, claim.get("machine"))
+        self._machine = around.machine
+        self._kind: Kind = kind_between(self._machine, claim.get("machine"))
         self._grant = Grant("", [])
         self._sent = self._run = 0
         self._told = False  # whether the receiver knows what the value is made of
@@ -48,9 +50,8 @@ class Transfer:
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        about, expected = without_entries(self._pool), outgoing.num_pages
-        terms = {"identity": self._identity, "header": about, "pages": self._pages, "machine": self._machine}
-        channel.send("terms", **terms, expected=expected)
+        terms: dict[str, Any] = {"identity": self._identity, "machine": self._machine, "pages": self._pages}
+        channel.send("terms", **terms, header=without_entries(self._pool), expected=outgoing.num_pages)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None

@@ -58,7 +58,7 @@ class Worker:
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        # A leap knows plain decodes alone.
+        # A leap knows plain strokes alone.
         self.leaps, self._watch = leaps and not setup.technique.method, watch
         self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
@@ -144,9 +144,9 @@ class Worker:
         leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
-            for step, used in zip(leap.steps[:count], leap.used, strict=False):
-                what = self._what(0, len(self._in_engine), step.taken, used)
-                self._watch(self, step.device_began, step.device_ended, what)
+            _, _, _, began, ended, taken = leap.steps
+            for at, used in enumerate(leap.used):  # of those that are taken
+                self._watch(self, began[at], ended[at], self._what(leap.prefill[at], leap.decode, taken[at], used))
         self._wake_at(self.clock.now)
 
     def _step(self, turn: int) -> None:
@@ -241,7 +241,7 @@ class Worker:
         self.engine.close()
 
 
-@lru_cache
+@lru_cache(maxsize=1 << 14)
 def params_of(tokens: int) -> SamplingParams:
     """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
     return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)

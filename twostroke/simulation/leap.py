@@ -17,19 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twostroke.backends.interface import STOP
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
 from twostroke.engine.flight import Drawing
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.scheduler import share
-from twostroke.engine.track import Token
 from twostroke.models.cost import Rows
-from twostroke.sampling.draw import Sampled
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import Taken
 from twostroke.simulation.device import SimulatedModel, Tokens
+from twostroke.simulation.lanes import Lanes, enter, hand
 
 MOST = 64  # steps of a leap: more may be counted in vain
 
@@ -43,15 +41,6 @@ class Steps(NamedTuple):
     device_began: list[float]
     device_ended: list[float]
     taken: list[Taken]
-
-
-class Place(NamedTuple):
-    """Where a lane's next entry goes: its last page has `room` slots left."""
-
-    lane: Lane
-    page: int
-    stop: int
-    room: int
 
 
 class Leap:
@@ -68,8 +57,7 @@ class Leap:
         self,
         model: Model,
         clock: VirtualClock,
-        decoding: list[Place],
-        entering: list[Place],
+        lanes: Lanes,
         drawing: Drawing | None,
         chunks: Sequence[Sequence[int]],
     ) -> None:
@@ -78,7 +66,7 @@ class Leap:
         `drawing` draws the tokens of the step in flight, if there is one.
         """
         self._model, self._clock, self._drawing = model, clock, drawing
-        self._places, self.decode = [*decoding, *entering], len(decoding)
+        self._places, self.decode = [*lanes.decoding, *lanes.entering], len(lanes.decoding)
         self._compiled: SimulatedModel = model.compiled  # pyright: ignore[reportAttributeAccessIssue]
         self._chunks = chunks
         self.prefill = [sum(one) for one in chunks]
@@ -148,15 +136,14 @@ class Leap:
         end of their step."""
         sampled, ended = self._compiled.token, self.steps.device_ended[count - 1]
         pages, handed = self._pages(count, told), self.steps.handed[:count]
-        for place, mine, entered in zip(self._places, pages, self._entered[:, count].tolist(), strict=True):
+        counts = self._entered[:, count].tolist()
+        for number, (place, mine, entered) in enumerate(zip(self._places, pages, counts, strict=True)):
             lane = place.lane
             if isinstance(lane, DecodeLane):
-                _enter(place, [sampled.id] * count, mine)
-                _hand(lane, sampled, handed)
-                if self._drawing is not None and _left(lane) == 1:  # no step enters its last token
-                    lane.todo, lane._placeholder = [], False
+                enter(place, [sampled.id] * count, mine)
+                hand(lane, sampled, handed, None if self._drawing is None else number)
             elif entered:
-                _enter(place, lane.todo[:entered], mine)
+                enter(place, lane.todo[:entered], mine)
                 del lane.todo[:entered]
         self._clock.now, self._compiled.free_at = self.steps.ended[count - 1], ended
         self._compiled.steps += count
@@ -178,81 +165,19 @@ class Leap:
         return pages
 
 
-def _enter(place: Place, tokens: list[int], pages: list[int]) -> None:
-    """Let a lane enter tokens, in its last page and in new ones."""
-    lane, count, writer, pool = place.lane, len(tokens), place.lane.writer, place.lane.model.pool
-    if inside := min(count, place.room):
-        writer._table[writer._num_spans - 1, STOP] += inside
-        pool.unclaim(place.page, place.stop + inside)
-    if pages:
-        writer._own += pages
-        writer._add_spans(pages, count - inside, writer.next_position + inside)
-    writer.next_position += count
-    writer._tokens += tokens
-    lane.num_computed, lane.started = len(writer), True
-
-
-def _hand(lane: DecodeLane, sampled: Sampled, handed: list[float]) -> None:
-    """Hand a token to a lane at each of these times."""
-    for tokens in (lane.track.sampled, lane.record.sampled):
-        tokens += [sampled] * len(handed)
-    lane.track.ids += [sampled.id] * len(handed)
-    request = lane.choice.request
-    request.timings.tokens += handed
-    # Nobody takes these: the engine looks at the last alone.
-    request.events.append(Token(sampled.id, "", None, None, len(lane.track.ids) - 1, lane.choice.index, None))
-
-
-def plan_leap(engine: Engine, model: Model, clock: VirtualClock) -> Leap | None:
+def plan_leap(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -> Leap | None:
     """The next steps if nothing is to be decided in them; None if the next decides something."""
     queues, flight = engine._queues, engine._flight
-    if queues.arriving or not queues.running or engine._forecast is not None or engine._loads:
+    if lanes.others or (queues.waiting and len(queues.running) < engine.config.max_running):
         return None
-    if queues.waiting and len(queues.running) < engine.config.max_running:
+    drawing = None if flight.step is None else flight._drawings.get(model)
+    if flight.step is not None and (drawing is None or [place.lane for place in lanes.decoding] != drawing.lanes):
         return None
-    in_flight = flight.step is not None
-    if in_flight != engine._in_flight or engine._placement._scarce:
-        return None
-    decoding, entering, most = list[Place](), list[Place](), MOST
-    for choice in queues.running:
-        lane = choice.lanes[0] if len(choice.lanes) == 1 else None
-        if lane is None or choice.held is not None or choice.short_until or lane.missing is not None:
-            return None
-        if (place := _next_place(lane)) is None:
-            return None
-        if isinstance(lane, DecodeLane):
-            most = min(most, _left(lane) - 1)
-            if most < 1 or not _steady(lane, place, in_flight):
-                return None
-            decoding.append(place)
-        else:
-            entering.append(place)
-    drawing = flight._drawings.get(model) if in_flight else None
-    if in_flight and (drawing is None or [place.lane for place in decoding] != drawing.lanes):
-        return None
-    chunks = _chunks([place.lane for place in entering], engine.config.max_step_tokens - len(decoding), most)
-    leap = Leap(model, clock, decoding, entering, drawing, chunks) if chunks else None
+    chunks = _chunks(
+        [place.lane for place in lanes.entering], engine.config.max_step_tokens - len(lanes.decoding), lanes.most
+    )
+    leap = Leap(model, clock, lanes, drawing, chunks) if chunks else None
     return leap if leap is not None and leap.steps.began else None
-
-
-def _next_place(lane: Lane) -> Place | None:
-    """Where the next entry of a lane goes; None if its last page is to be copied first."""
-    writer, pool = lane.writer, lane.model.pool
-    if not writer._num_spans:
-        return Place(lane, 0, 0, 0)
-    page, start, stop, position = writer.table[-1].tolist()
-    if position + stop - start != writer.next_position or (stop < pool.page_size and pool.filled(page) != stop):
-        return None
-    return Place(lane, page, stop, pool.page_size - stop)
-
-
-def _steady(lane: DecodeLane, place: Place, in_flight: bool) -> bool:
-    """Whether a lane decodes from step to step, without anything to decide."""
-    if lane.result is not None or lane.guesses or lane.record.complete or lane._rows or len(lane.todo) != 1:
-        return False
-    # See `Placement.place`: no new page is taken for the first token of an answer before it is known.
-    starts = lane.started or place.room > 0 or not in_flight
-    return starts and lane.track is lane.choice.track and lane._placeholder == in_flight
 
 
 def _chunks(lanes: list[Lane], budget: int, most: int) -> list[list[int]]:
@@ -268,10 +193,3 @@ def _chunks(lanes: list[Lane], budget: int, most: int) -> list[list[int]]:
             break
         steps.append(counts)
     return steps
-
-
-def _left(lane: DecodeLane) -> int:
-    """Tokens that the lane may still make."""
-    asked = lane.track.params.max_tokens
-    room = lane._room - len(lane.record.sampled)
-    return room if asked is None else min(room, asked - len(lane.track.ids))

@@ -16,11 +16,14 @@ from twostroke.simulation.blank import NoText
 from twostroke.simulation.call import Call
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import Taken
+from twostroke.simulation.device import SimulatedModel
 from twostroke.simulation.events import Events
-from twostroke.simulation.leap import Leap, plan_leap
+from twostroke.simulation.lanes import Lanes, lanes_of
+from twostroke.simulation.leap import MOST, Leap, plan_leap
 from twostroke.simulation.names import Announcer
 from twostroke.simulation.opening import ROLE, Setup
 from twostroke.simulation.prompts import tokens_of
+from twostroke.simulation.riders import may_ride, ride
 from twostroke.simulation.timeline import Interval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
@@ -157,11 +160,13 @@ class Worker:
             return
         self._awake = False
         self.clock.until(self._events.now)
-        if self.leaps and (leap := plan_leap(self.engine, self.model, self.clock)) is not None:
+        lanes = self._lanes() if self.leaps else None
+        if lanes is not None and (leap := plan_leap(self.engine, self.model, self.clock, lanes)) is not None:
             self._leap = leap
             self._wake_at(leap.ends)
             return
-        worked = self.engine.step()
+        rides = lanes is not None and may_ride(self.engine, self.model, lanes)
+        worked = ride(self.engine, self.model, self.clock, lanes) if lanes and rides else self.engine.step()
         self.steps += worked
         self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
@@ -175,6 +180,12 @@ class Worker:
             self.wake()
         elif worked:
             self.wake()
+
+    def _lanes(self) -> Lanes | None:
+        """What is known of the next step, after it has taken in whom it has room for."""
+        if self.engine.num_waiting:
+            self.engine._admit()
+        return lanes_of(self.engine, MOST)
 
     def _find_ended(self) -> None:
         ended = [call for call in self._in_engine if self.calls[call].done]
@@ -194,7 +205,9 @@ class Worker:
             self._watch(self, began, ended, what)
 
     def _what(self, prefill: int, decode: int, taken: Taken, used: int) -> Interval:
-        running, waiting, seconds = self.engine.num_running, self.engine.num_waiting, taken.seconds
+        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAttributeAccessIssue]
+        running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
+        seconds = taken.seconds
         counts = running * seconds, waiting * seconds, used * seconds
         return Interval(seconds, prefill, decode, taken.flops, taken.bytes, *counts)
 

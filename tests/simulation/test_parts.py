@@ -58,7 +58,7 @@ def test_percentiles_of_a_spread(values: list[float]) -> None:
 def test_a_timeline_loses_nothing(steps: list[tuple[float, float]]) -> None:
     timeline = Timeline()
     for began, seconds in steps:
-        timeline.add(began, began + seconds, Interval(busy_s=seconds, decode=2.0))
+        timeline.add([began], [began + seconds], [Interval(busy_s=seconds, decode=2.0)])
     assert len(timeline.intervals) <= MOST
     assert sum(one.busy_s for one in timeline.intervals) == pytest.approx(sum(seconds for _, seconds in steps))
     assert sum(one.decode for one in timeline.intervals) == pytest.approx(2.0 * len(steps))
@@ -71,7 +71,7 @@ def test_a_timeline_adds_up_the_same_in_any_batches(steps: list[tuple[float, flo
     together, one_by_one = Timeline(), Timeline()
     for began, seconds in steps:
         for timeline in (together, one_by_one):
-            timeline.add(began, began + seconds, Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7))
+            timeline.add([began], [began + seconds], [Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7)])
         assert one_by_one.intervals
     assert together.intervals == one_by_one.intervals
     assert together.width == one_by_one.width

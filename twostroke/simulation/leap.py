@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,12 @@ MOST = 64  # steps of a leap: more may be counted in vain
 class Steps(NamedTuple):
     """Times of steps: when each begins and ends for Python, when its tokens are handed over, and on the device."""
 
-    began: list[float]
-    ended: list[float]
-    handed: list[float]
-    device_began: list[float]
-    device_ended: list[float]
-    taken: list[Taken]
+    began: Sequence[float] = ()
+    ended: Sequence[float] = ()
+    handed: Sequence[float] = ()
+    device_began: Sequence[float] = ()
+    device_ended: Sequence[float] = ()
+    taken: Sequence[Taken] = ()
 
 
 class Leap:
@@ -71,23 +72,35 @@ class Leap:
         self._chunks = chunks
         self.prefill = [sum(one) for one in chunks]
         self.used: list[int] = []
-        counts = np.ones((len(self._places), len(chunks) + 1), np.int64)
-        counts[:, 0] = 0
-        counts[self.decode :, 1:] = np.array(chunks, np.int64).T
-        self._entered = counts.cumsum(1)  # tokens of each lane before each step, and after the last
-        rooms = np.array([place.room for place in self._places])[:, None]
-        self._fresh = np.diff(-(-np.maximum(self._entered - rooms, 0) // model.pool.page_size))  # pages that it needs
         self.evicts = False
-        self.steps = self._times(self._affordable(self._fresh.sum(0).cumsum()))
+        self._needs = self._pages_needed()
+        self.steps = self._times(self._affordable())
 
-    def _affordable(self, needed: np.ndarray) -> int:
+    def _pages_needed(self) -> list[tuple[int, int, int]]:
+        """(step, lane, how many pages it takes then), in the order in which the steps allocate them."""
+        size, found = self._model.pool.page_size, list[tuple[int, int, int]]()
+        for lane, place in enumerate(self._places[: self.decode]):
+            found += [(step, lane, 1) for step in range(place.room, len(self._chunks), size)]
+        for i, place in enumerate(self._places[self.decode :]):
+            beyond = -place.room  # tokens that the pages so far have no room for
+            for step, chunks in enumerate(self._chunks):
+                if (beyond := beyond + chunks[i]) > 0:
+                    pages = -(-beyond // size)
+                    found.append((step, self.decode + i, pages))
+                    beyond -= pages * size
+        return sorted(found)
+
+    def _affordable(self) -> int:
         """Steps for which pages are there, and one is left for what follows."""
-        pool, index = self._model.pool, self._model.index
-        count = int(np.searchsorted(needed, pool.num_free))
-        if count == len(needed) or index is None or not index.can_free(int(needed[-1]) + 1 - pool.num_free):
-            return count
-        self.evicts = True
-        return len(needed)
+        pool, index, needed = self._model.pool, self._model.index, sum(pages for _, _, pages in self._needs)
+        free, steps = pool.num_free, len(self._chunks)
+        if needed < free:
+            return steps
+        if index is not None and index.can_free(needed + 1 - free):
+            self.evicts = True
+            return steps
+        totals = accumulate(pages for _, _, pages in self._needs)
+        return next((step for (step, _, _), total in zip(self._needs, totals, strict=True) if total >= free), 0)
 
     def _times(self, count: int) -> Steps:
         """What the clock would be: see `SimulatedModel`, and `Flight` for the order of a step."""
@@ -107,7 +120,7 @@ class Leap:
                 handed = max(now, ready)
                 now, ready = handed + token_s, free_at
             steps.append((began, now, handed, device_began, free_at, taken))
-        return Steps(*([step[i] for step in steps] for i in range(6)))  # pyright: ignore[reportArgumentType]
+        return Steps(*zip(*steps, strict=True))
 
     def _costs(self, count: int) -> list[Taken]:
         """What each step takes, without stalls."""
@@ -136,13 +149,12 @@ class Leap:
         end of their step."""
         sampled, ended = self._compiled.token, self.steps.device_ended[count - 1]
         pages, handed = self._pages(count, told), self.steps.handed[:count]
-        counts = self._entered[:, count].tolist()
-        for number, (place, mine, entered) in enumerate(zip(self._places, pages, counts, strict=True)):
+        for number, (place, mine) in enumerate(zip(self._places, pages, strict=True)):
             lane = place.lane
             if isinstance(lane, DecodeLane):
                 enter(place, [sampled.id] * count, mine)
                 hand(lane, sampled, handed, None if self._drawing is None else number)
-            elif entered:
+            elif entered := sum(chunks[number - self.decode] for chunks in self._chunks[:count]):
                 enter(place, lane.todo[:entered], mine)
                 del lane.todo[:entered]
         self._clock.now, self._compiled.free_at = self.steps.ended[count - 1], ended
@@ -152,15 +164,16 @@ class Leap:
 
     def _pages(self, count: int, told: Callable[[float], None]) -> list[list[int]]:
         """New pages of each lane, allocated in the order in which the steps would have."""
-        pool, fresh = self._model.pool, self._fresh[:, :count].T
-        pages: list[list[int]] = [[] for _ in self._places]
+        pool, pages = self._model.pool, [list[int]() for _ in self._places]
         used = pool.num_used
-        for at, lane in zip(*(axis.tolist() for axis in np.nonzero(fresh)), strict=True):
-            self.used += [used] * (at - len(self.used))
-            pages[lane] += pool.allocate(int(fresh[at, lane]))
+        for step, lane, fresh in self._needs:
+            if step >= count:
+                break
+            self.used += [used] * (step - len(self.used))
+            pages[lane] += pool.allocate(fresh)
             used = pool.num_used
             if self.evicts:
-                told(self.steps.ended[at])
+                told(self.steps.ended[step])
         self.used += [used] * (count - len(self.used))
         return pages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,14 +41,16 @@ class Timeline:
         self._width = width
         self._count = 0  # intervals that have begun
         self._sums = np.zeros((len(Interval._fields), MOST))
-        self._times: list[tuple[float, float]] = []  # of steps that are not added up yet
+        self._began: list[float] = []  # of steps that are not added up yet
+        self._ended: list[float] = []
         self._steps: list[Interval] = []
 
-    def add(self, began: float, ended: float, what: Interval) -> None:
-        """Something that went on evenly from `began` to `ended`."""
-        self._times.append((began, ended))
-        self._steps.append(what)
-        if len(self._steps) == BATCH:
+    def add(self, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
+        """Steps, each of which went on evenly from its `began` to its `ended`."""
+        self._began += began
+        self._ended += ended
+        self._steps += what
+        if len(self._steps) >= BATCH:
             self._add_up()
 
     @property
@@ -65,8 +68,8 @@ class Timeline:
     def _add_up(self) -> None:
         if not self._steps:
             return
-        (began, ended), steps = np.array(self._times).T, np.array(self._steps).T
-        self._times, self._steps = [], []
+        began, ended, steps = np.array(self._began), np.array(self._ended), np.array(self._steps).T
+        self._began, self._ended, self._steps = [], [], []
         start = 0
         while start < len(ended):
             late = ended[start:] >= MOST * self._width

@@ -32,7 +32,8 @@ NO_TEXT = NoText()
 
 Over = Callable[["Worker", Call, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
-Watch = Callable[["Worker", float, float, Interval], None]  # a step: when it begins and ends, and its work
+# Steps: when each begins and ends, and its work.
+Watch = Callable[["Worker", Sequence[float], Sequence[float], Sequence[Interval]], None]
 Tell = Callable[["Worker", Changes], None]
 
 
@@ -147,9 +148,8 @@ class Worker:
         leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
-            _, _, _, began, ended, taken = leap.steps
-            for at, used in enumerate(leap.used):  # of those that are taken
-                self._watch(self, began[at], ended[at], self._what(leap.prefill[at], leap.decode, taken[at], used))
+            what = self._what(leap.prefill[:count], [leap.decode] * count, leap.steps.taken[:count], leap.used)
+            self._watch(self, leap.steps.device_began[:count], leap.steps.device_ended[:count], what)
         self._wake_at(self.clock.now)
 
     def _step(self, turn: int) -> None:
@@ -200,16 +200,20 @@ class Worker:
     def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
         """A step of the engine."""
         decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
-        what = self._what(sum(one.count for one in rows) - decode, decode, taken, self.pool.num_used)
+        what = self._what([sum(one.count for one in rows) - decode], [decode], [taken], [self.pool.num_used])
         if self._watch is not None:
-            self._watch(self, began, ended, what)
+            self._watch(self, [began], [ended], what)
 
-    def _what(self, prefill: int, decode: int, taken: Taken, used: int) -> Interval:
+    def _what(
+        self, prefill: Sequence[int], decode: Sequence[int], taken: Sequence[Taken], used: Sequence[int]
+    ) -> list[Interval]:
+        """The work of steps, from what each of them enters and takes, and the pages in use."""
         compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAttributeAccessIssue]
         running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
-        seconds = taken.seconds
-        counts = running * seconds, waiting * seconds, used * seconds
-        return Interval(seconds, prefill, decode, taken.flops, taken.bytes, *counts)
+        return [
+            Interval(seconds, in_chunks, alone, flops, read, running * seconds, waiting * seconds, pages * seconds)
+            for in_chunks, alone, (seconds, flops, read), pages in zip(prefill, decode, taken, used, strict=True)
+        ]
 
     # What others know of it -------------------------------------------------------------------------------------
 

@@ -197,16 +197,19 @@ class Pages:
         with Postponed(), self.lock:
             outer, self._settling = self._settling, True
             try:
-                np.subtract.at(self._references[tier], pages, 1)
-                if copied := any(self._copies.values()):
-                    self._drop_copies(pages)
-                held = not copied and self._references[POOL][pages].all()  # by others, as most are
-                freed = 0 if held else self._free_unheld(pages)
+                freed = self._remove(pages, tier)
             finally:
                 self._settling = outer
-            if not outer:
-                self._settled()
+            self._settle()
             return freed
+
+    def _remove(self, pages: np.ndarray, tier: str) -> int:
+        """`release` for those who hold the lock and settle what was dropped meanwhile."""
+        np.subtract.at(self._references[tier], pages, 1)
+        if copied := any(self._copies.values()):
+            self._drop_copies(pages)
+        held = not copied and self._references[POOL][pages].all()  # by others, as most are
+        return 0 if held else self._free_unheld(pages)
 
     def _free_unheld(self, pages: np.ndarray) -> int:
         """Free the frames and the ids that no reference needs. Returns the number of frames."""
@@ -229,23 +232,26 @@ class Pages:
             self._dropped.append((pages, tier))
             if self.lock.acquire(blocking=False):
                 try:
-                    self._settled()
+                    self._settle()
                 finally:
                     self.lock.release()
 
     def _settled(self) -> None:
         """Remove all references that were dropped so far."""
-        if not self._dropped:
+        if self._dropped:
+            with Postponed(), self.lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        """`_settled` for those who hold the lock and have postponed Ctrl-C."""
+        if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
             return
-        with Postponed(), self.lock:
-            if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
-                return
-            self._settling = True
-            try:
-                while self._dropped:
-                    self.release(*self._dropped.popleft())
-            finally:
-                self._settling = False
+        self._settling = True
+        try:
+            while self._dropped:
+                self._remove(*self._dropped.popleft())
+        finally:
+            self._settling = False
 
     def _drop_copies(self, pages: np.ndarray) -> None:
         """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed."""

@@ -200,9 +200,10 @@ class PrefixIndex(ABC):
     def _use(self, pages: list[int]) -> None:
         """Note the use of a prompt's pages: the deepest is the first of them to go."""
         for page in reversed(pages):
+            order = self._order
             if page in self._hosted:
                 self._came_back([page])
-            order = self._hosted if page in self._hosted else self._order
+                order = self._hosted if page in self._hosted else self._order
             del order[page]
             order[page] = None
 

@@ -102,13 +102,19 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--method", "magic"], "there is no plan for the method 'magic'"),
         (["llama-3-70b", "--on", "h100", "--acceptance", "1"], "from 0 to below 1, not 1"),
         (["llama-3-70b", "--on", "h100", "--tp", "3"], "cannot be divided among 3 devices"),
+        (["llama-3-70b", "--on", "h100", "--concurrency", "0"], "at least 1 of concurrency, not 0"),
+        (["llama-3-70b", "--on", "h100", "--method", "pdto"], "did you mean ptdo"),
+        (["llama-3-70b", "--on", "h100", "--method", "compress"], "needs a draft: say --draft MODEL"),
+        (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
     ],
 )
 def test_bad_input_is_one_line(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("slow.toml").write_text("memory_gb = 80\ntflops = { bf16 = 1 }\ncompute = 1\nmemory = 1\n")
+    sizes = "memory_gb = 80\ntflops = { bf16 = 1 }\ncompute = 1\nmemory = 1\n"
+    Path("slow.toml").write_text(sizes)
+    Path("unlinked.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_gbs = 0\n")
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     refused = CliRunner().invoke(app, ["plan", *arguments])

@@ -79,7 +79,7 @@ class WorkloadOptions:
         return Workload(
             self.prompt_tokens,
             self.output_tokens,
-            self.concurrency or 1,
+            1 if self.concurrency is None else self.concurrency,
             self.shared_prefix,
             self.ttft_ms,
             self.itl_ms,
@@ -106,6 +106,7 @@ class WorkloadOptions:
         if self.workload not in ("synthetic", "sharegpt"):
             raise InvalidRequest(f"--workload is synthetic or sharegpt, not {self.workload!r}")
         if self.trace is not None:
+            self._draw_nothing()
             found = read_trace(self.trace)
             if users is not None:
                 return found.closed(ClosedLoop(users))
@@ -115,6 +116,15 @@ class WorkloadOptions:
                 raise InvalidRequest("--workload sharegpt needs --rate or --users")
             return None
         return drawn(self.shape(), rate, users, self.burstiness, self.workload == "sharegpt")
+
+    def _draw_nothing(self) -> None:
+        """Raises InvalidRequest for what describes drawn requests, which a trace has not."""
+        drawing = ("prompt_tokens", "output_tokens", "shared_prefix", "workload", "burstiness")
+        defaults = WorkloadOptions()
+        for name in drawing:
+            if getattr(self, name) != getattr(defaults, name):
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidRequest(f"a trace has its own lengths, prefixes and times: leave out {option}")
 
 
 @dataclass(frozen=True)

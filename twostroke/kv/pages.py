@@ -208,7 +208,7 @@ class Pages:
         np.subtract.at(self._references[tier], pages, 1)
         if copied := any(self._copies.values()):
             self._drop_copies(pages)
-        held = not copied and self._references[POOL][pages].all()  # by others, as most are
+        held = not copied and np.count_nonzero(self._references[POOL][pages]) == len(pages)  # by others, as most are
         return 0 if held else self._free_unheld(pages)
 
     def _free_unheld(self, pages: np.ndarray) -> int:
@@ -218,7 +218,7 @@ class Pages:
             frames = self._frames[idle]
             self._frames[idle] = NOWHERE
             self._free.extend(frames[::-1].tolist())
-        gone = _distinct(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
+        gone = _distinct(pages[~np.logical_or.reduce(self._counts[:, pages]) & (self._filled[pages] != FREE)])
         if len(gone):
             self._filled[gone] = FREE
             self._free_ids.extend(gone[::-1].tolist())
@@ -337,7 +337,8 @@ class Pages:
 
 
 def _distinct(pages: np.ndarray) -> np.ndarray:
-    """Each page once, in ascending order. `np.unique` imports modules, which a finalizer at Python's end cannot."""
+    """Each page once, in ascending order. `np.unique` imports modules, which a finalizer at Python's end cannot; so do
+    methods of arrays such as `any`."""
     if len(pages) < 2:
         return pages
     ordered = np.sort(pages)

@@ -50,6 +50,10 @@ class Machine:
         for name, value in rates.items():
             if not 0 < value < math.inf:
                 raise InvalidRequest(f"machine {self.name} needs a positive {name}, not {value:g}")
+        known = {"link": self.link, "host": self.host, "disk": self.disk, "loopback": self.loopback}
+        for name, value in known.items():
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidRequest(f"machine {self.name} needs a positive {name}_gbs, not {value / 1e9:g}, or none")
         for name in ("compute", "memory_share", "link_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidRequest(f"machine {self.name}: efficiency must be above 0 and at most 1 ({name})")

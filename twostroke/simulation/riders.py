@@ -12,10 +12,11 @@ from functools import lru_cache
 
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
-from twostroke.engine.flight import Drawing, Step
+from twostroke.engine.flight import Drawing
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.engine.step import Step
 from twostroke.models.cost import Rows
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.device import SimulatedModel, Tokens

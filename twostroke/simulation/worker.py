@@ -184,7 +184,7 @@ class Worker:
     def _lanes(self) -> Lanes | None:
         """What is known of the next step, after it has taken in whom it has room for."""
         if self.engine.num_waiting:
-            self.engine._admit()
+            self.engine._requests.admit(self.engine.config.max_running)
         return lanes_of(self.engine, MOST)
 
     def _find_ended(self) -> None:

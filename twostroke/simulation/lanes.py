@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ def enter(place: Place, tokens: list[int], pages: list[int]) -> None:
     lane.num_computed, lane.started = len(writer), True
 
 
-def hand(lane: DecodeLane, sampled: Sampled, handed: list[float], number: int | None) -> None:
+def hand(lane: DecodeLane, sampled: Sampled, handed: Sequence[float], number: int | None) -> None:
     """Hand a token to a lane at each of these times; the last step in flight draws its next as the `number`-th."""
     for tokens in (lane.track.sampled, lane.record.sampled):
         tokens += [sampled] * len(handed)

@@ -46,7 +46,7 @@ def may_ride(engine: Engine, model: Model, lanes: Lanes) -> bool:
 def ride(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -> bool:
     """A step of the engine in which `lanes.decoding` ride along. Returns whether there was something to do."""
     queues, flight = engine._queues, engine._flight
-    compiled: SimulatedModel = model.compiled  # pyright: ignore[reportAttributeAccessIssue]
+    compiled: SimulatedModel = model.compiled  # pyright: ignore[reportAssignmentType]
     riders = {place.lane: place for place in lanes.decoding}
     before, began, config, running = flight._drawings[model], clock.now, engine._config, queues.running
     ready = before.drawn.ready if isinstance(before.drawn, Tokens) else began
@@ -65,7 +65,8 @@ def ride(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -> boo
     engine._config, compiled.riders, stayed = config, [], set(queues.running)
     queues.running = [choice for choice in running if choice in stayed or (choice.lanes and choice.lanes[0] in riders)]
     drew = {*riders, *(flight._drawings[model].lanes if model in flight._drawings else ())}
-    drawn = [lane for choice in queues.running for lane in choice.lanes if lane in drew]
+    lanes_now = (lane for choice in queues.running for lane in choice.lanes if lane in drew)
+    drawn = [lane for lane in lanes_now if isinstance(lane, DecodeLane)]
     handed = [max(began + compiled.costs.host_s, ready)]
     for number, lane in enumerate(drawn):
         if lane in riders:

@@ -208,7 +208,7 @@ class Worker:
         self, prefill: Sequence[int], decode: Sequence[int], taken: Sequence[Taken], used: Sequence[int]
     ) -> list[Interval]:
         """The work of steps, from what each of them enters and takes, and the pages in use."""
-        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAttributeAccessIssue]
+        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAssignmentType]
         running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
         return [
             Interval(seconds, in_chunks, alone, flops, read, running * seconds, waiting * seconds, pages * seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -185,8 +186,9 @@ class KvAware(LeastLoaded):
         got = False
         for has, name in changes:
             if (known := self._holders.get(name, ())) is not before or has != got:
-                others = [one for one in known if one is not worker]
-                before, got, after = known, has, tuple(sorted([*others, worker], key=_number) if has else others)
+                place = bisect_left(known, worker.number, key=_number)
+                before, got = known, has
+                after = (*known[:place], worker, *known[place:]) if has else (*known[:place], *known[place + 1 :])
             if after:
                 self._holders[name] = after
             else:

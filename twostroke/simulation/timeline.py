@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,8 @@ class Timeline:
     def _add_up(self) -> None:
         if not self._steps:
             return
-        began, ended, steps = np.array(self._began), np.array(self._ended), np.array(self._steps).T
+        began, ended = np.array(self._began), np.array(self._ended)
+        steps = np.fromiter(chain.from_iterable(self._steps), np.float64).reshape(len(began), -1).T
         self._began, self._ended, self._steps = [], [], []
         start = 0
         while start < len(ended):

@@ -99,7 +99,7 @@ class Requests:
 
     def resume(self) -> None:
         """Hand results to waiting programs until none can continue."""
-        while waiting := [c for c in self._queues.running if c.resumable or any(lane.result for lane in c.lanes)]:
+        while waiting := [choice for choice in self._queues.running if choice.has_news]:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
                     self._proceed(choice, self._driver.resume)

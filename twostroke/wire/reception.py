@@ -100,7 +100,7 @@ class Reception:
             page_size=pool.page_size,
             layout=pool.memory.layout,
             transport=self._transport.name,
-            machine=self._around.machine,
+            machine=channel.machine,
             **self._transport.claim(),
             **(extend or {}),
         )
@@ -109,7 +109,7 @@ class Reception:
         """Check what the sender says of its value, and reserve room. Raises KVError."""
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
-        self._near = terms["machine"] == self._around.machine is not None
+        self._near = terms["machine"] == self._open.machine is not None
         own, about = self._pool.geometry, terms["header"]
         same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
         self._theirs = own if same else _decoded(about.encode(), self._open).geometry

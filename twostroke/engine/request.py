@@ -76,7 +76,7 @@ class Choice:
 
     @property
     def request(self) -> Request:
-        request = self.request_if_kept
+        request = self._request()
         assert request is not None, "the engine keeps a request until it is done"
         return request
 
@@ -94,7 +94,18 @@ class Choice:
     @property
     def resumable(self) -> bool:
         """Whether all results that the program waits for are there."""
-        return bool(self.results) and not any(result is WAITING_FOR for result in self.results)
+        for result in self.results:
+            if result is WAITING_FOR:
+                return False
+        return bool(self.results)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a stroke has ended, or all results are there. Asked for at every step, so it is plain loops."""
+        for lane in self.lanes:
+            if lane.result is not None:
+                return True
+        return self.resumable
 
     def answer(self) -> Any:
         """The results to send to the program, or the first `Raised` among them; clears them."""

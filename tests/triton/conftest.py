@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-import tests.triton.interpreter  # noqa: F401
+from tests.triton import interpreter
+
+__all__ = ["interpreter"]
 
 
 @pytest.fixture

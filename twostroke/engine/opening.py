@@ -62,10 +62,10 @@ def open_model(
     """
     checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
     geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
+    _trim()  # what the tokenizer took is not to become the pool's zeros, nor to be there beside the weights
     pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
     identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
     checkpoint.release()
-    _trim()  # what the tokenizer took is not to be there beside the weights
     compiled = backend.compile(checkpoint.config, _reported(checkpoint, progress))
     if checkpoint.encoders != stored.encoders:
         log.warning(

@@ -112,6 +112,8 @@ def _require_gpus(device: str, tp: int) -> None:
     needed, found = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else tp, torch.cuda.device_count()
     if found < (1 if links.ONE_GPU else needed):
         raise InvalidRequest(f"tp={tp} needs {needed} GPUs, and this machine has {found}")
+    if not torch.distributed.is_nccl_available():
+        raise InvalidRequest(f"tp={tp} on GPUs needs NCCL, which this build of PyTorch does not have")
 
 
 def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor], tp: int) -> Backend | str:

@@ -140,20 +140,27 @@ class Mixture:
 
     def _multiply(self, h: torch.Tensor, tokens: int) -> None:
         """What each token's experts make of it."""
-        experts, hidden, room = self.experts, self.hidden, self.room
-        count, chosen, width, features = experts.count, experts.chosen, self.width, self.features
-        pairs, gelu = tokens * chosen, experts.activation == "gelu_tanh"
+        experts, room = self.experts, self.room
+        pairs = tokens * experts.chosen
         most = PACKED_TILE if isinstance(self.gate_up, Packed) else max(TILES)
-        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // count)))
-        few = pairs < count + pairs // tile.tokens
-        blocks = pairs if few else count + pairs // tile.tokens
-        kernels.group_kernel[(count,)](
+        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // experts.count)))
+        few = pairs < experts.count + pairs // tile.tokens
+        blocks = pairs if few else experts.count + pairs // tile.tokens
+        kernels.group_kernel[(experts.count,)](
             room.ids, room.order, room.blocks, pairs, tile.tokens, few,
             min(MOST_CHUNK, max(128, power_of_two(pairs))), num_warps=4,
         )  # fmt: skip
-        if not width:
-            pass  # other ranks have all of them
-        elif isinstance(self.gate_up, Packed):
+        if self.width:
+            self._first(h, tile, blocks)
+        gated = self.whole(room.gated, pairs, experts.intermediate_size)
+        if self.features:
+            self._second(gated, tile, blocks)
+
+    def _first(self, h: torch.Tensor, tile: Tiles, blocks: int) -> None:
+        """h -> `room.gated`, of the pairs in so many blocks."""
+        chosen, width, hidden, room = self.experts.chosen, self.width, self.hidden, self.room
+        gelu = self.experts.activation == "gelu_tanh"
+        if isinstance(self.gate_up, Packed):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
                 h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
                 self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code,
@@ -165,17 +172,18 @@ class Mixture:
                 tile.features, tile.tokens, tile.columns, num_warps=tile.warps,
                 num_stages=GATED_STAGES if tile.features == 64 else tile.stages,
             )  # fmt: skip
-        gated, deep = self.whole(room.gated, pairs, experts.intermediate_size), experts.intermediate_size
-        if not features:
-            return
+
+    def _second(self, gated: torch.Tensor, tile: Tiles, blocks: int) -> None:
+        """All columns of gated values -> `room.made`."""
+        features, columns, room = self.features, self.experts.intermediate_size, self.room
         if isinstance(self.down, Packed):
             quantized.packed_experts_down_kernel[(blocks, -(-features // ROWS))](
-                gated, *self.down.arrays, room.order, room.blocks, room.made, features, deep,
+                gated, *self.down.arrays, room.order, room.blocks, room.made, features, columns,
                 self.down.units, tile.tokens, self.down.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_down_kernel[(blocks, -(-features // tile.features))](
-                gated, self.down, room.order, room.blocks, room.made, features, deep,
+                gated, self.down, room.order, room.blocks, room.made, features, columns,
                 tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The GPU backend in several ranks has the bits of one: in the interpreter over gloo, or on one GPU over the host.
 
-On a machine with a GPU all ranks use it (`links.ONE_GPU`), and a tensor goes through the host instead of NCCL.
+On a machine with fewer GPUs than ranks all use one (`links.ONE_GPU`), and tensors go through the host in place of NCCL.
 """
 
 import os
@@ -51,9 +51,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Open:
     monkeypatch.setattr(torch_ranks, "FOLLOWER", "tests.triton.follower")
-    monkeypatch.setattr(links, "ONE_GPU", device.type == "cuda")
 
     def open_model(path: Path, tp: int, **options: Any) -> LLM:
+        monkeypatch.setattr(links, "ONE_GPU", device.type == "cuda" and torch.cuda.device_count() < tp)
         chosen: dict[str, Any] = {"kv_bytes": 4 << 20, "threads": 1} | options
         return LLM(str(path), backend="triton", device=str(device), tp=tp, **chosen)
 

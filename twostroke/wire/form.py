@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
@@ -25,7 +24,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
+PIECE_BYTES = 8 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,22 @@ class Final:
         return len(self.whole) + len(self.parts)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a receiver knows of a value before all of it has come.
+
+    Attributes:
+        header: over pages 0 to n - 1.
+        order, logits, state, queries: as in `Final`.
+    """
+
+    header: Header
+    order: np.ndarray
+    logits: np.ndarray
+    queries: Queries
+    state: Any
+
+
 def _parts(table: np.ndarray, page_size: int, first: int) -> list[Part]:
     """The slots in use of each page of a table; numbers begin at `first`."""
     pages, slots = spans.pages_and_slots(table)
@@ -161,11 +176,6 @@ def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
     return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
-
-
-def digest(data: memoryview) -> str:
-    """The digest of a page's bytes, 32 hex digits. It travels in a message that the secret authenticates."""
-    return blake3(data).hexdigest(length=16)
 
 
 def digest_of(kv: KVCache) -> str:

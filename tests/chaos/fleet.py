@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tests.chaos.front import Client, Front
-from tests.chaos.network import Network
+from tests.chaos.matrix import Matrix
+from tests.chaos.network import Link, Network
 from tests.chaos.standin import Sizes
 from tests.chaos.tasks import Tasks
 from tests.chaos.worker import Worker
@@ -21,6 +22,9 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
+AIMED = 0.7  # share of faults that look for a worker or a link that is busy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Plan:
 
     Attributes:
         kinds: of faults that happen, about `gap_s` seconds apart.
+        student: whether decode workers have the student alone.
         sizes: of workers of each role. transports: one of "nixl", "tcp" for each new worker, drawn.
         latency_s: of the network; room: bytes that a stream takes before they are read.
         notice_s: seconds until a front end knows of a death; down_s: until another worker comes.
@@ -37,6 +42,7 @@ class Plan:
 
     seed: int
     kinds: tuple[str, ...]
+    student: bool
     gap_s: float
     until_s: float
     counts: dict[str, int]
@@ -54,7 +60,12 @@ class Plan:
 
 
 class Fleet:
-    """Attributes: happened: how often each thing did. workers: those that live."""
+    """All of it.
+
+    Attributes:
+        happened: how often each thing did. matrix: which fault hit which kind of request.
+        workers: those that live. leases: whose value each is.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -67,6 +78,8 @@ class Fleet:
         self.network = Network(self.tasks, network, plan.latency_s, plan.room)
         self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, plan.page_s)
         self.happened: Counter[str] = Counter()
+        self.matrix: Matrix = Matrix()
+        self.leases: dict[str, Client] = {}
         self.transports: dict[str, Writes] = {}
         self.front = Front(self)
         self.workers: list[Worker] = []
@@ -93,7 +106,7 @@ class Fleet:
         return self.steps + sum(worker.steps for worker in self.workers)
 
     def _join(self, role: str) -> None:
-        worker = Worker(self, self._numbers, role, self.plan.sizes[role])
+        worker = Worker(self, self._numbers, role, self.plan.sizes[role], self.plan.student)
         self._numbers += 1
         self.workers.append(worker)
         self.streams[worker] = {}
@@ -106,28 +119,31 @@ class Fleet:
         if moment < self.plan.until_s and self.plan.kinds:
             self.events.at(moment, self._fault)
 
+    def hit(self, fault: str, client: Client) -> None:
+        self.matrix[fault, client.kind] += 1
+
     def _fault(self) -> None:
-        rng = self._faults
-        kind = rng.choice(self.plan.kinds)
+        kind = self._faults.choice(self.plan.kinds)
         among = [worker for worker in self.workers if not worker.closing and not worker.process.stopped]
         if kind in ("kill", "vanish", "drain", "stop"):
             if among:
-                getattr(self, f"_{kind}")(rng.choice(among))
+                getattr(self, f"_{kind}")(self._aimed(among, [one for one in among if one.streams or one.sending]))
         elif kind == "silence":
-            pairs = [
-                self.network.link(one.process, other.process)
-                for one in among for other in among if one.role < other.role
-            ]  # fmt: skip
+            pairs = [(one, other) for one in among for other in among if one.role > other.role]
             if pairs:
-                self._silence(rng.choice(pairs))
+                self._silence(*self._aimed(pairs, [pair for pair in pairs if self._moving(*pair)]))
         elif kind == "front end":
             self.happened["front end dies"] += 1
-            for client in self.front.clients:
-                if client.fate is None:
-                    client.leaves_at = self.events.now
-                    for stream in client.streams:
-                        self.tasks.wake(stream._client)
+            self.front.die()
         self._next_fault()
+
+    def _aimed(self, among: list[T], busy: list[T]) -> T:
+        return self._faults.choice(busy if busy and self._faults.random() < AIMED else among)
+
+    def _moving(self, prefill: Worker, decode: Worker) -> list[Client]:
+        """The clients whose value moves between two workers."""
+        clients = [self.leases[lease] for lease in prefill.sending.values()]
+        return [client for client in clients if client.at.get("decode") is decode]
 
     def _count(self, what: str, worker: Worker) -> None:
         """What a fault has hit."""
@@ -158,6 +174,11 @@ class Fleet:
             link.fail()
 
     def _end(self, worker: Worker) -> None:
+        for client in self.front.waiting:
+            if client.at.get("prefill") is worker:
+                self.hit(f"prefill dies {worker.phase(client.lease)} the transfer", client)
+            elif client.at.get("decode") is worker and client.given:
+                self.hit("decode dies", client)
         worker.tell_ends()
         self.tasks.kill(worker.process)
         self.workers.remove(worker)
@@ -194,11 +215,14 @@ class Fleet:
         seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
         self.events.at(self.events.now + seconds, partial(self.tasks.go_on, worker.process))
 
-    def _silence(self, link: Any) -> None:
+    def _silence(self, prefill: Worker, decode: Worker) -> None:
+        link: Link = self.network.link(prefill.process, decode.process)
         if link.silent:
             return
         seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
         self.happened["a network that is silent" + (" for long" if seconds > 5 else "")] += 1
+        for client in self._moving(prefill, decode):
+            self.hit("the network stalls", client)
         link.fail()
         self.events.at(self.events.now + seconds, link.heal)
 
@@ -213,7 +237,6 @@ class Fleet:
             self.tasks.kill(process)
         while self.tasks.alive and self.events.step():
             pass
-        self.tasks.close()
 
     def run(self, clients: list[Client], heard: Callable[[], None]) -> None:
         """Until all is over. `heard` is called after each event."""

@@ -10,28 +10,34 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("greenlet", reason="needs greenlet, of the extra dev")
+
+from tests.chaos.matrix import Matrix, missing, table
 from tests.chaos.run import check
+from tests.chaos.tasks import Condition, Process, Tasks
 from twostroke.engine.placement import Placement, _pages_held
 from twostroke.engine.request import Request
+from twostroke.simulation.events import Events
 from twostroke.wire.checks import Checks
 from twostroke.wire.lease import Lease
 from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.reception import Reception
 
-SEEDS = 24  # the long form is `python -m tests.chaos`
+SEEDS = 40  # the long form is `python -m tests.chaos`
 
 
-def test_nothing_is_lost() -> None:
-    happened: Counter[str] = Counter()
+def test_nothing_is_lost_and_every_fault_hits_every_kind_of_request() -> None:
+    happened, matrix = Counter[str](), Matrix()
     for seed in range(SEEDS):
         try:
-            happened += check(seed).happened
+            outcome = check(seed)
         except BaseException as error:
             error.add_note(f"run it again: python -m tests.chaos --first {seed} --seeds 1")
             raise
-    for what in ("answered", "left", "sent again", "lost notification", "damaged page", "front end dies",
-                 "a network that is silent for long", "sent to a dead worker", "a decode worker prefills",
-                 "offer: its lease has ended", "offer: its lease was released", "offer: its request was cancelled",
+        happened, matrix = happened + outcome.happened, matrix + outcome.matrix
+    assert not missing(matrix), table(matrix)
+    for what in ("answered", "sent again", "damaged page", "a network that is silent for long", "sent to a dead worker",
+                 "a decode worker prefills", "offer: its lease was released", "offer: its request was cancelled",
                  "steps beside pages in quarantine"):  # fmt: skip
         assert happened[what], f"{what} never happened"
     for fault in ("death", "loss", "stop", "end"):
@@ -41,6 +47,19 @@ def test_nothing_is_lost() -> None:
 
 def test_a_seed_replays() -> None:
     assert check(3) == check(3)
+
+
+def test_a_task_that_waits_with_a_lock_is_found() -> None:
+    tasks = Tasks(Events())
+
+    def wait() -> None:
+        with Condition(tasks):
+            tasks.sleep(1.0)
+
+    tasks.start(Process("one"), wait)
+    with pytest.raises(AssertionError, match="it waits, and holds a lock"):
+        while tasks.events.step():
+            pass
 
 
 def pages_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -69,6 +88,15 @@ def a_prefill_that_is_given_up_is_offered_for_ever(patch: pytest.MonkeyPatch) ->
     patch.setattr(Outgoing, "fail", lambda self, why: None)
 
 
+def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
+    """A refresh of one choice lets go of the entries of the others."""
+
+    def grow(self: Outgoing, kv: Any) -> None:
+        self._longer = [kv]
+
+    patch.setattr(Outgoing, "grow", grow)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
     (pages_are_free_at_once, 9, "a late write reaches a page of somebody else"),
     (bytes_are_not_checked, 4, "tokens differ"),
@@ -76,6 +104,7 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a
     (an_answer_begins_again, 8, "comes after"),
     (the_preempted_start_at_once, 11, "preempted again and again"),
     (a_prefill_that_is_given_up_is_offered_for_ever, 2, "still hold|has ended and holds"),
+    (a_teacher_holds_one_choice, 0, "hang"),
 ]
 NEAR = 40  # seeds in which it has to be found, so that another order of events does not fail the test
 

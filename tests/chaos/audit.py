@@ -41,6 +41,8 @@ def audit(worker: Worker) -> None:
                 values += _held_by((errand.future.result(),))
     if _leaked(worker, values):  # a technique that goes on has values besides those that its strokes read
         values += [kv for choice in engine.choices for kv in _held_by(choice.program)]
+        for request in worker.elsewhere:
+            values += [request.result, *_held_by(request.make_program)]
         lost = _leaked(worker, values)
         # A transfer that sends holds its value itself, also when the lease has ended, and so does one that ends here.
         assert lost == 0 or worker.sends or worker.takes, f"{name}: {lost} pages that nobody holds"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from tests.chaos.front import Client, Front
 from tests.chaos.matrix import Matrix
@@ -22,9 +22,7 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
-AIMED = 0.7  # share of faults that look for a worker or a link that is busy
-
-T = TypeVar("T")
+AWAITED, MOST_AWAITED = 0.7, 2  # share of faults that wait for the next such moment of a client, and how many do at once
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class Fleet:
         workers: those that live. leases: whose value each is.
     """
 
+    MOMENTS = MOVES, ANSWERS = "its value moves", "its first token has come"
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.events = Events()
@@ -86,6 +86,7 @@ class Fleet:
         self.streams: dict[Worker, dict[Any, None]] = {}
         self.steps = 0  # of workers that are gone
         self._numbers = 0
+        self._awaited = {moment: deque[str](maxlen=MOST_AWAITED) for moment in self.MOMENTS}  # kinds of faults
         self.routers: dict[str, Router] = {}
         for role in ROLES:
             self.routers[role] = make_router(plan.router, plan.sizes[role].page_size)
@@ -124,21 +125,35 @@ class Fleet:
 
     def _fault(self) -> None:
         kind = self._faults.choice(self.plan.kinds)
+        if self._faults.random() < AWAITED:
+            self._awaited[self.MOVES if kind == "silence" else self._faults.choice(self.MOMENTS)].append(kind)
+        else:
+            self._strike(kind, None)
+        self._next_fault()
+
+    def begins(self, what: str, client: Client) -> None:
+        """One of `MOMENTS` of a client has come."""
+        now = self.events.now
+        if self._awaited[what] and now < self.plan.until_s:
+            moment = now + self._faults.choice((0.0, 0.003, 0.02, 0.1))
+            self.events.at(moment, partial(self._strike, self._awaited[what].popleft(), client))
+
+    def _strike(self, kind: str, client: Client | None) -> None:
+        """A fault of a kind, of the workers that have the client's request if there are any."""
+        rng = self._faults
         among = [worker for worker in self.workers if not worker.closing and not worker.process.stopped]
+        chosen = [] if client is None else [worker for worker in client.at.values() if worker in among]
         if kind in ("kill", "vanish", "drain", "stop"):
             if among:
-                getattr(self, f"_{kind}")(self._aimed(among, [one for one in among if one.streams or one.sending]))
+                getattr(self, f"_{kind}")(rng.choice(chosen or among))
         elif kind == "silence":
             pairs = [(one, other) for one in among for other in among if one.role > other.role]
+            between = [pair for pair in pairs if {*pair} == {*chosen}]
             if pairs:
-                self._silence(*self._aimed(pairs, [pair for pair in pairs if self._moving(*pair)]))
+                self._silence(*rng.choice(between or pairs))
         elif kind == "front end":
             self.happened["front end dies"] += 1
             self.front.die()
-        self._next_fault()
-
-    def _aimed(self, among: list[T], busy: list[T]) -> T:
-        return self._faults.choice(busy if busy and self._faults.random() < AIMED else among)
 
     def _moving(self, prefill: Worker, decode: Worker) -> list[Client]:
         """The clients whose value moves between two workers."""

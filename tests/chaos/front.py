@@ -189,6 +189,8 @@ class Front:
     def _take(self, client: Client, tokens: list[Token], done: bool, error: Exception | None) -> None:
         if client.fate is not None:  # its front end has died
             return
+        if tokens and not client.given:
+            self.fleet.begins(self.fleet.ANSWERS, client)
         for token in tokens:
             mine = client.tokens[token.choice]
             assert token.index == len(mine), f"token {token.index} comes after {len(mine)}"

@@ -51,7 +51,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
     rng = random.Random(f"plan {seed}")
     page_size, longest = rng.choice((4, 8)), rng.choice((40, 100))
     least = -(-longest // page_size) + 2
-    student = rng.random() < 0.35
+    student = rng.random() < 0.3
     sizes = {
         role: Sizes(
             # A teacher holds values for as long as answers last, and a student gets entries twice.
@@ -70,7 +70,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         seed=seed,
         kinds=tuple(some),
         student=student,
-        gap_s=rng.choice((0.2, 1.0, 5.0)),
+        gap_s=rng.choice((0.2, 0.5, 2.0)),
         until_s=until_s,
         counts={role: rng.randint(1, 3) for role in ("prefill", "decode")},
         sizes=sizes,
@@ -130,7 +130,7 @@ def check(seed: int) -> Outcome:
         except BaseException as error:
             errors.append(error)
 
-    # On a thread of its own: this one sees if it waits for what is no part of the simulation, and that would be forever.
+    # On a thread of its own: this one sees if it waits for what is no part of the simulation, which would be for ever.
     thread = threading.Thread(target=run, name=f"seed {seed}", daemon=True)
     thread.start()
     thread.join(STUCK_S)

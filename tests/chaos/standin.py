@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -65,7 +66,7 @@ class StandIn:
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
         tokens, starts = resolved(batch).tolist(), batch.row_starts
-        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+        counts = [stop - start for start, stop in pairwise(starts)]
         self._pause(sum(count for count in counts if count > 1), counts.count(1))
         digests: list[bytes] = []
         positions = batch.positions.tolist()

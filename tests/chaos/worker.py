@@ -27,6 +27,7 @@ STEP_S, PROMPT_S, TOKEN_S = 2e-3, 2e-4, 5e-4  # of a step, and of each token of 
 PYTHON_S = 1e-4  # of a step in which nothing is computed
 IDLE_S = 1.0
 STALLED_S = 0.05
+EVERY = 4  # steps after which pages are counted
 MOST_PREEMPTIONS = 500  # of a request at one worker; more would be churn
 STOPPED = "the engine was stopped"
 
@@ -59,7 +60,7 @@ class Worker:
         self.decoding = Decoding(llm, alone, transport=self.transport, around=around) if role == "decode" else None
         if self.prefilling is not None:
             self.prefilling.sender._send = self._watched(self.prefilling.sender._send)
-        self.steps = 0
+        self.steps = self._not_audited = 0
         self.closing = self._stopped = False
         self.streams: dict[Request, Stream] = {}
         self.outgoing: dict[Stream, tuple[Request, Outgoing]] = {}
@@ -152,13 +153,10 @@ class Worker:
             while self._commands:
                 self._commands.popleft()()
             began = self.fleet.events.now
-            worked = engine.step()
+            worked = bool(self.streams or self._elsewhere) and engine.step()
             self.steps += worked
             self._publish()
-            if worked:
-                audit(self)
-                if self.decoding is not None and self.decoding.receiver.num_quarantined:
-                    self.fleet.happened["steps beside pages in quarantine"] += 1
+            self._count(worked)
             if worked or self._commands:
                 if self.fleet.events.now == began:  # nothing was computed
                     self.tasks.sleep(PYTHON_S)
@@ -167,6 +165,15 @@ class Worker:
                 self._waits = True
                 self.tasks.park(self.fleet.events.now + pause)
                 self._waits = False
+
+    def _count(self, worked: bool) -> None:
+        """Count pages after every so many steps, and when the engine comes to rest."""
+        self._not_audited += worked
+        if self._not_audited >= EVERY or (self._not_audited and not worked):
+            self._not_audited = 0
+            audit(self)
+            if self.decoding is not None and self.decoding.receiver.num_quarantined:
+                self.fleet.happened["counted beside pages in quarantine"] += 1
 
     def _publish(self) -> None:
         for request, stream in list(self.streams.items()):
@@ -243,6 +250,7 @@ class Worker:
             task, lease = self.tasks.current, outgoing.handle.lease
             assert task is not None
             self.sending[task] = lease
+            self.fleet.begins(self.fleet.MOVES, self.fleet.leases[lease])
             try:
                 send(channel, asked, outgoing)
                 self.sent.add(lease)
@@ -256,6 +264,11 @@ class Worker:
         if lease in self.sending.values():
             return "during"
         return "after" if lease in self.sent else "before"
+
+    @property
+    def elsewhere(self) -> list[Request]:
+        """Requests of this worker's other threads."""
+        return [request for requests in self._elsewhere.values() for request in requests]
 
     @property
     def sends(self) -> bool:
@@ -302,7 +315,7 @@ class Worker:
         used = self.llm.pool.num_used
         assert used == indexed, f"{self.process.name}: {used - indexed} pages are still held"
         assert not self.llm.pool._pins, f"{self.process.name}: pins are left"
-        assert not (self.outgoing or self._asking), f"{self.process.name}: requests are left"
+        assert not {**self.outgoing, **self._asking}, f"{self.process.name}: requests are left"
 
 
 def _look() -> None:

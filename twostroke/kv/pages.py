@@ -190,27 +190,28 @@ class Pages:
 
         The garbage collector may drop another value between any two lines here. Its references are removed afterwards.
         """
-        in_pool = self._references[POOL]
+        in_pool, freed = self._references[POOL], 0
         with Postponed(), self.lock:
             outer, self._settling = self._settling, True
             try:
                 np.subtract.at(self._references[tier], pages, 1)
                 if any(self._copies.values()):
                     self._drop_copies(pages)
-                idle = _distinct(pages[(in_pool[pages] == 0) & (self._frames[pages] != NOWHERE)])
-                if len(idle):
+                left = _distinct(pages[self._references[tier][pages] == 0])
+                if len(left):  # the pages of most values are those of others too
+                    idle = left[(in_pool[left] == 0) & (self._frames[left] != NOWHERE)]
+                    freed = len(idle)
                     frames = self._frames[idle]
                     self._frames[idle] = NOWHERE
                     self._free.extend(frames[::-1].tolist())
-                gone = _distinct(pages[~self._counts[:, pages].any(0) & (self._filled[pages] != FREE)])
-                if len(gone):
+                    gone = left[~self._counts[:, left].any(0) & (self._filled[left] != FREE)]
                     self._filled[gone] = FREE
                     self._free_ids.extend(gone[::-1].tolist())
             finally:
                 self._settling = outer
             if not outer:
                 self._settled()
-            return len(idle)
+            return freed
 
     def drop(self, pages: np.ndarray, tier: str) -> None:
         """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""

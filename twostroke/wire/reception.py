@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,8 @@ class Reception:
         """Check what the sender says of its value, and reserve room. Raises KVError."""
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
-        self._theirs, own = _decoded(terms["header"].encode(), self._open), self._pool.geometry
+        # A sender's pool is described alike for all of its values.
+        self._theirs, own = _decoded(terms["header"].encode(), self._open, _remembered), self._pool.geometry
         if identity is not None and identity != self.identity:
             raise KVError("the value is of another model (or another kernels' variant): its identity differs")
         if not self._pages and not convert:
@@ -276,8 +277,11 @@ class Reception:
             pool.release(pages)  # the value holds its own references
 
 
-def _decoded(text: bytes, channel: Channel) -> Header:
+_remembered = lru_cache(16)(headers.decode)
+
+
+def _decoded(text: bytes, channel: Channel, decode: Callable[[bytes], Header] = headers.decode) -> Header:
     try:
-        return headers.decode(text)
+        return decode(text)
     except headers.Invalid as error:
         raise WireError(f"{channel.peer} describes its value wrongly: {error}") from None

@@ -186,7 +186,7 @@ class Fleet:
         self._count("loss", worker)
         self._end(worker)
         for link in self.network.links_of(worker.process):
-            link.fail()
+            link.cut()
 
     def _end(self, worker: Worker) -> None:
         for client in self.front.waiting:

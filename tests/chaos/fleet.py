@@ -22,7 +22,7 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
-AWAITED, MOST_AWAITED = 0.7, 2  # share of faults that wait for the next such moment of a client, and how many do at once
+AWAITED, MOST_AWAITED = 0.8, 2  # share of faults that wait for the next such moment of a client, and how many do at once
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Fleet:
         """One of `MOMENTS` of a client has come."""
         now = self.events.now
         if self._awaited[what] and now < self.plan.until_s:
-            moment = now + self._faults.choice((0.0, 0.003, 0.02, 0.1))
+            moment = now + self._faults.choice((0.0, 0.002, 0.01, 0.05))
             self.events.at(moment, partial(self._strike, self._awaited[what].popleft(), client))
 
     def _strike(self, kind: str, client: Client | None) -> None:

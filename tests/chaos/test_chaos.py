@@ -23,7 +23,7 @@ from twostroke.wire.lease import Lease
 from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.reception import Reception
 
-SEEDS = 40  # the long form is `python -m tests.chaos`
+SEEDS = 48  # the long form is `python -m tests.chaos`
 
 
 def test_nothing_is_lost_and_every_fault_hits_every_kind_of_request() -> None:

@@ -126,7 +126,7 @@ class Fleet:
     def _fault(self) -> None:
         kind = self._faults.choice(self.plan.kinds)
         if self._faults.random() < AWAITED:
-            self._awaited[self.MOVES if kind == "silence" else self._faults.choice(self.MOMENTS)].append(kind)
+            self._awaited[self.MOVES if kind == "silence" else self._faults.choice((self.MOVES, self.ANSWERS, self.ANSWERS))].append(kind)
         else:
             self._strike(kind, None)
         self._next_fault()

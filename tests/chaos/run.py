@@ -65,12 +65,12 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         for role in ("prefill", "decode")
     }
     until_s = rng.choice((2.0, 10.0, 60.0))
-    some = [fault for fault in FAULTS if rng.random() < 0.5]
+    some = [fault for fault in FAULTS if rng.random() < 0.7]
     plan = Plan(
         seed=seed,
         kinds=tuple(some),
         student=student,
-        gap_s=until_s / rng.choice((5, 15, 40)),
+        gap_s=until_s / rng.choice((10, 20, 40)),
         until_s=until_s,
         counts={role: rng.randint(1, 3) for role in ("prefill", "decode")},
         sizes=sizes,

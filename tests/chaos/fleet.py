@@ -22,7 +22,10 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
-AWAITED, MOST_AWAITED = 0.8, 2  # share of faults that wait for the next such moment of a client, and how many do at once
+AWAITED, MOST_AWAITED = (
+    0.8,
+    2,
+)  # share of faults that wait for the next such moment of a client, and how many do at once
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Fleet:
     def _fault(self) -> None:
         kind = self._faults.choice(self.plan.kinds)
         if self._faults.random() < AWAITED:
-            self._awaited[self.MOVES if kind == "silence" else self._faults.choice((self.MOVES, self.ANSWERS, self.ANSWERS))].append(kind)
+            self._awaited[
+                self.MOVES if kind == "silence" else self._faults.choice((self.MOVES, self.ANSWERS, self.ANSWERS))
+            ].append(kind)
         else:
             self._strike(kind, None)
         self._next_fault()

@@ -3,9 +3,10 @@
 The last tests take away what keeps one of these rules, and the simulation must find it.
 """
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ from twostroke.wire.outgoing import Outgoing
 from twostroke.wire.reception import Reception
 
 LEAST, MOST = 24, 120  # seeds that are run, until all has happened; the long form is `python -m tests.chaos`
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged() -> Iterator[None]:
+    """Pytest would keep each line."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def test_nothing_is_lost_and_every_fault_hits_every_kind_of_request() -> None:

@@ -22,10 +22,8 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
-AWAITED, MOST_AWAITED = (
-    0.8,
-    2,
-)  # share of faults that wait for the next such moment of a client, and how many do at once
+AWAITED = 0.8  # share of faults that wait for a moment of a client
+MOST_AWAITED = 2  # faults that wait for one moment
 
 
 @dataclass(frozen=True)
@@ -129,9 +127,9 @@ class Fleet:
     def _fault(self) -> None:
         kind = self._faults.choice(self.plan.kinds)
         if self._faults.random() < AWAITED:
-            self._awaited[
-                self.MOVES if kind == "silence" else self._faults.choice((self.MOVES, self.ANSWERS, self.ANSWERS))
-            ].append(kind)
+            often = (self.MOVES, self.ANSWERS, self.ANSWERS)  # values move again and again
+            moment = self.MOVES if kind == "silence" else self._faults.choice(often)
+            self._awaited[moment].append(kind)
         else:
             self._strike(kind, None)
         self._next_fault()

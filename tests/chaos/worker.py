@@ -16,8 +16,10 @@ from twostroke.cluster.roles import Decoding, Prefilling
 from twostroke.cluster.turns import Turns
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
+from twostroke.wire.channel import Channel, Message
 from twostroke.wire.landing import Landing
 from twostroke.wire.outgoing import Outgoing
+from twostroke.wire.sender import Sender
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet
@@ -59,14 +61,14 @@ class Worker:
         self.prefilling = Prefilling(llm, transport=self.transport, around=around) if role == "prefill" else None
         self.decoding = Decoding(llm, alone, transport=self.transport, around=around) if role == "decode" else None
         if self.prefilling is not None:
-            self.prefilling.sender._send = self._watched(self.prefilling.sender._send)
+            self.prefilling.sender._send = self._watched(self.prefilling.sender)
         self.steps = self._not_audited = 0
         self.closing = self._stopped = False
         self.streams: dict[Request, Stream] = {}
         self.outgoing: dict[Stream, tuple[Request, Outgoing]] = {}
         self._asking: dict[Stream, Asking] = {}
         self._elsewhere: dict[Task, Sequence[Request]] = {}  # requests of this worker's other threads, which wait
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Callable[[], object]] = deque()
         self._waits = False
         self.llm.engine.on_arrival = lambda: self.send(_look)
         self.llm.engine.run = self._run_elsewhere
@@ -128,7 +130,7 @@ class Worker:
 
     # The engine's thread ----------------------------------------------------------------------------------------------
 
-    def send(self, command: Callable[[], None]) -> None:
+    def send(self, command: Callable[[], object]) -> None:
         self._commands.append(command)
         if self._waits:
             self.tasks.wake(self._thread)
@@ -243,10 +245,11 @@ class Worker:
 
     # Counting ---------------------------------------------------------------------------------------------------------
 
-    def _watched(self, send: Callable[[Any, Any, Outgoing], None]) -> Callable[[Any, Any, Outgoing], None]:
+    def _watched(self, sender: Sender) -> Callable[..., None]:
         """`Sender._send`, with a note of what is sent."""
+        send = sender._send
 
-        def sending(channel: Any, asked: Any, outgoing: Outgoing) -> None:
+        def sending(channel: Channel, asked: Message, outgoing: Outgoing) -> None:
             task, lease = self.tasks.current, outgoing.handle.lease
             assert task is not None
             self.sending[task] = lease

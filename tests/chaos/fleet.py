@@ -24,6 +24,7 @@ from twostroke.wire.transport import Transport
 ROLES = ("prefill", "decode")
 AWAITED = 0.8  # share of faults that wait for a moment of a client
 MOST_AWAITED = 2  # faults that wait for one moment
+FEW = 16  # events
 
 
 @dataclass(frozen=True)
@@ -257,11 +258,11 @@ class Fleet:
             pass
 
     def run(self, clients: list[Client], heard: Callable[[], None]) -> None:
-        """Until all is over. `heard` is called after each event."""
+        """Until all is over. `heard` is called after every few events."""
         for client in clients:
             self.events.at(client.arrival.at, partial(self.front.come, client))
         last = max(client.arrival.at for client in clients)
-        while self.events.step():
+        while all([self.events.step() for _ in range(FEW)]):
             heard()
             if self.events.now > max(last, self.plan.until_s) and self.over():
                 return

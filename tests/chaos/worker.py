@@ -227,6 +227,7 @@ class Worker:
             stream.tell("lost", STOPPED)
         self.llm.engine.close()
         self._stopped = True
+        self._commands.clear()
         for task in self._elsewhere:
             self.tasks.wake(task)
         self.streams.clear()
@@ -241,7 +242,9 @@ class Worker:
             self.tasks.sleep(0.5)
         used, pins = self.llm.pool.num_used, len(self.llm.pool._pins)
         # A write that is under way over a silent network cannot be stopped; it ends with the process.
-        assert (used, pins) == (0, 0) or self.sends, f"{self.process.name} has ended and holds {used} pages, {pins} pins"
+        assert (used, pins) == (0, 0) or self.sends, (
+            f"{self.process.name} has ended and holds {used} pages, {pins} pins"
+        )
         self.fleet.ended(self)
 
     # Counting ---------------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ class Fleet:
         for client in clients:
             self.events.at(client.arrival.at, partial(self.front.come, client))
         last = max(client.arrival.at for client in clients)
-        while all([self.events.step() for _ in range(FEW)]):
+        while all(self.events.step() for _ in range(FEW)):
             heard()
             if self.events.now > max(last, self.plan.until_s) and self.over():
                 return

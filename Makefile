@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
-LIMIT ?= 200
+LIMIT ?= 80
 SOFTWARE ?= amx,avx512bf16,avx512
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
@@ -89,13 +89,19 @@ test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end,
 bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, migrations; 5 minutes
 	$(IN_CLUSTER) -m benchmarks.cluster
 
-# What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft and by the model itself.
-COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft,compress:ratio=0.5
+# What is compared: plain, repetition, PTDO, and compression to a part of the prompt, by the draft. Accuracy of LIMIT items
+# side by side, whose prefills are shared; then times of TIMED items alone. Each item is kept as it is done, so the same
+# command goes on where it was stopped.
+TIMED ?= 16
+COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft
 COMPRESSION := --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(COMPRESSED)
+ACCURACY := $(COMPRESSION) --limit $(LIMIT) --no-timings --batch 16
+KEPT := benchmarks/results/compression
 
-bench-compression: $(VENV)/installed  ## prompt compression: accuracy, TTFT and KV beside plain, repeat and PTDO; LIMIT items of two tasks; hours
-	$(BIN)/twostroke eval cloze $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-cloze
-	$(BIN)/twostroke eval arc-easy --shots 16 $(COMPRESSION) --limit $(LIMIT) --output benchmarks/results/compression-arc
+bench-compression: $(VENV)/installed  ## prompt compression beside plain, repeat and PTDO: accuracy and KV of LIMIT items of two tasks, TTFT of TIMED; 20 minutes
+	$(BIN)/twostroke eval cloze --passages 6 --words 60 $(ACCURACY) --output $(KEPT)-cloze
+	$(BIN)/twostroke eval arc-easy --shots 8 $(ACCURACY) --measure answers --max-tokens 8 --output $(KEPT)-arc
+	$(BIN)/twostroke eval cloze --passages 12 --words 60 $(COMPRESSION) --limit $(TIMED) --measure answers --batch 1 --output $(KEPT)-times
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.models.cost import Rows, nonnegative_least_squares
-from twostroke.simulation.costs import Priced, WithHost
+from twostroke.simulation.costs import Priced, StepCosts, WithHost
 from twostroke.simulation.front import Front
 from twostroke.simulation.opening import Setup
 
@@ -25,15 +25,23 @@ WINDOW = 8  # gaps whose mean is a pace: tokens come late and then several at on
 STALL = 2.0  # times the usual pace from which on a step counts as stalled
 LEAST = 0.8  # part of the usual pace that a step takes at least: what comes sooner after a token, that token was late
 
+AT_REST, PART = 2.0, 0.5  # requests a second to a server at rest, and their part of what it could serve, at most
 _LENGTHS = ["--input-tokens", str(SHORT), "--output-tokens", str(ANSWER)]
-_REST = ["--rate", "2", "--burstiness", "100", "--requests", "14", "--output-tokens", "4"]
-PROBES: dict[str, list[str]] = {  # options of `bench serve`
-    "one stream": ["--concurrency", "1", "--requests", "12", *_LENGTHS],
-    "streams": ["--concurrency", str(STREAMS), "--requests", str(3 * STREAMS), *_LENGTHS],
-    "short": [*_REST, "--input-tokens", str(SHORT)],
-    "long": [*_REST, "--input-tokens", str(LONG)],
-    "known": [*_REST, "--input-tokens", str(SHORT), "--prefix-tokens", str(LONG)],
-}
+
+
+def probes(costs: StepCosts) -> dict[str, list[str]]:
+    """The options of `bench serve` that send each kind of requests to a server whose steps take so long."""
+    alone, tokens = WithHost(costs), 4
+    busy_s = alone.seconds([Rows(SHORT + LONG, 0, 1)]) + tokens * alone.seconds([Rows(1, SHORT + LONG, 1)])
+    rate = min(AT_REST, PART / busy_s)
+    rest = ["--rate", f"{rate:.3g}", "--burstiness", "100", "--requests", "14", "--output-tokens", str(tokens)]
+    return {
+        "one stream": ["--concurrency", "1", "--requests", "12", *_LENGTHS],
+        "streams": ["--concurrency", str(STREAMS), "--requests", str(3 * STREAMS), *_LENGTHS],
+        "short": [*rest, "--input-tokens", str(SHORT)],
+        "long": [*rest, "--input-tokens", str(LONG)],
+        "known": [*rest, "--input-tokens", str(SHORT), "--prefix-tokens", str(LONG)],
+    }
 
 
 @dataclass(frozen=True)
@@ -93,16 +101,16 @@ class Added:
     entered_s: float
 
 
-def with_http(setup: Setup, probes: dict[str, list[Stream]]) -> tuple[Setup, dict[str, float]]:
+def with_http(setup: Setup, probed: dict[str, list[Stream]]) -> tuple[Setup, dict[str, float]]:
     """The setup with what HTTP adds, and its figures.
 
     Args:
         setup: an engine whose steps were timed.
-        probes: what came of each of `PROBES`.
+        probed: what came of each of the `probes`.
     """
     costs = setup.costs
     assert isinstance(costs, Priced)
-    one, several = Pace.of(probes["one stream"]), Pace.of(probes["streams"])
+    one, several = Pace.of(probed["one stream"]), Pace.of(probed["streams"])
     row = Rows(1, SHORT + ANSWER // 2, 1)
     alone_s = one.step_s - WithHost(costs).seconds([row])  # step_s + token_s
     token_s = max(0.0, several.step_s - WithHost(costs).seconds([row] * STREAMS) - alone_s) / (STREAMS - 1)
@@ -116,7 +124,7 @@ def with_http(setup: Setup, probes: dict[str, list[Stream]]) -> tuple[Setup, dic
     )
     amounts, rest = list[list[float]](), list[float]()
     for name in ("short", "long", "known"):
-        streams = [one for one in probes[name] if (one.cached > 0) == (name == "known")]
+        streams = [one for one in probed[name] if (one.cached > 0) == (name == "known")]
         ttft = median(one.tokens[0] - one.due for one in streams)
         prompt, entered = streams[-1].prompt, streams[-1].prompt - streams[-1].cached
         amounts.append([1 / ttft, prompt / ttft, entered / ttft])

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.peer.report import OTHERS_LIMIT
 from twostroke.system.machine import busy_seconds
+
+
+def own_seconds() -> float:
+    """Processor time of this process and of those that it started and that still run, such as other ranks."""
+    total = time.process_time()
+    for thread in Path("/proc/self/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 class Others:
@@ -14,12 +26,12 @@ class Others:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._theirs = busy_seconds() - time.process_time()
+        self._theirs = busy_seconds() - own_seconds()
 
     @property
     def cpu(self) -> float:
         """Processor time so far per second of wall time: 1 is a whole core."""
-        theirs = busy_seconds() - time.process_time() - self._theirs
+        theirs = busy_seconds() - own_seconds() - self._theirs
         return max(0.0, theirs) / (time.perf_counter() - self._began)
 
 

@@ -1,9 +1,16 @@
 """A server under load beside the simulation of the same requests: `python -m benchmarks.simulated`.
 
+    python -m benchmarks.simulated --models smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
+
 The model's steps are timed in this process first. Then a server starts, and a few requests of other lengths tell what
 HTTP adds (`http_costs.py`). Then each load is simulated, before it is measured by `twostroke bench serve`: the same
 lengths, prefixes and times of arrival, round by round. Printed are p50 and p99 of TTFT and ITL, and
 simulated / measured - 1.
+
+How many requests come in a second is a part of what the model could serve, by its timed steps and the queueing of
+`twostroke plan`, so each model gets the load that it can take. How long it will take is printed before it begins: the
+seconds that the simulation says. Each round is saved as it is measured. The same command on the same day measures the
+rounds that are missing.
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,29 +28,39 @@ from typing import Any
 
 import typer
 
-from benchmarks.http_costs import PROBES, Stream, with_http
-from benchmarks.results_file import save
+from benchmarks.http_costs import Stream, probes, with_http
+from benchmarks.results_file import earlier, save
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.cli.simulate import run
 from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
+from twostroke.planning.queueing import Queueing
+from twostroke.planning.service_times import Server
 from twostroke.planning.timed import time_model
+from twostroke.simulation.costs import WithHost
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.here import setup_of
 from twostroke.simulation.opening import Setup
 from twostroke.traffic.objectives import Objectives
 
 LIMIT = 0.15  # error of p50 and p99 that is aimed at
+STARTING_S = 3.0  # that `bench serve` takes besides, each time
+FIGURES = (("TTFT", "ttft_s"), ("ITL", "itl_s"))
+PERCENTILES = ("p50", "p99")
 DEFINITIONS = {
     "ttft_s": "first token - arrival, at the client",
     "itl_s": "every gap between consecutive tokens at the client, of all answers together",
+    "asked": "options of the load",
+    "rate": "requests a second in open loop: --rate, or --part of the highest that queueing over the timed steps says",
+    "rounds": "seconds, simulated and measured, of each round; its seed is that of the load + 1000 a round",
     "simulated": "median over rounds of the simulation's figure",
     "measured": "median over rounds of the server's figure",
     "error": "simulated / measured - 1",
     "http": "seconds that HTTP adds, from requests of other lengths: to a step, a token, a request, a token of its "
-    "prompt, one of these that was computed; stalls of steps (mean), and by how much tokens come late",
+    "prompt, one of these that was computed; stalls of steps (mean), and by how much tokens come late; as measured "
+    "when the last round was",
 }
 
 
@@ -62,8 +80,15 @@ class Load:
         found += ["--prefix-tokens", str(one.prefix_tokens), "--groups", str(one.groups)] if one.prefix_tokens else []
         return found + (["--workload", one.workload] if one.workload != "synthetic" else [])
 
+    def at(self, rate: float) -> Load:
+        return replace(self, options=replace(self.options, rate=rate))
 
-def loads(rate: float, requests: int, seed: int, trace: Path | None) -> list[Load]:
+    def round(self, number: int) -> Load:
+        """With other prompts, since a server would know those of a round before. Lengths and times are others too."""
+        return replace(self, options=replace(self.options, seed=(self.options.seed or 0) + 1000 * number))
+
+
+def loads(rate: float | None, requests: int, seed: int, trace: Path | None) -> list[Load]:
     """In open loop, in closed loop, with shared prefixes, and a trace if there is one."""
     short = parse_range("64-512")
     wanted: dict[str, dict[str, Any]] = {
@@ -75,8 +100,17 @@ def loads(rate: float, requests: int, seed: int, trace: Path | None) -> list[Loa
     # Other seeds, since the server would know the prompts of the load before.
     found = [Load(name, TrafficOptions(seed=seed + i, **common, **one)) for i, (name, one) in enumerate(wanted.items())]
     if trace is not None:
-        found.append(Load(f"trace {trace.name}", TrafficOptions(trace=trace, requests=requests, seed=seed)))
+        found.append(Load(f"trace {trace.name}", TrafficOptions(rate=rate, trace=trace, requests=requests, seed=seed)))
     return found
+
+
+def highest_rate(setup: Setup, load: Load) -> float:
+    """Requests a second beyond which the queue grows without end."""
+    traffic = replace(load.options, rate=1.0, concurrency=None, requests=1000).traffic()
+    tokens = float((traffic.prompts + traffic.outputs).mean())
+    most = min(setup.scheduler.max_running, int(setup.pages * setup.page_size / tokens))
+    costs, budget = WithHost(setup.costs), setup.scheduler.max_step_tokens
+    return Queueing(Server(costs.seconds, budget, most, setup.front.request_s), traffic).most()
 
 
 def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
@@ -96,53 +130,88 @@ def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
     return [Stream.of(json.loads(line)) for line in (directory / REQUESTS).read_text().splitlines()]
 
 
-def compare(setup: Setup, load: Load, url: str, rounds: int) -> dict[str, Any]:
-    """Simulated, then measured, and the errors."""
-    simulated, measured = list[dict[str, Any]](), list[dict[str, Any]]()
-    for number in range(rounds):
-        # Prompts of another round would be known to the server. Their lengths and times are others too.
-        one = replace(load, options=replace(load.options, seed=(load.options.seed or 0) + 1000 * number))
-        simulated.append(run(Fleet(setup), one.options.traffic(), Objectives()))
-        measured.append(bench_serve(url, *one.arguments()))
-    figures: dict[str, Any] = {}
-    for figure in ("ttft_s", "itl_s"):
-        for name in ("p50", "p99"):
-            ours, theirs = (median(one[figure][name] for one in rows) for rows in (simulated, measured))
-            figures[f"{figure.removesuffix('_s').upper()} {name}"] = {
-                "simulated_s": ours,
-                "measured_s": theirs,
-                "error": ours / theirs - 1,
-            }
-    speed = median(one["requests_per_wall_second"] for one in simulated)
-    return {"figures": figures, "simulated_requests_per_wall_second": speed}
+class Comparison:
+    """The loads of one model: what is known of each, and the rounds that are missing.
+
+    Attributes:
+        facts: by load: what was asked, its rate, the rounds so far, and their figures.
+    """
+
+    def __init__(self, model: str, options: argparse.Namespace, known: dict[str, Any]) -> None:
+        """Rounds that are `known` count if the same load was asked for."""
+        self.model, self.options = model, options
+        self.loads = loads(options.rate, options.requests, options.seed, options.trace)
+        self.facts: dict[str, dict[str, Any]] = {}
+        engine = [f"--itl-ms {options.itl_ms}", f"--kv-bytes {options.kv_bytes}", f"--part {options.part}"]
+        for load in self.loads:
+            asked = [*load.arguments(), *engine]
+            before = known.get(load.name, {})
+            self.facts[load.name] = before if before.get("asked") == asked else {"asked": asked, "rounds": []}
+
+    @property
+    def missing(self) -> list[tuple[Load, int]]:
+        """Loads, and the numbers of their rounds."""
+        return [
+            (load, number)
+            for load in self.loads
+            for number in range(len(self.facts[load.name]["rounds"]), self.options.rounds)
+        ]
+
+    def measure(self, work: Path) -> None:
+        """Everything that is missing. Raises ServerFailed, and what opening a model raises."""
+        options = self.options
+        with LLM(self.model, kv_bytes=options.kv_bytes, itl_ms=options.itl_ms) as llm:
+            scheduler = SchedulerConfig(itl_ms=options.itl_ms)
+            setup = setup_of(llm, time_model(llm, options.timing_s), "radix", scheduler)
+        command = [sys.executable, "-m", "twostroke", "serve", "--model", self.model]
+        command += ["--host", "127.0.0.1", "--port", "{port}", "--kv-bytes", str(options.kv_bytes)]
+        command += ["--itl-ms", "off" if options.itl_ms is None else f"{options.itl_ms:g}"]
+        with ServerProcess("simulated", command, work) as server:
+            wanted, name = probes(setup.costs), Path(self.model).name
+            probed = {kind: probe(server.url, one, work / f"{name} {kind}") for kind, one in wanted.items()}
+            setup, http = with_http(setup, probed)
+            added = ", ".join(f"{name} {one * 1e3:.3g}" for name, one in http.items())
+            typer.echo(f"{self.model}: HTTP adds, in ms: {added}")
+            self._compare(setup, http, server.url)
+
+    def _compare(self, setup: Setup, http: dict[str, float], url: str) -> None:
+        """Simulate all that is missing, say how long it will take, and measure it."""
+        simulated: list[tuple[Load, dict[str, Any]]] = []
+        for load, number in self.missing:
+            one, facts = load.round(number), self.facts[load.name]
+            if load.options.concurrency is None:
+                rate = load.options.rate or self.options.part * highest_rate(setup, load)
+                one = one.at(facts.setdefault("rate", float(f"{rate:.3g}")))
+            simulated.append((one, run(Fleet(setup), one.options.traffic(), Objectives())))
+        seconds = sum(one["duration_s"] + STARTING_S for _, one in simulated)
+        typer.echo(f"{self.model}: {len(simulated)} runs, about {seconds / 60:.1f} minutes")
+        for load, ours in simulated:
+            theirs, facts = bench_serve(url, *load.arguments()), self.facts[load.name]
+            facts["rounds"].append({"simulated": percentiles(ours), "measured": percentiles(theirs)})
+            facts["figures"] = figures(facts["rounds"])
+            facts["simulated_requests_per_wall_second"] = ours["requests_per_wall_second"]
+            path = save("simulated", DEFINITIONS, self.model, {"http": http, "loads": self.facts})
+            typer.echo(f"{self.model}, {load.name}, round {len(facts['rounds'])}: kept in {path}")
 
 
-def measure(model: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """All loads of one model."""
-    scheduler = SchedulerConfig(itl_ms=options.itl_ms)
-    with LLM(model, kv_bytes=options.kv_bytes, itl_ms=options.itl_ms) as llm:
-        setup = setup_of(llm, time_model(llm, options.timing_s), "radix", scheduler)
-    command = [sys.executable, "-m", "twostroke", "serve", "--model", model, "--host", "127.0.0.1", "--port", "{port}"]
-    command += [
-        "--kv-bytes",
-        str(options.kv_bytes),
-        "--itl-ms",
-        "off" if options.itl_ms is None else f"{options.itl_ms:g}",
-    ]
-    found: dict[str, Any] = {}
-    with ServerProcess("simulated", command, work) as server:
-        probes = {name: probe(server.url, PROBES[name], work / f"{Path(model).name} {name}") for name in PROBES}
-        setup, http = with_http(setup, probes)
-        typer.echo(f"{model}: HTTP adds, in ms: " + ", ".join(f"{name} {one * 1e3:.3g}" for name, one in http.items()))
-        for load in loads(options.rate, options.requests, options.seed, options.trace):
-            found[load.name] = compare(setup, load, server.url, options.rounds)
-            show(model, load.name, found[load.name]["figures"])
-    return {"http": http, "loads": found}
+def percentiles(facts: dict[str, Any]) -> dict[str, float]:
+    """In seconds, of one run."""
+    return {f"{name} {column}": facts[key][column] for name, key in FIGURES for column in PERCENTILES}
 
 
-def show(model: str, load: str, figures: dict[str, Any]) -> None:
-    typer.echo(f"\n{model}, {load}\n{'':10}{'simulated':>12}{'measured':>12}{'error':>9}")
-    for name, one in figures.items():
+def figures(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Medians over rounds, and the error of each."""
+    found: dict[str, dict[str, float]] = {}
+    for name in rounds[0]["measured"]:
+        ours, theirs = (median(one[side][name] for one in rounds) for side in ("simulated", "measured"))
+        found[name] = {"simulated_s": ours, "measured_s": theirs, "error": ours / theirs - 1}
+    return found
+
+
+def show(model: str, load: str, facts: dict[str, Any]) -> None:
+    rate = f", {facts['rate']:g} requests/s" if "rate" in facts else ""
+    typer.echo(f"\n{model}, {load}{rate}\n{'':10}{'simulated':>12}{'measured':>12}{'error':>9}")
+    for name, one in facts["figures"].items():
         far = "" if abs(one["error"]) <= LIMIT else "  beyond the aim"
         cells = f"{one['simulated_s'] * 1e3:>9.1f} ms{one['measured_s'] * 1e3:>9.1f} ms{one['error']:>+9.1%}"
         typer.echo(f"{name:10}{cells}{far}")
@@ -150,20 +219,26 @@ def show(model: str, load: str, figures: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["smollm2-135m"])
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second of the loads in open loop")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+    parser.add_argument("--part", type=float, default=0.3, help="of the highest rate, in open loop")
+    parser.add_argument("--rate", type=float, help="requests per second of the loads in open loop, in place of --part")
     parser.add_argument("--requests", type=int, default=60, help="of each load")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each load")
-    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format")
+    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format, stretched to the same rate or part")
     parser.add_argument("--itl-ms", type=float, help="the engines' objective for ITL")
     parser.add_argument("--kv-bytes", type=int, default=1 << 30)
     parser.add_argument("--timing-s", type=float, default=30.0, help="seconds in which the model is timed")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="do not count what was measured today")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         for model in options.models:
-            facts = measure(model, options, Path(work))
-            typer.echo(f"\nkept in {save('simulated', DEFINITIONS, model, facts)}")
+            known = {} if options.again else earlier("simulated", model).get("loads", {})
+            compared = Comparison(model, options, known)
+            if compared.missing:
+                compared.measure(Path(work))
+            for name, facts in compared.facts.items():
+                show(model, name, facts)
 
 
 if __name__ == "__main__":

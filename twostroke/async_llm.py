@@ -14,9 +14,9 @@ from twostroke.engine.thread import EngineThread, Update
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM, Completion, TextOrTokens, sampling_params
+from twostroke.llm import LLM, Completion, TextOrTokens
 from twostroke.methods import Method
-from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.params import SamplingParams, sampling_params
 
 
 class AsyncLLM:

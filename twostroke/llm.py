@@ -14,24 +14,20 @@ from twostroke.checkpoints.checkpoint import Checkpoint
 from twostroke.checkpoints.fetch import Progress
 from twostroke.checkpoints.quantize import check_weights, quantize
 from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.checkpoints.verify import verify
 from twostroke.completion import Completion, Decoding, Output
 from twostroke.engine.engine import Engine
-from twostroke.engine.opening import INDEXES, new_pool, open_companion, open_model, weight_bytes
+from twostroke.engine.opening import INDEXES, Opening
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.geometry import Geometry
-from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import HostBudget
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.config import ModelConfig
 from twostroke.ranks.processes import require_size
-from twostroke.sampling.params import SamplingParams
+from twostroke.sampling.params import SamplingParams, sampling_params
 from twostroke.scoring import score, scored_request
 from twostroke.system.cores import count_threads
 from twostroke.tiers.tiers import open_tiers
@@ -134,33 +130,23 @@ class LLM:
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)
         try:
-            opened = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
-            self.verified = verify(opened, progress) if check else None
+            stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+            self.verified = verify(stored, progress) if check else None
             if self.verified is not None:
                 self.verified.require()
-            checkpoint = quantize(opened, weights, threads)
+            checkpoint = quantize(stored, weights, threads)
             chosen = create_backend(
                 backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp
             )
-
-            def pool_for(geometry: Geometry) -> PagePool:
-                room = kv_bytes
-                if room is None:
-                    room = chosen.kv_room(sum(weight_bytes(checkpoint, chosen).values()))
-                return new_pool(geometry, num_pages(geometry, page_size, room), page_size, chosen)
-
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
-            host = HostBudget(tiers.host_bytes, tiers.host_traffic)
-            self.model = open_model(checkpoint, self.tokenizer, chosen, prefix_index, pool_for, progress, tiers, host)
-            self.pool, self.backend = self.model.pool, self.model.backend
+            opening = Opening(chosen, prefix_index, tiers, progress)
+            self.model = opening.main(checkpoint, page_size, kv_bytes)
+            self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
             models = {MAIN: self.model}
             for role, wanted in (("student", student), ("draft", draft)):
                 if wanted is not None:
-                    models[role] = open_companion(
-                        role, wanted, self.model, opened, prefix_index, threads, progress, check, tiers
-                    )
+                    models[role] = opening.companion(role, wanted, self.model, stored, threads, check)
             self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
         except BaseException:
             tiers.close()
@@ -377,33 +363,10 @@ class LLM:
         return f"LLM({self.name!r}, {self.backend.label if 'backend' in self.__dict__ else 'closed'})"
 
 
-def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
-    """`params`, or `SamplingParams` made of `fields`. Raises InvalidRequest for both, or for an unknown field."""
-    if params is not None:
-        if fields:
-            raise InvalidRequest(f"give SamplingParams or its fields, not both ({', '.join(fields)})")
-        return params
-    try:
-        return SamplingParams(**fields)
-    except TypeError as error:
-        raise InvalidRequest(str(error).removeprefix("SamplingParams.__init__() ")) from None
-
-
 def require_value(kv: object) -> None:
     """Raise InvalidRequest unless `kv` is a KVCache."""
     if not isinstance(kv, KVCache):
         raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
-
-
-def num_pages(geometry: Geometry, page_size: int, kv_bytes: int) -> int:
-    """Number of pages that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
-
-    if not isinstance(page_size, int) or page_size < 1:
-        raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
-    page_bytes = geometry.entry_bytes * page_size
-    if kv_bytes < page_bytes:
-        raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
-    return kv_bytes // page_bytes
 
 
 __all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "SamplingParams", "TextOrTokens", "Token"]

@@ -24,7 +24,7 @@ from twostroke.checkpoints.huggingface.directory import tensor_names
 from twostroke.checkpoints.huggingface.safetensors import SINGLE
 from twostroke.checkpoints.tokenizer import FILES, Tokenizer
 from twostroke.engine.engine import Engine
-from twostroke.engine.opening import new_pool, open_model
+from twostroke.engine.opening import Opening, new_pool
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
@@ -119,7 +119,8 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
     """Run text through the model, and sum its activations."""
     observer, backend = Observer(checkpoint.config, mlp_of(checkpoint.config).intermediate_size), ReferenceBackend()
     backend.operations = observer
-    model = open_model(checkpoint, tokenizer, backend, "off", lambda g: new_pool(g, WINDOW // 16 + 1, 16, backend))
+    opening = Opening(backend, index="off")
+    model = opening.model(checkpoint, tokenizer, lambda geometry: new_pool(geometry, WINDOW // 16 + 1, 16, backend))
     engine = Engine({"main": model}, "main")
     for start in range(0, len(tokens), WINDOW):
 

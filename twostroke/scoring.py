@@ -23,6 +23,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
 from twostroke.methods import Method, Plain
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
@@ -103,7 +104,8 @@ def continuations(pairs: Sequence[Pair]) -> Program:
 
     What all prompts have in common is entered once; then the rest of every pair extends it side by side.
     """
-    shared = _common([pair.prompt for pair in pairs]) if len(pairs) > 1 else 0
+    prompts = [pair.prompt for pair in pairs]
+    shared = num_common(min(prompts), max(prompts)) if len(pairs) > 1 else 0  # in lexical order these differ first
     kv: KVCache | None = (yield Prefill(pairs[0].prompt[:shared])) if shared else None
     strokes = [
         Prefill([*pair.prompt[shared:], *pair.continuation], kv, logprobs=0, scored_from=len(pair.prompt) - shared)
@@ -177,9 +179,3 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
 def _score(pair: Pair, scores: PromptScores) -> Score:
     known = [score for score in scores if score is not None]
     return Score(pair.continuation, [score.logprob for score in known], all(score.greedy for score in known))
-
-
-def _common(lists: Sequence[list[int]]) -> int:
-    """The length of the longest common beginning."""
-    least, most = min(lists), max(lists)  # in lexical order, these two differ first
-    return next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))

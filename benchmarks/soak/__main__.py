@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.needs import needs
 from benchmarks.server_process import ServerFailed, ServerProcess
-from twostroke.cli.options import parse_size
+from twostroke.cli.parsers import parse_size
 from twostroke.system.home import home
 
 WORK = home() / "soak"

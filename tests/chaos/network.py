@@ -10,6 +10,7 @@ import random
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -325,12 +326,19 @@ class Machine:
     """Implements `Surroundings` for one process."""
 
     cores: int | None = 1  # so that digests have no threads of their own
+    machine: str | None = "simulated"
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._tasks, self.process = network, network.tasks, process
 
     def now(self) -> float:
         return self._tasks.events.now
+
+    def core(self) -> int | None:
+        return None
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        return nullcontext(lambda core: None)
 
     def sleep(self, seconds: float) -> None:
         self._tasks.sleep(seconds)

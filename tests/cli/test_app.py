@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from twostroke.cli import options
+from twostroke.cli import parsers
 
 TWOSTROKE = [sys.executable, "-m", "twostroke"]
 
@@ -61,13 +61,13 @@ def test_a_closed_pipe_is_no_error(tiny: str) -> None:
     [("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("4096", 4096), ("64kib", 65536)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert options.parse_size(text) == size
+    assert parsers.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 XiB", "1,5GiB"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        options.parse_size(text)
+        parsers.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_no_size(text: str) -> None:
     ],
 )
 def test_method_options(text: str, pair: tuple[str, object]) -> None:
-    assert options.parse_pair(text) == pair
+    assert parsers.parse_pair(text) == pair
 
 
 def test_output_that_cannot_be_written_is_one_line(tiny: str) -> None:

@@ -136,14 +136,14 @@ def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM
 
     choice.track.push = push  # type: ignore[method-assign]
     llm.engine.submit(request)
-    resume = llm.engine._resume
+    resume = llm.engine._requests.resume
 
     def preempting() -> None:
         if taken == seen + 1 and not request.preemptions:
             llm.engine._placement._preempt(choice)
         resume()
 
-    llm.engine._resume = preempting  # type: ignore[method-assign]
+    llm.engine._requests.resume = preempting  # type: ignore[method-assign]
     llm.engine.finish([request])
     assert request.preemptions == 1
     assert request.result == undisturbed.result

@@ -14,6 +14,7 @@ from twostroke.backends.native import library
 from twostroke.engine import flight
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.engine.step import Step
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import NotFinite
 from twostroke.llm import LLM
@@ -265,9 +266,9 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
         (30, 31, 31, 36),
     ]:
         now = left
-        one.launch(flight.Step([], 1.0, began), [], engine._guarded)
+        one.launch(Step([], 1.0, began), [], engine._requests.guarded)
         now = over
-        found.append(one.land(engine._guarded, entered))
+        found.append(one.land(engine._requests.guarded, entered))
     assert found == [5, 4, None, pytest.approx(5.9)]
 
 

@@ -109,8 +109,8 @@ def test_no_step_makes_a_new_problem() -> None:
             for step in advised.steps:
                 assert problems(step.before) == wrong
                 # what is kept alone only can be told to be missed together
-                assert set(problems(step.lever.plan)) - {"both together"} <= set(wrong)
-                wrong = problems(step.lever.plan)
+                assert set(problems(step.lever.after)) - {"both together"} <= set(wrong)
+                wrong = problems(step.lever.after)
 
 
 def test_nothing_is_advised_where_nothing_is_wrong_or_nothing_helps() -> None:
@@ -134,7 +134,7 @@ def test_half_of_the_kv_is_the_first_advice_for_repetition() -> None:
     users = plan(4, technique="repeat").memory.users
     made = plan(4, technique="repeat", concurrency=users + 1)
     assert made.verdict == "does not fit"
-    assert advise(made, LIMITS).changes[0].plan.technique == KNOWN["ptdo"]
+    assert advise(made, LIMITS).changes[0].after.technique == KNOWN["ptdo"]
 
 
 def test_when_to_disaggregate() -> None:

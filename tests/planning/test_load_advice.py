@@ -98,7 +98,7 @@ def test_each_answer(plan: Plan) -> None:
         advised = advise_load(load, LIMITS)
         assert advised.load.verdict == "nothing to do"
         assert advised.steps[0].before is load
-        assert advised.steps[-1].lever.load is advised.load
+        assert advised.steps[-1].lever.after is advised.load
         families = [step.lever.family for step in advised.steps]
         assert len(set(families)) == len(families)
     assert advise_load(under(plan, 0.9 * most, ttft_s=0.2), LIMITS).steps[0].binds == "queueing"
@@ -113,12 +113,12 @@ def test_a_chunk_that_costs_nothing_comes_before_workers(plan: Plan) -> None:
     assert load.missed == ["ITL"]
     [step] = advise_load(load, LIMITS).steps
     assert (step.lever.family, step.binds) == ("chunks", "interference")
-    assert step.lever.load.budget < load.budget
+    assert step.lever.after.budget < load.budget
 
 
 def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:
     load = under(plan, 0.9 * under(plan, 1.0).most, ttft_s=0.2)
-    by_family = {one.family: one.load for one in changes_alone(load, LIMITS)}
+    by_family = {one.family: one.after for one in changes_alone(load, LIMITS)}
     assert set(by_family) == {"chunks", "workers", "devices", "weights", "prompts", "rate"}
     workers = by_family["workers"]
     assert load.rate is not None

@@ -87,9 +87,9 @@ def _traffic(rng: random.Random, most: int) -> Traffic:
     return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
 
 
-def check(seed: int) -> Outcome:
+def check(seed: int, leaps: bool = True) -> Outcome:
     """Run one fleet to the end. Raises AssertionError if a token, a request or a page is missing or too many."""
-    service = Service(*draw(seed))
+    service = Service(*draw(seed), leaps=leaps)
     while service.left and service.events.step():
         assert service.events.count < MOST_EVENTS, "it does not come to an end"
         if not service.events.count % AUDIT_EVERY:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.simulation.costs import Peaks
 from twostroke.simulation.figures import Figures
 from twostroke.simulation.fleet import Fleet
@@ -20,14 +21,20 @@ PAGES = 120  # so few that prefix indexes lose pages all the time
 COSTS = machine_setup("llama-3-8b", "h100").costs
 
 
-def figures(workers: int, pattern: OpenLoop | ClosedLoop, leaps: bool, pages: int) -> tuple[Any, ...]:
+SHORT, LONG = (Workload(60, Range(*prompt), Range(20, 120), 64, 5, seed=3) for prompt in ((20, 200), (300, 900)))
+
+
+def figures(
+    workers: int, pattern: OpenLoop | ClosedLoop, leaps: bool, pages: int, workload: Workload = SHORT, chunk: int = 512
+) -> tuple[Any, ...]:
     """All figures of a run, when each token came, and calls of an engine's step."""
     assert isinstance(COSTS, Peaks)
     costs = Peaks(COSTS.roofline, 1e-4, 1e-5)
     costs.stalls = (0.0, 0.0, 0.003, 0.0, 0.0)
-    setup = replace(machine_setup("llama-3-8b", "h100"), costs=costs, pages=pages)
+    scheduler = SchedulerConfig(max_step_tokens=chunk)
+    setup = replace(machine_setup("llama-3-8b", "h100"), costs=costs, pages=pages, scheduler=scheduler)
     setup = replace(setup, front=Front(0.002, 1e-6, (0.0, 0.001, 0.02, 0.0)))
-    traffic = Workload(60, Range(20, 200), Range(20, 120), 64, 5, seed=3).traffic(pattern)
+    traffic = workload.traffic(pattern)
     found = Figures(Objectives(0.1, 0.05))
     service = Service(Fleet(setup, workers, router="kv-aware"), traffic, found.watch, found.ended, leaps)
     taken = [0]
@@ -54,6 +61,16 @@ def test_the_same_figures(workers: int, pattern: OpenLoop | ClosedLoop, pages: i
     assert leapt == stepped
     assert few < many / 2
     assert (leapt[3] > 100) == (pages == PAGES), "evicted pages"
+
+
+@pytest.mark.parametrize("pages", [300, 10_000], ids=["few pages", "many pages"])
+def test_steps_in_the_midst_of_prompts(pages: int) -> None:
+    """Prompts of 20 chunks, several of them at once."""
+    *leapt, few = figures(2, OpenLoop(15.0), True, pages, LONG, 32)
+    *stepped, many = figures(2, OpenLoop(15.0), False, pages, LONG, 32)
+    assert leapt == stepped
+    assert few < many / 3
+    assert (leapt[3] > 100) == (pages == 300), "evicted pages"
 
 
 def test_a_million_requests_leave_little_behind() -> None:

@@ -58,7 +58,7 @@ def test_percentiles_of_a_spread(values: list[float]) -> None:
 def test_a_timeline_loses_nothing(steps: list[tuple[float, float]]) -> None:
     timeline = Timeline()
     for began, seconds in steps:
-        timeline.add(began, began + seconds, Interval(busy_s=seconds, decode=2.0))
+        timeline.add([began], [began + seconds], [Interval(busy_s=seconds, decode=2.0)])
     assert len(timeline.intervals) <= MOST
     assert sum(one.busy_s for one in timeline.intervals) == pytest.approx(sum(seconds for _, seconds in steps))
     assert sum(one.decode for one in timeline.intervals) == pytest.approx(2.0 * len(steps))
@@ -66,15 +66,26 @@ def test_a_timeline_loses_nothing(steps: list[tuple[float, float]]) -> None:
     assert all(one.busy_s <= len(steps) * timeline.width * 1.001 for one in timeline.intervals)
 
 
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 30)), max_size=20))
+def test_a_timeline_adds_up_the_same_in_any_batches(steps: list[tuple[float, float]]) -> None:
+    together, one_by_one = Timeline(), Timeline()
+    for began, seconds in steps:
+        for timeline in (together, one_by_one):
+            timeline.add([began], [began + seconds], [Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7)])
+        assert one_by_one.intervals
+    assert together.intervals == one_by_one.intervals
+    assert together.width == one_by_one.width
+
+
 def test_equal_pieces_are_equal_tokens() -> None:
     one, other = (tokens_of([Piece(7, 40), Piece(name, 30)], 1000) for name in (8, 9))
     assert (one[:40] == other[:40]).all()
     assert (one[40:] != other[40:]).mean() > 0.9
     assert one.max() < 999
-    names = [names_of(tokens, 16) for tokens in (one, other)]
+    names = [list(names_of(tokens, 16)) for tokens in (one, other)]
     assert len(names[0]) == 4
     assert [a == b for a, b in zip(*names, strict=True)] == [True, True, False, False]
-    assert names_of(one[32:], 16, names[0][1]) == names[0][2:]
+    assert list(names_of(one[32:], 16, names[0][1])) == names[0][2:]
 
 
 def workers(count: int) -> list[Worker]:
@@ -115,13 +126,13 @@ def test_kv_aware() -> None:
     for one in two:
         router.join(one)
     asked = call(0, (1, 160), (2, 16))
-    names = names_of(tokens_of([Piece(1, 160)], two[0].model.vocab_size), 16)
+    names = list(names_of(tokens_of([Piece(1, 160)], two[0].model.vocab_size), 16))
     router.tell(two[1], [(True, name) for name in names])
     assert router.choose(asked) is two[1]
-    assert router.overlaps(asked, two[0]) == {two[1]: 10}
+    assert router.overlaps(asked, two[0]) == [((two[1],), 10)]
     assert router.choose(asked) is two[0]  # the other has 12 pages to serve
     router.tell(two[1], [(False, name) for name in names[4:]])
-    assert router.overlaps(asked, two[0]) == {two[1]: 4}
+    assert router.overlaps(asked, two[0]) == [((two[1],), 4)]
     router.leave(two[1])
     assert not router.overlaps(asked, two[0])
 

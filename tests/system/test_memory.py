@@ -6,8 +6,8 @@ import pytest
 
 from twostroke.backends import memory as memory_module
 from twostroke.backends.memory import host_kv_room
+from twostroke.engine.opening import num_pages
 from twostroke.kv.geometry import Geometry
-from twostroke.llm import num_pages
 from twostroke.models.rope import Rope
 from twostroke.system.memory import available_memory
 

@@ -14,7 +14,7 @@ from tests.wire.relay import Relay
 from tests.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.moves import Source
-from twostroke.wire import checks, form, reception
+from twostroke.wire import checks, checksum, reception
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.lease import Lease
 from twostroke.wire.receiver import Extended, Incoming, Receiver
@@ -55,7 +55,7 @@ def test_a_page_that_is_damaged_where_it_arrives(ends: Ends, monkeypatch: pytest
     kv = prefill(ends.there, range(30))
     outgoing, numbers = ends.offered(kv), itertools.count()
     with monkeypatch.context() as patch:
-        patch.setattr(form, "digest", lambda data: str(next(numbers)))  # no two are the same
+        patch.setattr(checksum, "checksum", lambda data, kind: str(next(numbers)))  # no two are the same
         with pytest.raises(WireError, match="a checksum is wrong"):
             arrives(ends.receiver, outgoing)
     nothing_is_held(ends.here)

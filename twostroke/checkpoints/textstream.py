@@ -53,6 +53,8 @@ class StopStrings:
         """(text that can be emitted, the stop string found or None). The stop and all text after it are not emitted."""
         if self._matched is not None:
             return "", self._matched
+        if not self._stops:
+            return text, None
         buffer = self._held + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0]
         if found:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, without_password
+from twostroke.cli.options import JsonFlag
+from twostroke.cli.parsers import without_password
 from twostroke.cli.report import print_json, size
 from twostroke.errors import InvalidRequest
 

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import (
-    JsonFlag,
-    MethodModule,
-    ModelOptions,
-    load_method_modules,
-    options_of,
-    parse_pair,
-    spread,
-    without_password,
-)
+from twostroke.cli.options import JsonFlag, MethodModule, ModelOptions, load_method_modules, options_of, spread
+from twostroke.cli.parsers import parse_pair, without_password
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.evals.options import Options
 from twostroke.evals.task import Task

@@ -1,7 +1,6 @@
 """Options that commands share: dataclasses whose fields are options, and a decorator that spreads them out."""
 
 import inspect
-import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import wraps
@@ -12,6 +11,7 @@ import typer
 
 from twostroke.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.checkpoints.generation import FIELDS as DEFAULTS
+from twostroke.cli.parsers import parse_id, parse_pair, parse_remote, parse_size
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
@@ -19,60 +19,6 @@ from twostroke.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from twostroke.llm import LLM
     from twostroke.methods import Method
-
-UNITS = {
-    "": 1,
-    **{f"{u}ib": 1 << 10 * i for i, u in enumerate("kmgt", 1)},
-    **{f"{u}b": 10 ** (3 * i) for i, u in enumerate("kmgt", 1)},
-}
-
-
-def parse_size(text: str) -> int:
-    """`2GiB`, `512MiB`, `1.5GB` or plain bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in UNITS:
-        raise typer.BadParameter(f"{text!r} is no size: write 2GiB, 512MiB or a number of bytes")
-    return int(match[1]) * UNITS[match[2]] if match[1].isdigit() else int(float(match[1]) * UNITS[match[2]])
-
-
-def parse_remote(text: str) -> str:
-    """The URL of a server that speaks Redis' protocol. A message never repeats it: it may hold a password."""
-    if not re.match(r"(rediss?|unix)://.", text):
-        raise typer.BadParameter(
-            "write redis://HOST:PORT/DB, rediss://... (TLS) or unix://PATH, as redis://:PASSWORD@HOST:PORT/DB where it "
-            "needs a password"
-        )
-    return text
-
-
-def without_password(url: str) -> str:
-    """A URL to show and to keep: what is before the @ may be a secret."""
-    return re.sub(r"://.*@", "://***@", url)
-
-
-def parse_id(text: str) -> int:
-    """A token id."""
-    if not text.isdecimal():
-        raise typer.BadParameter(f"{text!r} is no token id: write --logit-bias ID=BIAS")
-    return int(text)
-
-
-def parse_value(text: str) -> int | float | bool | str:
-    """An int, a float, true or false; otherwise the text itself."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
-    """`key=value`."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
-    return key.strip().replace("-", "_"), parse_value(value.strip())
 
 
 def _model(*names: str, **settings: Any) -> Any:

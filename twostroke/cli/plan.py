@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from twostroke.checkpoints.checkpoint import Checkpoint
     from twostroke.planning.levers import Limits
     from twostroke.planning.load import Load
+    from twostroke.planning.load_advice import LoadAdvice
     from twostroke.planning.plan import Plan
 
 
@@ -78,6 +80,13 @@ class _Made:
         """Whether it can be started here as it is planned."""
         return _is_here(self.checkpoint, self.plan)
 
+    @cached_property
+    def load_advice(self) -> "LoadAdvice | None":
+        """What to change under the load; None without one."""
+        from twostroke.planning.load_advice import advise_load
+
+        return None if self.load is None else advise_load(self.load, self.limits)
+
 
 def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
     return checkpoint is not None and made.machine.kind == "cpu" and made.tp == 1
@@ -91,7 +100,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.load import make_load, shape_of
+    from twostroke.planning.load import make_load, require_positions, shape_of
     from twostroke.planning.measured import machine_for
     from twostroke.planning.models import companion_of, find_model
     from twostroke.planning.plan import make_plan
@@ -107,11 +116,13 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     technique = choose(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
     if traffic is not None:
+        require_positions(found, traffic, technique)
         shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
     made = make_plan(found, machine, form, configuration.tp, shape, technique)
     if traffic is not None:
         load = make_load(made, traffic, asked.objectives())
-        made = replace(made, workload=replace(shape, concurrency=asked.concurrency or load.sequences))
+        beside = load.sequences if asked.concurrency is None else asked.concurrency
+        made = replace(made, workload=replace(shape, concurrency=beside))
     engine = _is_here(checkpoint, made)
     limits = (
         Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
@@ -134,12 +145,11 @@ def _facts(made: _Made) -> dict[str, Any]:
     """Everything that is told."""
     from twostroke.planning.account import account
     from twostroke.planning.load_account import load_facts
-    from twostroke.planning.load_advice import advise_load
 
     facts = account(made.plan, made.limits)
-    if (load := made.load) is not None:
-        advised = advise_load(load, made.limits)
-        facts["load"] = load_facts(load, made.limits, advised) | {"commands": _commands(made, advised.load)}
+    if (advised := made.load_advice) is not None:
+        load = load_facts(advised.asked, made.limits, advised)
+        facts["load"] = load | {"commands": _commands(made, advised.asked, advised.load)}
     if made.by_this_engine:
         facts["engine"] = _engine(made)
     return facts
@@ -150,7 +160,7 @@ def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
     from twostroke.planning.page import write_page
 
     advised = advise(made.plan, made.limits)
-    write_page(path, made.plan, advised.plan if advised.steps else None, facts)
+    write_page(path, made.plan, advised.plan if advised.steps else None, facts, made.load_advice)
     note(f"wrote {path}")
 
 
@@ -163,10 +173,8 @@ def _print(facts: dict[str, Any]) -> None:
         print_load(facts["load"])
 
 
-def _commands(made: _Made, advised: "Load") -> dict[str, str]:
+def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
     """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
-    load = made.load
-    assert load is not None
     found: dict[str, list[str] | None] = {"to simulate it": _simulate(made, load)}
     if advised is not load:
         found["to simulate what is advised"] = _simulate(made, advised)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, parse_size, spread
+from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import latency_table, note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero
 

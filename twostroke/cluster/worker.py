@@ -25,8 +25,8 @@ from twostroke.cluster.measures import Measures
 from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
 from twostroke.cluster.told import Told
 from twostroke.cluster.turns import Turns
-from twostroke.engine.engine import StepReport
 from twostroke.engine.request import Request
+from twostroke.engine.step import StepReport
 from twostroke.engine.thread import EngineThread, Update
 from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest

@@ -10,12 +10,13 @@ from typing import Any
 from twostroke.conversation import file
 from twostroke.conversation.fitting import LeftOut, with_cut_passages
 from twostroke.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
-from twostroke.conversation.window import common
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM, Decoding, sampling_params
+from twostroke.kv.common import num_common
+from twostroke.llm import LLM, Decoding
+from twostroke.sampling.params import sampling_params
 
 
 class Conversation:
@@ -158,7 +159,7 @@ class Conversation:
         # Earlier text has changed or is gone (or this is the first turn): keep the common prefix.
         tokens = tokenizer.encode(prompt, add_bos=False)
         known = entries[: self._kv.canonical_length(self.llm.model.id)]  # behind a gap entries have other positions
-        same = common(known, tokens[:-1])
+        same = num_common(known, tokens[:-1])
         return self._kv[:same].with_tail(None), tokens[same:]
 
     def _tokens_after(self, last: int, text: str) -> list[int]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from twostroke.conversation.fitting import SYSTEM, LeftOut, without_oldest
-from twostroke.conversation.window import Extent, Room, common
+from twostroke.conversation.window import Extent, Room
 from twostroke.fields import Checked, integer, text
 from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
 from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
@@ -81,7 +82,7 @@ def _of_system(llm: LLM, turn: Turn) -> int:
     """How many of the first entries are the system message's."""
     if turn.messages[0]["role"] not in SYSTEM:
         return 0
-    return common(llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False), turn.base.tokens)
+    return num_common(llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False), turn.base.tokens)
 
 
 def _without_oldest(llm: LLM, turn: Turn, aim: int, room: int, extension: Extension) -> Turn:

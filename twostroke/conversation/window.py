@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from twostroke.checkpoints.chat_tokens import ChatTokens
@@ -18,6 +17,7 @@ from twostroke.conversation.fitting import SYSTEM, without_oldest
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
 from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
@@ -38,7 +38,7 @@ class Extent:
     def of(cls, kv: KVCache) -> Extent:
         """That of a value, with one gap at most."""
         positions, end = kv.positions, kv.next_position
-        first = common(positions, range(end))
+        first = num_common(positions, range(end))
         return cls(0, 0, end) if first == end else cls(first, end - (len(positions) - first), end)
 
     def __len__(self) -> int:
@@ -191,11 +191,6 @@ def turns(messages: Messages, tokens: ChatTokens) -> list[tuple[int, int, int]]:
             found.append((asked, begin, place[1].start))
             begin = place[1].stop
     return [*found, (_last_user(messages), begin, len(tokens))]
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _last_user(messages: Messages) -> int:

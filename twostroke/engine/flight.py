@@ -14,7 +14,6 @@ On a backend that computes in the calling thread nothing can overlap: there a st
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from twostroke.backends.interface import Drawn, LazyLogits
 from twostroke.engine.clock import SYSTEM, Clock
@@ -22,25 +21,14 @@ from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.driver import Driver
 from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
-from twostroke.engine.runner import Chunk
+from twostroke.engine.runner import Chunk, run
+from twostroke.engine.step import Step
 from twostroke.errors import NotFinite
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
 
-Guarded = Callable[..., None]  # Engine._guarded: calls an action on behalf of requests, which an exception ends
+Guarded = Callable[..., None]  # Requests.guarded: calls an action on behalf of requests, which an exception ends
 PAUSE = 0.1  # part of a step's time that may pass between two calls, if the step's time is to be counted
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step computes.
-
-    `predicted` is its predicted duration in seconds, None without a forecast; `began` when it began.
-    """
-
-    chunks: Sequence[Chunk]
-    predicted: float | None
-    began: float
 
 
 class Drawing:
@@ -68,14 +56,21 @@ class Flight:
         self.step: Step | None = None
         self._left = self._landed = 0.0  # when `launch` was over, and when tokens were read last
 
-    def drawn(self, model: Model) -> Drawn | None:
-        """The tokens that placeholders of this model's lanes stand for."""
-        drawing = self._drawings.get(model)
-        return None if drawing is None else drawing.drawn
-
     def clear(self) -> None:
         """Nobody waits for the tokens any more."""
         self._drawings, self.step = {}, None
+
+    def compute(self, chunks: Sequence[Chunk], guarded: Guarded) -> list[Model]:
+        """Launch a forward pass for each model that the chunks need. Returns these models."""
+        models = list(dict.fromkeys(chunk.lane.model for chunk in chunks))
+        for model in models:
+            # Not those whose request has failed since through a sibling choice.
+            group = [chunk for chunk in chunks if chunk.lane.model is model and not chunk.lane.choice.done]
+            if group:
+                before = self._drawings.get(model)  # whose tokens the placeholders of its lanes stand for
+                drawn = None if before is None else before.drawn
+                guarded({chunk.lane.choice.request for chunk in group}, run, model, group, drawn)
+        return models
 
     def launch(
         self,

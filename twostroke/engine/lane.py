@@ -54,7 +54,8 @@ class Lane(Generic[StrokeKind]):
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
-        if max([*todo, int(base.token_array.max(initial=0))]) >= model.vocab_size or min(todo, default=0) < 0:
+        most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
+        if most >= model.vocab_size or min(todo, default=0) < 0:
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
         self.dropout = dropout

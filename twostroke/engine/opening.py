@@ -1,4 +1,4 @@
-"""Opens a checkpoint as a model that is ready to run, alone or as the companion of another model.
+"""Opens checkpoints as models that are ready to run: one alone, or with its companions.
 
 A *student* shares the model's KV geometry and its pool: each can continue the other's KV. A *draft* only guesses
 tokens; if its geometry differs, it has a separate pool.
@@ -9,7 +9,8 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -40,100 +41,120 @@ log = logging.getLogger(__name__)
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
-def open_model(
-    stored: Checkpoint,
-    tokenizer: Tokenizer,
-    backend: Backend,
-    index: str,
-    pool_for: Callable[[Geometry], PagePool],
-    progress: Progress | None = None,
-    tiers: Tiers | None = None,
-    host: HostBudget | None = None,
-) -> Model:
-    """Load a checkpoint's weights; matrices that the backend has no kernel for are re-encoded, with a line in the log.
+@dataclass(frozen=True)
+class Opening:
+    """Opens the models of one engine, on one backend.
 
-    Args:
-        stored, tokenizer, backend: what to load, and for which backend.
-        index: a key of `INDEXES`.
-        pool_for: returns the pool for a geometry.
+    Attributes:
+        backend: computes them.
+        index: the kind of their prefix indexes, a key of `INDEXES`.
+        tiers: where their pages may be besides the pools.
         progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
-        tiers: where its pages may be besides the pool.
-        host: the budget of its prefix index in ordinary memory.
     """
-    checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
-    geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
-    pool, cost = pool_for(geometry), Cost(checkpoint.config, weight_bytes(checkpoint, backend), geometry.entry_bytes)
-    identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[index]
-    checkpoint.release()
-    _trim()  # what the tokenizer took is not to be there beside the weights
-    compiled = backend.compile(checkpoint.config, _reported(checkpoint, progress))
-    if checkpoint.encoders != stored.encoders:
-        log.warning(
-            "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another form, "
-            "backend=reference computes with the stored values",
-            checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
-        )  # fmt: skip
-    _trim()
-    if tiers is not None:
-        pool.stores.update(tiers.by_name)  # a student shares the pool
-    prefixes, lower = None if made is None else made(pool, identity), None
-    if prefixes is not None and host is not None:
-        prefixes.host = host
-    if prefixes is not None and tiers is not None and tiers.stores:
-        lower = Lower(tiers, prefixes, checkpoint.name)
-    return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
 
+    backend: Backend
+    index: str
+    tiers: Tiers = field(default_factory=Tiers)
+    progress: Progress | None = None
 
-def open_companion(
-    role: str,
-    wanted: str | Checkpoint,
-    main: Model,
-    own: Checkpoint,
-    index: str,
-    threads: int | None,
-    progress: Progress | None = None,
-    check: bool = False,
-    tiers: Tiers | None = None,
-) -> Model:
-    """Load the student or the draft of `main` on the same backend. Returns `main` itself if the weights are the same.
+    @cached_property
+    def _host(self) -> HostBudget:
+        """The budget of all their prefix indexes in ordinary memory."""
+        return HostBudget(self.tiers.host_bytes, self.tiers.host_traffic)
 
-    Args:
-        role: "student" or "draft".
-        wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
-        own: main's checkpoint as stored.
-        check: whether to check its weights, unless they are main's.
+    def main(self, stored: Checkpoint, page_size: int, kv_bytes: int | None) -> Model:
+        """Load a model with a tokenizer and a pool of its own.
 
-    Raises:
-        GeometryMismatch: the tokenizers differ, or a student's KV geometry differs; names the field.
-        CheckpointError, InvalidRequest: as for any model.
-    """
-    checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
-    if check and checkpoint.files != own.files:
-        verify(checkpoint).require()
-    source, backend, shared = checkpoint.tokenizer_source, main.backend, main.pool
-    tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
-    if tokenizer.fingerprint != main.tokenizer.fingerprint:
-        raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
-    fit = fitted(checkpoint, backend.formats, threads)
-    if _identity(fit, backend, shared.page_size) == main.id:
-        return main
-    if checkpoint.config.max_position < main.max_position:
-        raise InvalidRequest(
-            f"{checkpoint.name} cannot be the {role} of {main.name}: it has {checkpoint.config.max_position} positions "
-            f"and {main.name} {main.max_position}"
-        )
-    if (reason := backend.unsupported(checkpoint.config, checkpoint.matrices(), shared.page_size)) is not None:
-        raise InvalidRequest(f"the {backend.name} backend cannot run the {role}: {reason}")
+        Args:
+            stored: what to load.
+            page_size: entries per page.
+            kv_bytes: bytes for KV pages; None: as many as the backend has room for beside the weights.
 
-    def pool_for(geometry: Geometry) -> PagePool:
-        if role == "student":
-            shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
-        if geometry == shared.geometry:
-            return shared
-        return new_pool(geometry, shared.num_pages, shared.page_size, backend)
+        Raises:
+            InvalidRequest: not one page fits. CheckpointError: the tokenizer or the weights cannot be read.
+        """
 
-    host = None if main.index is None else main.index.host
-    return open_model(checkpoint, tokenizer, backend, index, pool_for, progress, tiers, host)
+        def pool_for(geometry: Geometry) -> PagePool:
+            room = kv_bytes
+            if room is None:
+                room = self.backend.kv_room(sum(weight_bytes(stored, self.backend).values()))
+            return new_pool(geometry, num_pages(geometry, page_size, room), page_size, self.backend)
+
+        return self.model(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
+
+    def model(self, stored: Checkpoint, tokenizer: Tokenizer, pool_for: Callable[[Geometry], PagePool]) -> Model:
+        """Load a checkpoint's weights. Matrices without a kernel are re-encoded, with a line in the log.
+
+        `pool_for` returns the pool for a geometry. Raises CheckpointError if the weights cannot be read.
+        """
+        backend = self.backend
+        checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
+        geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
+        pool, weights = pool_for(geometry), weight_bytes(checkpoint, backend)
+        identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
+        checkpoint.release()
+        _trim()  # what the tokenizer took is not to be there beside the weights
+        compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
+        if checkpoint.encoders != stored.encoders:
+            log.warning(
+                "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another "
+                "form, backend=reference computes with the stored values",
+                checkpoint.name, changes(stored, checkpoint), perf_counter() - start,
+            )  # fmt: skip
+        _trim()
+        pool.stores.update(self.tiers.by_name)  # a student shares the pool
+        prefixes, lower = None if made is None else made(pool, identity), None
+        if prefixes is not None:
+            prefixes.host = self._host
+            if self.tiers.stores:
+                lower = Lower(self.tiers, prefixes, checkpoint.name)
+        cost = Cost(checkpoint.config, weights, geometry.entry_bytes)
+        return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
+
+    def companion(
+        self, role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, threads: int, check: bool = False
+    ) -> Model:
+        """Load the student or the draft of `main`. Returns `main` itself if the weights are the same.
+
+        Args:
+            role: "student" or "draft".
+            wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
+            main: a model that this object has opened.
+            own: main's checkpoint as stored.
+            threads: CPU threads that encode its weights.
+            check: whether to check its weights, unless they are main's.
+
+        Raises:
+            GeometryMismatch: the tokenizers differ, or a student's KV geometry differs; names the field.
+            InvalidRequest: it has fewer positions than `main`, or the backend cannot run it.
+            CheckpointError: as for any model.
+        """
+        checkpoint = wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, own, threads)
+        if check and checkpoint.files != own.files:
+            verify(checkpoint).require()
+        source, backend, shared = checkpoint.tokenizer_source, self.backend, main.pool
+        tokenizer = main.tokenizer if source is own.tokenizer_source else Tokenizer.from_source(source)
+        if tokenizer.fingerprint != main.tokenizer.fingerprint:
+            raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
+        fit = fitted(checkpoint, backend.formats, threads)
+        if _identity(fit, backend, shared.page_size) == main.id:
+            return main
+        if checkpoint.config.max_position < main.max_position:
+            raise InvalidRequest(
+                f"{checkpoint.name} cannot be the {role} of {main.name}: it has {checkpoint.config.max_position} "
+                f"positions and {main.name} {main.max_position}"
+            )
+        if (reason := backend.unsupported(checkpoint.config, checkpoint.matrices(), shared.page_size)) is not None:
+            raise InvalidRequest(f"the {backend.name} backend cannot run the {role}: {reason}")
+
+        def pool_for(geometry: Geometry) -> PagePool:
+            if role == "student":
+                shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
+            if geometry == shared.geometry:
+                return shared
+            return new_pool(geometry, shared.num_pages, shared.page_size, backend)
+
+        return self.model(checkpoint, tokenizer, pool_for)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:
@@ -154,6 +175,16 @@ def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backen
     """A pool over a backend's memory."""
     sizes = geometry.num_layers, geometry.num_kv_heads, page_size, geometry.head_dim
     return PagePool(geometry, backend.memory(num_pages, *sizes), num_pages, page_size)
+
+
+def num_pages(geometry: Geometry, page_size: int, kv_bytes: int) -> int:
+    """Number of pages of `page_size` entries that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
+    if not isinstance(page_size, int) or page_size < 1:
+        raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
+    page_bytes = geometry.entry_bytes * page_size
+    if kv_bytes < page_bytes:
+        raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
+    return kv_bytes // page_bytes
 
 
 def _reported(checkpoint: Checkpoint, progress: Progress | None) -> Weights:

@@ -59,8 +59,10 @@ class Placement:
             model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
 
     def close(self) -> None:
-        """Let go of the pools: values may outlive the engine."""
+        """Drop the prefix indexes, and let go of the pools: values may outlive the engine."""
         for model in self._models:
+            if model.index is not None:
+                model.index.clear()
             model.pool.reclaim = None
 
     def next(self) -> Choice | None:
@@ -83,6 +85,15 @@ class Placement:
         """Seconds until pages that others hold may have come back; None if nobody waits for any."""
         return RETRY_S if self._clock() < self._look_until else None
 
+    def cached_pages(self, pool: PagePool) -> int:
+        """Number of the pool's pages that prefix indexes hold."""
+        return sum(m.index.num_in_pool for m in self._models if m.index is not None and m.pool is pool)
+
+    @property
+    def evicted_pages(self) -> int:
+        """Number of times that a page of a prefix index had to give up its frame."""
+        return sum(model.index.evicted_pages for model in self._models if model.index is not None)
+
     def _fits(self, choice: Choice) -> bool:
         """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
         return all(self._could_hold(pool, pages) for pool, pages in choice.needs.items())
@@ -93,10 +104,7 @@ class Placement:
         if lane.result is None:
             return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self._could_hold(pool, 1)
         # A program decides what follows: strokes that continue the same value, or others of the same length.
-        cached = sum(
-            model.index.num_in_pool for model in self._models if model.index is not None and model.pool is pool
-        )
-        return pool.num_free + cached >= 4 * len(lane.writer.table) + MARGIN
+        return pool.num_free + self.cached_pages(pool) >= 4 * len(lane.writer.table) + MARGIN
 
     def may_load(self, lane: Lane) -> bool:
         """Whether the pages that a lane waits for and the rest of its tokens fit, and no earlier prefill waits."""

@@ -76,7 +76,7 @@ class Choice:
 
     @property
     def request(self) -> Request:
-        request = self.request_if_kept
+        request = self._request()
         assert request is not None, "the engine keeps a request until it is done"
         return request
 
@@ -94,7 +94,18 @@ class Choice:
     @property
     def resumable(self) -> bool:
         """Whether all results that the program waits for are there."""
-        return bool(self.results) and not any(result is WAITING_FOR for result in self.results)
+        for result in self.results:
+            if result is WAITING_FOR:
+                return False
+        return bool(self.results)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a stroke has ended, or all results are there. Asked for at every step, so it is plain loops."""
+        for lane in self.lanes:
+            if lane.result is not None:
+                return True
+        return self.resumable
 
     def answer(self) -> Any:
         """The results to send to the program, or the first `Raised` among them; clears them."""
@@ -171,10 +182,9 @@ class Choice:
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
 
-    def went_on(self, now: float) -> None:
-        """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
-        if now < self.short_until:
-            self.short_until = 0.0
+    def went_on(self) -> None:
+        """Another token is made: if it had to wait for pages, it found them, and may wait again."""
+        self.short_until = 0.0
 
     def let_go(self) -> None:
         """Hand over the token that was kept back."""

@@ -28,7 +28,7 @@ class Missing:
 def missing_in_pool(model: Model, base: KVCache) -> Missing | None:
     """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
     if base.tier == POOL and base.pool is model.pool:
-        absent = sum(model.pool.frame(page) == NOWHERE for page in base.table[:, PAGE].tolist())
+        absent = np.count_nonzero(model.pool.frames_of(base.table[:, PAGE]) == NOWHERE)
         return Missing(base, NOTHING) if absent > FEW_PAGES else None
     waits = base.tier not in (POOL, HOST) or (base.tier == HOST and base.num_pages > FEW_PAGES)
     return Missing(base, NOTHING) if waits else None
@@ -39,9 +39,10 @@ def tiers_of(kv: KVCache, start: int) -> Counter[str]:
     tokens: Counter[str] = Counter()
     if len(kv) > start:
         size = kv.pool.page_size
-        for i, page in enumerate(kv.table[:, PAGE].tolist()):
-            tier = HOST if kv.pool.frame(page) == NOWHERE else POOL
-            tokens[tier] += max(0, (i + 1) * size - max(start, i * size))
+        ends = size * np.arange(1, len(kv.table) + 1)
+        counts = np.maximum(0, ends - np.maximum(start, ends - size))
+        there = kv.pool.frames_of(kv.table[:, PAGE]) != NOWHERE
+        tokens[POOL], tokens[HOST] = int(counts[there].sum()), int(counts[~there].sum())
     return +tokens
 
 

@@ -1,8 +1,8 @@
 """One forward pass: builds a ragged batch from the lanes' chunks and hands out rows of logits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from twostroke.engine.model import Model
 from twostroke.kv.writer import Places
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The tokens that one lane enters in a step, with their places."""
 
     lane: Lane
@@ -33,12 +32,11 @@ def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> No
 
     def last(counts: Sequence[int]) -> np.ndarray:
         """Row indices of the last `counts[i]` rows of each chunk i."""
-        return np.concatenate([np.arange(end - count, end) for end, count in zip(starts[1:], counts, strict=True)])
+        ends = zip(starts[1:], counts, strict=True)
+        return np.array([row for end, count in ends for row in range(end - count, end)], np.int64)
 
-    columns = np.empty((4, starts[-1]), np.int64)
-    for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):
-        columns[0, start:end], columns[1:, start:end] = chunk.tokens, chunk.places.rows
-    token_ids, positions, frames, slots = columns
+    token_ids = np.array([token for chunk in chunks for token in chunk.tokens], np.int64)
+    positions, frames, slots = np.concatenate([chunk.places.rows for chunk in chunks], 1)
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,

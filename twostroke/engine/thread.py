@@ -10,8 +10,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from twostroke.engine.engine import Engine, StepReport
+from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
+from twostroke.engine.step import StepReport
 from twostroke.engine.track import Token
 from twostroke.errors import EngineFailed, EngineStopped
 

@@ -6,7 +6,6 @@ last layer: two entries with the same bits are the same for every stroke.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke
 from twostroke.explain.tokens import ShownToken, shown_tokens
 from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
 from twostroke.llm import LLM, MAIN
 from twostroke.methods import Method, Prompt
 from twostroke.methods.method import method_facts
@@ -159,7 +159,7 @@ class _Recorder:
         if isinstance(stroke, Decode) or not self._decoded:
             self._last = after
         self._decoded = self._decoded or isinstance(stroke, Decode)
-        right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(guesses, tokens, strict=False)))
+        right = num_common(guesses, tokens)
         tokenizer, first = self._llm.tokenizer, kv.next_position
         self.strokes.append(
             CacheStroke(

@@ -42,7 +42,7 @@ class Geometry:
 
     def require(self, other: "Geometry", what: str) -> None:
         """Raise GeometryMismatch if `other` differs; the message names every differing field."""
-        if self == other:
+        if self is other or self == other:
             return
         differing = [
             f"{f.name} {_short(getattr(other, f.name))} is not {_short(getattr(self, f.name))}"

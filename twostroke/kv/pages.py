@@ -182,6 +182,8 @@ class Pages:
 
     def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
         """Add one reference for every occurrence of a page, without moving it (see `moves`)."""
+        if not len(pages):
+            return
         with self.lock:
             np.add.at(self._references[tier], pages, 1)
 
@@ -190,52 +192,66 @@ class Pages:
 
         The garbage collector may drop another value between any two lines here. Its references are removed afterwards.
         """
-        in_pool, freed = self._references[POOL], 0
+        if not len(pages):
+            return 0
         with Postponed(), self.lock:
             outer, self._settling = self._settling, True
             try:
-                np.subtract.at(self._references[tier], pages, 1)
-                if any(self._copies.values()):
-                    self._drop_copies(pages)
-                left = _distinct(pages[self._references[tier][pages] == 0])
-                if len(left):  # the pages of most values are those of others too
-                    idle = left[(in_pool[left] == 0) & (self._frames[left] != NOWHERE)]
-                    freed = len(idle)
-                    frames = self._frames[idle]
-                    self._frames[idle] = NOWHERE
-                    self._free.extend(frames[::-1].tolist())
-                    gone = left[~self._counts[:, left].any(0) & (self._filled[left] != FREE)]
-                    self._filled[gone] = FREE
-                    self._free_ids.extend(gone[::-1].tolist())
+                freed = self._remove(pages, tier)
             finally:
                 self._settling = outer
-            if not outer:
-                self._settled()
+            self._settle()
             return freed
+
+    def _remove(self, pages: np.ndarray, tier: str) -> int:
+        """`release` for those who hold the lock and settle what was dropped meanwhile."""
+        np.subtract.at(self._references[tier], pages, 1)
+        if copied := any(self._copies.values()):
+            self._drop_copies(pages)
+        held = not copied and np.count_nonzero(self._references[POOL][pages]) == len(pages)  # by others, as most are
+        return 0 if held else self._free_unheld(pages)
+
+    def _free_unheld(self, pages: np.ndarray) -> int:
+        """Free the frames and the ids that no reference needs. Returns the number of frames."""
+        idle = _distinct(pages[(self._references[POOL][pages] == 0) & (self._frames[pages] != NOWHERE)])
+        if len(idle):
+            frames = self._frames[idle]
+            self._frames[idle] = NOWHERE
+            self._free.extend(frames[::-1].tolist())
+        gone = _distinct(pages[~np.logical_or.reduce(self._counts[:, pages]) & (self._filled[pages] != FREE)])
+        if len(gone):
+            self._filled[gone] = FREE
+            self._free_ids.extend(gone[::-1].tolist())
+        return len(idle)
 
     def drop(self, pages: np.ndarray, tier: str) -> None:
         """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""
+        if not len(pages):
+            return
         with Postponed():  # nothing may come between taking the lock and `try`
             self._dropped.append((pages, tier))
             if self.lock.acquire(blocking=False):
                 try:
-                    self._settled()
+                    self._settle()
                 finally:
                     self.lock.release()
 
     def _settled(self) -> None:
         """Remove all references that were dropped so far."""
-        if not self._dropped:
+        if self._dropped:
+            with Postponed(), self.lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        """`_settled` for those who hold the lock and have postponed Ctrl-C."""
+        if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
             return
-        with Postponed(), self.lock:
-            if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
-                return
-            self._settling = True
-            try:
-                while self._dropped:
-                    self.release(*self._dropped.popleft())
-            finally:
-                self._settling = False
+        self._settling = True
+        try:
+            while self._dropped:
+                self._remove(*self._dropped.popleft())
+        finally:
+            self._settling = False
 
     def _drop_copies(self, pages: np.ndarray) -> None:
         """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed."""
@@ -261,6 +277,10 @@ class Pages:
             self._filled[page] = stop
             return True
 
+    def claim_fresh(self, pages: Sequence[int], stops: np.ndarray) -> None:
+        """Take the slots before `stops` of pages in which none is claimed, and which nobody else knows."""
+        self._filled[pages] = stops
+
     def filled(self, page: int) -> int:
         """Claimed slots of a page."""
         return int(self._filled[page])
@@ -275,6 +295,10 @@ class Pages:
     def frame(self, page: int) -> int:
         """The frame of a page; NOWHERE if it is not in the pool."""
         return int(self._frames[page])
+
+    def frames_of(self, pages: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The frame of each page, [n] int32."""
+        return self._frames[pages]
 
     def all_frames(self) -> np.ndarray:
         """[ids] int32: the frame of each page id that was ever used, a copy. The lock must be held."""
@@ -313,7 +337,8 @@ class Pages:
 
 
 def _distinct(pages: np.ndarray) -> np.ndarray:
-    """Each page once, in ascending order. `np.unique` imports modules, which a finalizer at Python's end cannot."""
+    """Each page once, in ascending order. `np.unique` imports modules, which a finalizer at Python's end cannot; so do
+    methods of arrays such as `any`."""
     if len(pages) < 2:
         return pages
     ordered = np.sort(pages)

@@ -19,7 +19,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, START, STOP
+from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE, POOL
@@ -190,8 +190,8 @@ class PrefixIndex(ABC):
 
     def _keys(self, tokens: np.ndarray) -> list[bytes]:
         """What stands for each whole page of `tokens`. Needs no lock."""
-        size = self.pool.page_size
-        return [tokens[i : i + size].tobytes() for i in range(0, len(tokens) - size + 1, size)]
+        data, size = tokens.tobytes(), tokens.itemsize * self.pool.page_size
+        return [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
 
     def _hold(self, pages: list[int]) -> None:
         self.pool.retain(np.array(pages, np.int64))
@@ -200,9 +200,10 @@ class PrefixIndex(ABC):
     def _use(self, pages: list[int]) -> None:
         """Note the use of a prompt's pages: the deepest is the first of them to go."""
         for page in reversed(pages):
+            order = self._order
             if page in self._hosted:
                 self._came_back([page])
-            order = self._hosted if page in self._hosted else self._order
+                order = self._hosted if page in self._hosted else self._order
             del order[page]
             order[page] = None
 
@@ -250,6 +251,7 @@ class PrefixIndex(ABC):
 
         Pages that others follow go only if `in_use`, since those are used.
         """
+        gone: list[int] = []  # released together, since that takes as long for one as for many
         freed, looked = 0, LOOK
         while freed < count:
             some = list(islice(self._order, looked))
@@ -257,14 +259,21 @@ class PrefixIndex(ABC):
                 if freed >= count:
                     break
                 if page in self._order and self.pool.frees(page) and (in_use or self._is_leaf(page)):
-                    freed += self._remove_all(page)
+                    pages = self._forget_all(page)
+                    freed += 1 if len(pages) == 1 else self.pool.num_freed(np.array(pages, np.int64))
+                    gone += pages
             if len(some) < looked:
                 break
             looked *= 4  # rarely: the first are those that were not used for the longest time
+        self.pool.release(np.array(gone, np.int64))
         return freed
 
     def _remove_all(self, page: int) -> int:
         """Remove a page and all after it. Returns the number of frames freed."""
+        return self.pool.release(np.array(self._forget_all(page), np.int64))
+
+    def _forget_all(self, page: int) -> list[int]:
+        """Forget a page and all after it. Returns these pages, which still have the index's references."""
         pages = self._remove(page)
         for leave in self.leaving:
             leave(pages)
@@ -274,16 +283,14 @@ class PrefixIndex(ABC):
                 self.host.take(-self.pool.page_bytes)
             else:
                 del self._order[one]
-        return self.pool.release(np.array(pages, np.int64))
+        return pages
 
 
 def whole_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterable[int]) -> KVCache:
     """The value of a prompt's canonical pages, [n] int32 tokens from position 0; takes references of its own."""
     size = pool.page_size
-    first = np.arange(len(tokens) // size) * size
-    table = np.zeros((len(first), 4), np.int32)
-    if len(first):
-        columns = [np.array(list(pages)), np.zeros_like(first), np.full_like(first, size), first]
-        table[:] = np.stack(columns, axis=1)
+    table = np.zeros((len(tokens) // size, 4), np.int32)
+    if len(table):
+        table[:, PAGE], table[:, STOP], table[:, POSITION] = list(pages), size, np.arange(len(table)) * size
     stretches = (Stretch(len(tokens), model, NOTHING),) if len(tokens) else ()
     return KVCache(pool, table, tokens, stretches, len(tokens))

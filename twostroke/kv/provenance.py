@@ -44,7 +44,7 @@ def canonical_length(stretches: Sequence[Stretch], tokens: np.ndarray, model: st
     """Number of leading entries that are canonical for `model`, each over exactly the entries before it."""
     index = 0
     for s in stretches:
-        if s.model != model or len(s.before) != index or not np.array_equal(s.before, tokens[:index]):
+        if s.model != model or len(s.before) != index or (index and not np.array_equal(s.before, tokens[:index])):
             break
         index += s.count
     return index

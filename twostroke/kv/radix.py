@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twostroke.kv.common import num_common
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 
@@ -26,15 +27,6 @@ class Node:
         self.keys, self.pages, self.children = self.keys[:at], self.pages[:at], {below.keys[0]: below}
         return below
 
-    def common(self, keys: list[bytes], start: int) -> int:
-        """Number of this node's leading pages that agree with keys[start:]."""
-        count = 0
-        for mine, theirs in zip(self.keys, keys[start:], strict=False):
-            if mine != theirs:
-                break
-            count += 1
-        return count
-
 
 class RadixIndex(PrefixIndex):
     """Prefix index as a radix tree."""
@@ -47,7 +39,7 @@ class RadixIndex(PrefixIndex):
     def _find(self, keys: list[bytes]) -> list[int]:
         node, done, pages = self._root, 0, list[int]()
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
-            count = child.common(keys, done)
+            count = num_common(child.keys, keys[done:])
             pages += child.pages[:count]
             if count < len(child.keys):
                 break
@@ -57,7 +49,7 @@ class RadixIndex(PrefixIndex):
     def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
         node, done, known = self._root, 0, list[int]()
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
-            count = child.common(keys, done)
+            count = num_common(child.keys, keys[done:])
             known += child.pages[:count]
             node, done = child, done + count
             if count < len(child.keys):

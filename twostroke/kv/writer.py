@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, START, STOP
+from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Tail
@@ -117,28 +117,31 @@ class Writer:
             copied, page = page, pages.pop(0)
             pool.copy_page(copied, page, stop)
             pool.claim(page, stop, stop + in_place)
+            self._table[self._num_spans - 1, PAGE] = page
         if in_place:
-            self._table[self._num_spans - 1] = page, start, stop + in_place, position
+            self._table[self._num_spans - 1, STOP] = stop + in_place
         first = self.next_position
         self.next_position += count
         self._tokens += tokens
-        if in_place == count == 1:  # fast path of decoding: array operations cost more than the rest of this
-            return Places(np.array([[first], [pool.frame(page)], [stop]], np.int64))
-        self._add_spans(pages, count - in_place, first + in_place)
+        if pages:
+            self._add_spans(pages, count - in_place, first + in_place)
+        if count == 1:  # fast path of decoding: array operations cost more than the rest of this
+            where, slot = (page, stop) if in_place else (pages[0], 0)
+            return Places(np.array([[first], [pool.frame(where)], [slot]], np.int64))
         # Tokens that do not continue the last page begin a new one.
         order = np.arange(count) + (stop if in_place else 0)
-        frames = [pool.frame(id) for id in ([page, *pages] if in_place else pages)]
-        where = np.array(frames, np.int64)[order // size]
-        return Places(np.stack([np.arange(first, first + count), where, order % size]))
+        frames = pool.frames_of([page, *pages] if in_place else pages)[order // size]
+        return Places(np.stack([np.arange(first, first + count), frames, order % size]))
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
         size = self.base.pool.page_size
         while self._num_spans + len(pages) > len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        for i, page in enumerate(pages):
-            stop = min(size, count - i * size)
-            self.base.pool.claim(page, 0, stop)
-            self._table[self._num_spans + i] = page, 0, stop, position + i * size
+        first = np.arange(len(pages)) * size
+        spans = self._table[self._num_spans : self._num_spans + len(pages)]
+        spans[:, PAGE], spans[:, START], spans[:, POSITION] = pages, 0, position + first
+        spans[:, STOP] = np.minimum(size, count - first)
+        self.base.pool.claim_fresh(pages, spans[:, STOP])
         self._num_spans += len(pages)
 
     def name_last(self, token: int) -> None:

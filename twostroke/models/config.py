@@ -6,6 +6,7 @@ pruning and backends read only the description and know no family by name.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from twostroke.models.rope import Rope
@@ -124,7 +125,7 @@ class ModelConfig:
         """The RoPE of each layer."""
         return tuple(attention.rope for attention in self.attentions)
 
-    @property
+    @cached_property  # asked for at every stroke
     def windows(self) -> tuple[int | None, ...]:
         """The attention window of each layer, or None."""
         return tuple(attention.window for attention in self.attentions)

@@ -110,8 +110,8 @@ def _figures(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _lever(lever: Lever) -> dict[str, Any]:
-    return {"lever": lever.name, **_figures(lever.plan), "needs": lever.needs}
+def _lever(lever: Lever[Plan]) -> dict[str, Any]:
+    return {"lever": lever.name, **_figures(lever.after), "needs": lever.needs}
 
 
 def _advice(advised: Advice) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Step:
     problem: str
     binds: str
     before: Plan
-    lever: Lever
+    lever: Lever[Plan]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Advice:
     plan: Plan
 
     @property
-    def changes(self) -> list[Lever]:
+    def changes(self) -> list[Lever[Plan]]:
         """The levers that count in the end: of one family, and of lengths each."""
         last = {step.lever.family: step.lever for step in self.steps}
         return [step.lever for step in self.steps if last[step.lever.family] is step.lever]
@@ -77,7 +77,7 @@ def advise(plan: Plan, limits: Limits, leave_out: Sequence[Family] = ()) -> Advi
     now = plan
     while (step := next(_next(now, limits, leave_out), None)) is not None:
         steps.append(step)
-        now = step.lever.plan
+        now = step.lever.after
     return Advice(tuple(steps), now)
 
 
@@ -95,15 +95,15 @@ def _next(plan: Plan, limits: Limits, leave_out: Sequence[Family]) -> Iterator[S
                 continue
             options = [one for one in family(plan, limits) if _helps(plan, one, problem, wrong)]
             if options:
-                solved = (one for one in options if problem not in problems(one.plan))
-                best = min(options, key=lambda one: amount(one.plan, problem))
+                solved = (one for one in options if problem not in problems(one.after))
+                best = min(options, key=lambda one: amount(one.after, problem))
                 yield Step(problem, binds(plan, problem), plan, next(solved, best))
         if problem == "memory":  # what does not fit has no times
             return
 
 
-def _helps(plan: Plan, lever: Lever, problem: str, wrong: Sequence[str]) -> bool:
+def _helps(plan: Plan, lever: Lever[Plan], problem: str, wrong: Sequence[str]) -> bool:
     """Whether a lever takes away a part of a problem and makes no new one."""
-    better = amount(lever.plan, problem) < (1 - LEAST) * amount(plan, problem)
-    new = set(problems(lever.plan)) - set(wrong)
+    better = amount(lever.after, problem) < (1 - LEAST) * amount(plan, problem)
+    new = set(problems(lever.after)) - set(wrong)
     return better and (not new or new == {"both together"})  # which is told only where each alone is kept

@@ -7,6 +7,7 @@ attention is taken for granted.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Generic, TypeVar
 
 from twostroke.planning.plan import Plan
 from twostroke.planning.techniques import Technique
@@ -15,19 +16,22 @@ from twostroke.planning.weights import FORMATS
 DEGREES = (2, 4, 8, 16)
 ENGINE_FORMATS = ("bf16", "int8", "int4")  # what `--weights` of this engine takes
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True)
-class Lever:
-    """A change, and the plan that it makes.
+class Lever(Generic[Made]):
+    """A change of a plan, or of a load.
 
     Attributes:
         family: changes of one family replace each other.
+        after: the plan, or the load, with it.
         needs: its price or its condition, in a few words.
     """
 
     family: str
     name: str
-    plan: Plan
+    after: Made
     needs: str
 
 
@@ -48,10 +52,10 @@ class Limits:
     apart: bool = True
 
 
-Family = Callable[[Plan, Limits], Iterator[Lever]]
+Family = Callable[[Plan, Limits], Iterator[Lever[Plan]]]
 
 
-def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """More devices."""
     for tp in DEGREES:
         divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
@@ -61,14 +65,14 @@ def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever]:
             yield Lever("devices", f"tensor parallelism of {tp}", replace(plan, tp=tp), needs)
 
 
-def prefill_workers(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def prefill_workers(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Prefill and decode apart: neither waits for the other (DistServe, Zhong et al. 2024, arXiv:2401.09670)."""
     if limits.apart and not plan.apart and plan.transfer_s is not None and plan.transfer_s <= plan.prefill.seconds:
         name = "prefill and decode on workers of their own"
         yield Lever("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
 
 
-def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Fewer bytes a weight."""
     size = plan.weights.total(plan.model)
     made = [FORMATS[name] for name in limits.formats if name != "mxfp4" or plan.model.weights == "mxfp4"]
@@ -77,14 +81,14 @@ def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever]:
         yield Lever("weights", f"weights in {weights.name}", replace(plan, weights=weights), "check the answers")
 
 
-def speculation(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def speculation(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """The same answers in fewer steps."""
     for name in ("lookup", "speculative-draft", "speculative-student"):
         if (technique := limits.techniques.get(name)) is not None and not plan.technique.method:
             yield Lever("technique", technique.name, replace(plan, technique=technique), f"if {technique.assumed}")
 
 
-def students(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def students(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Decode with fewer bytes of weights."""
     for name in ("refresh", "overfill"):
         technique = limits.techniques[name]
@@ -94,28 +98,28 @@ def students(plan: Plan, limits: Limits) -> Iterator[Lever]:
             yield Lever("technique", technique.name, replace(plan, technique=technique), "a student answers")
 
 
-def half_of_the_kv(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def half_of_the_kv(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """PTDO in place of full repetition."""
     if plan.technique == limits.techniques["repeat"]:
         technique = limits.techniques["ptdo"]
         yield Lever("technique", technique.name, replace(plan, technique=technique), "decodes from the last copy")
 
 
-def dropping(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def dropping(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Fewer entries to decode from."""
     technique = limits.techniques["drop"]
     if not plan.technique.method and technique.kept(plan.workload.prompt) < plan.workload.prompt:
         yield Lever("technique", technique.name, replace(plan, technique=technique), "forgets the middle")
 
 
-def compression(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def compression(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Fewer tokens of the same prompt."""
     technique = limits.techniques.get("compress")
     if technique is not None and not plan.technique.method:
         yield Lever("technique", technique.name, replace(plan, technique=technique), "half of the tokens are gone")
 
 
-def prefix_caching(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def prefix_caching(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Prompts that begin alike."""
     load = plan.workload
     if load.shared < load.prompt // 2:
@@ -124,7 +128,7 @@ def prefix_caching(plan: Plan, limits: Limits) -> Iterator[Lever]:
         yield Lever("prompts", name, replace(plan, workload=shared), "if half is the same for all")
 
 
-def shorter_prompts(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def shorter_prompts(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """Source 002's last step."""
     load = plan.workload
     if load.prompt > 1:
@@ -132,7 +136,7 @@ def shorter_prompts(plan: Plan, limits: Limits) -> Iterator[Lever]:
         yield Lever("length", "prompts of half the length", replace(plan, workload=shorter), "other prompts")
 
 
-def fewer_sequences(plan: Plan, limits: Limits) -> Iterator[Lever]:
+def fewer_sequences(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
     """A smaller batch; the others wait."""
     count = plan.workload.concurrency
     while count > 1:
@@ -156,7 +160,7 @@ TRIED: Mapping[str, tuple[Family, ...]] = {
 }  # fmt: skip
 
 
-def what_ifs(plan: Plan, limits: Limits) -> list[Lever]:
+def what_ifs(plan: Plan, limits: Limits) -> list[Lever[Plan]]:
     """Every change alone, and what the techniques that raise quality would cost."""
     order = (
         prefix_caching, tensor_parallelism, prefill_workers, quantized_weights, half_of_the_kv, speculation, students,

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import ceil
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
 from twostroke.planning.plan import Plan, Workload
-from twostroke.planning.queueing import Closed, Queueing, Served, Server
-from twostroke.planning.techniques import Repeated, Technique, Windowed
+from twostroke.planning.queueing import Closed, Queueing, Served
+from twostroke.planning.service_times import Server
+from twostroke.planning.specification import Specification
+from twostroke.planning.techniques import PLAIN, Repeated, Technique, Windowed
 from twostroke.traffic.arrivals import ClosedLoop, OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
@@ -52,6 +55,11 @@ class Load:
     replicas: int = 1
 
     @property
+    def fits(self) -> bool:
+        """Whether a single sequence has room; without, no rate can be served."""
+        return self.plan.memory.users >= 1
+
+    @property
     def rate(self) -> float | None:
         """Requests a second; None for a fixed number of users."""
         return None if self.traffic.concurrency is not None else self.traffic.rate
@@ -59,31 +67,44 @@ class Load:
     @cached_property
     def served(self) -> Served | None:
         """None if the rate cannot be served, or for a fixed number of users (`closed`)."""
-        return None if self.rate is None else self._both.at(self.rate / self.replicas)
+        return None if self.rate is None else self.at(self.rate)
 
     @cached_property
     def closed(self) -> Closed | None:
+        """None for a rate, or if nothing fits."""
         users = self.traffic.concurrency
-        return None if users is None else self._both.closed(ceil(users / self.replicas))
+        return None if users is None or not self.fits else self._both.closed(ceil(users / self.replicas))
+
+    def at(self, rate: float) -> Served | None:
+        """What each worker does if so many requests a second come to all of them; None if they cannot be served."""
+        return self._both.at(rate / self.replicas) if self.fits else None
+
+    def grown(self, users: int) -> list[Closed]:
+        """What each worker does for 1, 2, ... users of its own, up to its part of `users`."""
+        return list(islice(self._both.growing(), ceil(users / self.replicas) if self.fits else 0))
 
     @cached_property
     def most(self) -> float:
         """The highest rate that a worker can serve at all."""
-        return self._both.most()
+        return self._both.most() if self.fits else 0.0
 
     @cached_property
     def most_within(self) -> float:
         """The highest rate of a worker within the objectives."""
-        return self._both.most(self.objectives)
+        return self._both.most(self.objectives) if self.fits else 0.0
 
     @cached_property
     def prefill_rate(self) -> float:
         """The highest rate within the objectives of a worker that prefills alone."""
+        if not self.fits:
+            return 0.0
         return self._queueing(decodes=False).most(replace(self.objectives, itl_s=None), self.transfer_s or 0.0)
 
     @cached_property
     def decode_rate(self) -> float:
         """The highest rate within the objectives of a worker that decodes alone."""
+        if not self.fits:
+            return 0.0
         return self._queueing(prefills=False).most(replace(self.objectives, ttft_s=None))
 
     @property
@@ -100,12 +121,12 @@ class Load:
 
     def _queueing(self, prefills: bool = True, decodes: bool = True) -> Queueing:
         roofline = self.plan.roofline
-        server = Server(lambda rows: roofline.step(rows).seconds, self.budget, max(1, self.plan.memory.users))
+        server = Server(lambda rows: roofline.step(rows).seconds, self.budget, self.plan.memory.users)
         asked, technique, context = self.traffic, self.plan.technique, None
         if technique.method:
             lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
             context = int(np.average([technique.context(*one) for one in lengths], weights=asked.outputs))
-        traffic = _entered(asked if asked.concurrency is None else _at_any_rate(asked), technique)
+        traffic = _entered(asked if asked.concurrency is None else asked.opened(OpenLoop(1.0)), technique)
         return Queueing(server, traffic, self.objectives.percent, prefills, decodes, context)
 
     @property
@@ -161,7 +182,7 @@ class Load:
         return {"TTFT": (waiting, ttft - waiting), "ITL": (decode, itl - decode)}
 
     def _saturates(self, stroke: dict[str, str]) -> str:
-        near = self._both.at(0.98 * self.most) if self.most > 0 else None
+        near = self.at(0.98 * self.most * self.replicas) if self.most > 0 else None
         if near is None or near.sequences > 0.9 * self.plan.memory.users:
             return "memory"
         return stroke["TTFT" if near.prefill_share > near.decode_share else "ITL"]
@@ -203,6 +224,8 @@ class Load:
     @property
     def apart(self) -> tuple[bool, str]:
         """Whether prefill and decode should have workers of their own, and why."""
+        if not self.fits:
+            return False, "not even one sequence has room"
         if self.transfer_s is None:
             return False, "the link is unknown"
         if self.prefill_rate <= 0:
@@ -226,14 +249,19 @@ def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
         raise InvalidRequest(
             "a load is planned for plain, repeat, ptdo and drop: leave out --method, or ask `twostroke simulate`"
         )
-    longest = int(np.max(_entered(traffic, plan.technique).prompts + traffic.outputs))
-    if longest > plan.model.max_position:
-        raise InvalidRequest(
-            f"the longest request has {longest} tokens; {plan.model.name} has {plan.model.max_position} positions"
-        )
+    require_positions(plan.model, traffic, plan.technique)
     if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
     return Load(plan, traffic, objectives)
+
+
+def require_positions(model: Specification, traffic: Traffic, technique: Technique = PLAIN) -> None:
+    """Raises InvalidRequest if a request has more tokens than the model has positions."""
+    longest = int(np.max(_entered(traffic, technique).prompts + traffic.outputs))
+    if longest > model.max_position:
+        raise InvalidRequest(
+            f"the longest request has {longest} tokens; {model.name} has {model.max_position} positions"
+        )
 
 
 def _entered(traffic: Traffic, technique: Technique) -> Traffic:
@@ -243,10 +271,3 @@ def _entered(traffic: Traffic, technique: Technique) -> Traffic:
         return traffic
     arrivals = [replace(one, pieces=one.pieces * times) for one in traffic.arrivals]
     return Traffic(arrivals, traffic.pattern, traffic.seed)
-
-
-def _at_any_rate(traffic: Traffic) -> Traffic:
-    """Requests of a closed loop at random times, to ask for the highest rate."""
-    pattern = OpenLoop(1.0)
-    times = pattern.times(len(traffic.arrivals), SEED)
-    return Traffic([replace(one, at=at) for one, at in zip(traffic.arrivals, times, strict=True)], pattern, SEED)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.planning.levers import Limits
+from twostroke.planning.levers import Lever, Limits
 from twostroke.planning.load import Load
-from twostroke.planning.load_advice import LoadAdvice, LoadLever, changes_alone
+from twostroke.planning.load_advice import LoadAdvice, changes_alone
 from twostroke.planning.plan import Plan
 from twostroke.planning.queueing import Served
 from twostroke.planning.roofline import StepTime
@@ -34,7 +34,7 @@ def load_facts(load: Load, limits: Limits, advised: LoadAdvice) -> dict[str, Any
             **{f"output_{name}": value for name, value in _lengths(outputs).items()},
             "shared_part": float(shared.sum() / prompts.sum()),
         },
-        "served": None if served is None else {**_served(served), "utilization": _utilization(load, served)},
+        "served": None if served is None else {**_served(served), "utilization": utilization(load, served)},
         "closed": None if closed is None else asdict(closed),
         "most_requests_per_second": load.most,
         "most_within_objectives": load.most_within if load.objectives.given else None,
@@ -66,8 +66,8 @@ def _advice(advised: LoadAdvice) -> dict[str, Any]:
     return {"steps": steps, "changes": [step.lever.name for step in advised.steps], **_figures(advised.load)}
 
 
-def _lever(lever: LoadLever) -> dict[str, Any]:
-    return {"lever": lever.name, "needs": lever.needs, **_figures(lever.load)}
+def _lever(lever: Lever[Load]) -> dict[str, Any]:
+    return {"lever": lever.name, "needs": lever.needs, **_figures(lever.after)}
 
 
 def _figures(load: Load) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def _served(served: Served) -> dict[str, Any]:
     }
 
 
-def _utilization(load: Load, served: Served) -> dict[str, Any]:
+def utilization(load: Load, served: Served) -> dict[str, dict[str, float]]:
     """Parts of the time that each stroke takes, and of the peaks that it uses meanwhile."""
-    decode = load.plan.decode(load.sequences)
+    decode = load.plan.decode(max(1, ceil(served.sequences)))
     strokes = (("prefill", served.prefill_share, load.plan.prefill), ("decode", served.decode_share, decode))
     return {name: {"time": share, **_used(load.plan, step)} for name, share, step in strokes}
 

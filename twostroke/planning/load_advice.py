@@ -21,21 +21,6 @@ LOST = 1e6
 
 
 @dataclass(frozen=True)
-class LoadLever:
-    """A change, and the load that it makes.
-
-    Attributes:
-        family: changes of one family replace each other.
-        needs: its price or its condition, in a few words.
-    """
-
-    family: str
-    name: str
-    load: Load
-    needs: str
-
-
-@dataclass(frozen=True)
 class LoadStep:
     """One decision.
 
@@ -46,33 +31,34 @@ class LoadStep:
 
     binds: str
     before: Load
-    lever: LoadLever
+    lever: Lever[Load]
 
 
 @dataclass(frozen=True)
 class LoadAdvice:
-    """Steps in order, and the load with all of them; its verdict is the answer."""
+    """The load that was `asked` for, steps in order, and the `load` with all of them; its verdict is the answer."""
 
+    asked: Load
     steps: tuple[LoadStep, ...]
     load: Load
 
 
-def levers(load: Load, limits: Limits) -> Iterator[LoadLever]:
+def levers(load: Load, limits: Limits) -> Iterator[Lever[Load]]:
     """From what asks nothing of anybody to what asks users: chunks, workers, devices, weights, prompts, the rate."""
     yield from _chunks(load)
     yield from _workers(load)
     for family in (tensor_parallelism, quantized_weights):
         for one in family(load.plan, limits):
-            yield _of_plan(load, one)
+            yield Lever(one.family, one.name, replace(load, plan=one.after), one.needs)
     yield from _prefix_caching(load)
     yield from _lower_rate(load)
 
 
-def changes_alone(load: Load, limits: Limits) -> list[LoadLever]:
+def changes_alone(load: Load, limits: Limits) -> list[Lever[Load]]:
     """Every change alone; of chunks the best one, in place of a row for each."""
     found = list(levers(load, limits))
     chunks = [one for one in found if one.family == "chunks"]
-    best = min(chunks, key=lambda one: excess(one.load), default=None)
+    best = min(chunks, key=lambda one: excess(one.after), default=None)
     return [one for one in found if one.family != "chunks" or one is best]
 
 
@@ -91,21 +77,22 @@ def advise_load(load: Load, limits: Limits) -> LoadAdvice:
         if best is None:
             break
         steps.append(LoadStep(_worst(now), now, best))
-        now = best.load
-    return LoadAdvice(tuple(steps), now)
+        now = best.after
+    return LoadAdvice(load, tuple(steps), now)
 
 
-def _next(now: Load, options: Sequence[LoadLever]) -> LoadLever | None:
+def _next(now: Load, options: Sequence[Lever[Load]]) -> Lever[Load] | None:
     chunks = [one for one in options if one.family == "chunks"]
-    solving = [one for one in options if one.load.verdict == "nothing to do"]
+    solving = [one for one in options if one.after.verdict == "nothing to do"]
     if chunks and now.rate is not None and not (solving and solving[0].family == "chunks"):
-        most = max(chunks, key=lambda one: one.load.most_within)
-        if most.load.most_within > GAIN * now.most_within:
+        most = max(chunks, key=lambda one: one.after.most_within)
+        if most.after.most_within > GAIN * now.most_within:
             return most
     if solving:
         return solving[0]
-    best = min(options, key=lambda one: excess(one.load), default=None)
-    return best if best is not None and excess(best.load) <= (1 - LEAST) * excess(now) else None
+    best = min(options, key=lambda one: excess(one.after), default=None)
+    helps = best is not None and excess(best.after) < inf and excess(best.after) <= (1 - LEAST) * excess(now)
+    return best if helps else None
 
 
 def excess(load: Load) -> float:
@@ -130,45 +117,41 @@ def _worst(load: Load) -> str:
     return load.binds[max(ratios, key=lambda name: ratios[name])]
 
 
-def _chunks(load: Load) -> Iterator[LoadLever]:
+def _chunks(load: Load) -> Iterator[Lever[Load]]:
     """Larger chunks read the weights less often; smaller ones keep others waiting less."""
     for budget in BUDGETS:
         name = f"steps of {budget:,} tokens"
-        yield LoadLever("chunks", name, replace(load, budget=budget), f"{load.budget:,} now")
+        yield Lever("chunks", name, replace(load, budget=budget), f"{load.budget:,} now")
 
 
-def _workers(load: Load) -> Iterator[LoadLever]:
+def _workers(load: Load) -> Iterator[Lever[Load]]:
     """As few more workers as keep the objectives; where no number is enough, twice as many."""
     rate, within = load.rate, load.most_within
     enough = ceil(rate / within) if rate is not None and within > 0 else 2 * load.replicas
     count = max(load.replicas + 1, enough)
     more = (count - load.replicas) * load.plan.tp
     needs = f"{more:,} more device{'s' if more > 1 else ''}"
-    yield LoadLever("workers", f"{count:,} workers like this one", replace(load, replicas=count), needs)
+    yield Lever("workers", f"{count:,} workers like this one", replace(load, replicas=count), needs)
 
 
-def _of_plan(load: Load, lever: Lever) -> LoadLever:
-    return LoadLever(lever.family, lever.name, replace(load, plan=lever.plan), lever.needs)
-
-
-def _prefix_caching(load: Load) -> Iterator[LoadLever]:
+def _prefix_caching(load: Load) -> Iterator[Lever[Load]]:
     """Prompts that begin alike, for half of the mean prompt."""
     common = int(np.mean(load.traffic.prompts)) // 2
     if common and float(np.mean(load.traffic.shared)) < 0.9 * common:
         name = f"prefix caching of {common:,} tokens"
-        yield LoadLever("prompts", name, replace(load, traffic=sharing(load.traffic, common)), "if all begin alike")
+        yield Lever("prompts", name, replace(load, traffic=sharing(load.traffic, common)), "if all begin alike")
 
 
-def _lower_rate(load: Load) -> Iterator[LoadLever]:
+def _lower_rate(load: Load) -> Iterator[Lever[Load]]:
     """What these workers carry; of users, half as many."""
     rate, users = load.rate, load.traffic.concurrency
     if users is not None and users > 1:
         fewer = Traffic(load.traffic.arrivals, ClosedLoop(users // 2), load.traffic.seed)
-        yield LoadLever("rate", f"{users // 2:,} users at once", replace(load, traffic=fewer), "others are refused")
+        yield Lever("rate", f"{users // 2:,} users at once", replace(load, traffic=fewer), "others are refused")
     carried = load.most_within * load.replicas
     if rate is not None and 0 < carried < rate:
         slower = replace(load, traffic=load.traffic.at_rate(carried))
-        yield LoadLever("rate", f"{carried:,.3g} requests/s", slower, "others are refused")
+        yield Lever("rate", f"{carried:,.3g} requests/s", slower, "others are refused")
 
 
 def sharing(traffic: Traffic, common: int) -> Traffic:

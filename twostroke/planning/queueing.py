@@ -16,43 +16,22 @@ The engine gives half of a step to the prompts with the fewest tokens left (`eng
 less, and long ones more, than here. `twostroke simulate` has the engine's own order.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, lgamma, log
-from typing import TypeVar
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
+from twostroke.planning.service_times import QUANTILES, Server, ServiceTimes
 from twostroke.traffic.objectives import Objectives
 from twostroke.traffic.requests import Traffic
 
-SAMPLES = 48  # requests whose prefills are counted step by step; others lie between these by their tokens
-QUANTILES = 65
 FULL = 0.995  # part of the time that prefills may take
 ITERATIONS = 2000
 HALVINGS, PRECISION = 40, 2e-3  # in the search for the highest rate
-
-Value = TypeVar("Value", float, np.ndarray)
-
-
-@dataclass(frozen=True)
-class Server:
-    """What serves.
-
-    Attributes:
-        seconds: of a step.
-        budget: tokens of a step at most.
-        most: sequences that decode at once, by memory and by the scheduler.
-        request_s: that every request takes besides.
-    """
-
-    seconds: Callable[[Sequence[Rows]], float]
-    budget: int
-    most: int
-    request_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -157,22 +136,8 @@ class Queueing:
         if server.most < 1:
             raise InvalidRequest("not even one sequence has room: a rate cannot be planned")
         self.server, self.traffic, self.percent = server, traffic, percent
-        self.prefills, self.decodes, self._kept = prefills, decodes, context
-        self._services: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._steps: dict[int, float] = {}
-
-    # Times at a number of sequences ---------------------------------------------------------------------------
-
-    @cached_property
-    def _computed(self) -> np.ndarray:
-        """[requests] tokens of prompts that are not known."""
-        return self.traffic.prompts - self.traffic.shared
-
-    @cached_property
-    def _sample(self) -> np.ndarray:
-        """Requests from the shortest to the longest prefill."""
-        order = np.argsort(self._computed, kind="stable")
-        return np.unique(order[np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)])
+        self.prefills, self.decodes = prefills, decodes
+        self._times = ServiceTimes(server, traffic, context)
 
     @cached_property
     def _decoded(self) -> float:
@@ -180,52 +145,13 @@ class Queueing:
         return float(np.mean(self.traffic.outputs - 1)) if self.decodes else 0.0
 
     @cached_property
-    def _context(self) -> int:
-        """Mean entries before a decoded token: long answers have more of them."""
-        if self._kept is not None:
-            return self._kept
-        prompts, outputs = self.traffic.prompts, self.traffic.outputs
-        return int(np.sum((prompts + outputs / 2) * outputs) / np.sum(outputs))
-
-    def _decode(self, sequences: float) -> float:
-        """Seconds of a step without a chunk."""
-        return _between(self._step, max(1.0, sequences))
-
-    def _step(self, sequences: int) -> float:
-        if sequences not in self._steps:
-            self._steps[sequences] = self.server.seconds([Rows(1, self._context, 1)] * sequences)
-        return self._steps[sequences]
+    def _gaps_of_answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gaps of answers of each length that there is, and how many answers have it."""
+        return np.unique(self.traffic.outputs - 1, return_counts=True)
 
     def _service(self, sequences: float) -> np.ndarray:
         """[requests] seconds of each prefill beside so many sequences."""
-        if not self.prefills:
-            return np.zeros(len(self._computed))
-        tokens = self._computed[self._sample]
-        order = np.argsort(tokens, kind="stable")
-        found = _between(lambda count: self._grid(count)[0], sequences)
-        return np.interp(self._computed, tokens[order], found[order])
-
-    def _chunks(self, sequences: float) -> np.ndarray:
-        """[QUANTILES] seconds of steps with a chunk."""
-        return _between(lambda count: self._grid(count)[1], sequences)
-
-    def _grid(self, sequences: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prefills of the sample, and quantiles of their steps, beside a number of sequences."""
-        if sequences not in self._services:
-            others = [Rows(1, self._context, 1)] * sequences
-            chunk = max(1, self.server.budget - sequences)
-            totals, steps = list[float](), list[float]()
-            for i in self._sample.tolist():
-                known, prompt = int(self.traffic.shared[i]), int(self.traffic.prompts[i])
-                starts = range(known, prompt, chunk)
-                counts = [min(chunk, prompt - start) for start in starts]
-                rows = [Rows(n, at, int(at + n == prompt)) for n, at in zip(counts, starts, strict=True)]
-                taken = [self.server.seconds([one, *others]) for one in rows]
-                totals.append(sum(taken))
-                steps += taken
-            quantiles = np.quantile(steps, np.linspace(0, 1, QUANTILES))
-            self._services[sequences] = np.array(totals), quantiles
-        return self._services[sequences]
+        return self._times.prefills(sequences) if self.prefills else np.zeros(len(self.traffic.arrivals))
 
     # The load -------------------------------------------------------------------------------------------------
 
@@ -237,7 +163,7 @@ class Queueing:
             share = rate * float(np.mean(services))
             if share >= FULL:
                 return None
-            with_chunk, without = self._gap(busy), self._decode(1 + plain)
+            with_chunk, without = self._gap(busy), self._times.decode(1 + plain)
             # Whole prefills that a prefill leaves behind: as many as wait or are computed on average (Little).
             behind = share * float(np.mean(waits(arrivals, services) + services))
             part = self._beside_prefills(rate, share, behind / (1 - share), with_chunk, without)
@@ -255,7 +181,7 @@ class Queueing:
 
     def _gap(self, others: float) -> float:
         """Mean seconds of a step with a chunk beside a sequence and others."""
-        return float(np.mean(self._chunks(1 + others))) if self.prefills else 0.0
+        return float(np.mean(self._times.chunks(1 + others))) if self.prefills else 0.0
 
     def _beside_prefills(self, rate: float, share: float, left: float, with_chunk: float, without: float) -> float:
         """The part of an answer's gaps that are steps with a chunk.
@@ -267,7 +193,7 @@ class Queueing:
         """
         if not share or not self._decoded:
             return 0.0
-        gaps = self.traffic.outputs - 1
+        gaps, answers = self._gaps_of_answers
         first = left / share / with_chunk  # gaps until the period ends, where there is one
         held = first * (1 - np.exp(-gaps / first)) if first > 0 else np.zeros(len(gaps))
         begins, ends = rate * without, rate * (1 - share) / share * with_chunk
@@ -277,7 +203,7 @@ class Queueing:
             return settled * (count - (1 - np.exp(-pull * count)) / pull)
 
         found = (1 - share) * later(gaps) + share * (held + later(gaps - held))
-        return min(1.0, float(np.sum(found) / np.sum(gaps)))
+        return min(1.0, float(answers @ found / (answers @ gaps)))
 
     def at(self, rate: float) -> Served | None:
         """What happens at a rate; None if it cannot be served. Raises InvalidRequest for a rate that is not above 0."""
@@ -291,7 +217,7 @@ class Queueing:
         busy = (1 - state.share) * (1 - exp(-state.plain))  # in a step of decode, whose end is waited for
         random = np.random.default_rng(0)
         late = random.random(len(services)) < busy
-        residual = late * random.random(len(services)) * self._decode(state.plain)
+        residual = late * random.random(len(services)) * self._times.decode(state.plain)
         waited = waiting + residual
         ttft = waited + services + self.server.request_s
         return Served(
@@ -318,11 +244,11 @@ class Queueing:
         counts = np.arange(0, min(self.server.most, int(state.plain + 6 * state.plain**0.5 + 6)) + 1)
         if len(counts) > 4 * QUANTILES:
             counts = np.unique(np.linspace(0, counts[-1], 4 * QUANTILES).round().astype(int))
-        found = np.array([self._decode(1.0 + count) for count in counts.tolist()])
+        found = np.array([self._times.decode(1.0 + count) for count in counts.tolist()])
         chances = np.array([_poisson(state.plain, count) for count in counts.tolist()])
         weights = chances / chances.sum() * (1 - state.part)
         if state.part:
-            chunks = self._chunks(1 + state.busy)
+            chunks = self._times.chunks(1 + state.busy)
             found = np.concatenate([found, chunks])
             weights = np.concatenate([weights, np.full(len(chunks), state.part / len(chunks))])
         return Spread.of(found, weights, self.percent)
@@ -331,20 +257,23 @@ class Queueing:
         """A fixed number of users. Raises InvalidRequest for none."""
         if users < 1:
             raise InvalidRequest(f"there must be at least 1 user, not {users}")
+        return next(itertools.islice(self.growing(), users - 1, None))
+
+    def growing(self) -> Iterator[Closed]:
+        """One user, two, three, without end: each finds what one fewer leaves behind."""
         queued = rate = sequences = 0.0
-        ttft = itl = waiting = decode = 0.0
-        for count in range(1, users + 1):
-            service = float(np.mean(self._service(min(sequences, count - 1))))
+        for users in itertools.count(1):
+            others = min(sequences, users - 1)
+            service = float(np.mean(self._service(others)))
             waiting = service * queued
             ttft = service + waiting
             share = min(FULL, rate * service)
-            others = min(sequences, count - 1)
-            decode = self._decode(1 + others)
+            decode = self._times.decode(1 + others)
             part = self._beside_prefills(rate, share, queued * service, self._gap(others), decode)
             itl = part * self._gap(others) + (1 - part) * decode
-            rate = count / (ttft + self.server.request_s + self._decoded * itl)
+            rate = users / (ttft + self.server.request_s + self._decoded * itl)
             queued, sequences = rate * ttft, rate * self._decoded * itl
-        return Closed(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
+            yield Closed(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
 
     # The most that can be carried -----------------------------------------------------------------------------
 
@@ -353,7 +282,8 @@ class Queueing:
 
         `longer_s` is what a transfer adds to TTFT.
         """
-        bound = 4.0 / max(1e-9, float(np.mean(self._service(0))) + self._decoded * self._step(1) / self.server.most)
+        decoding_s = self._decoded * self._times.decode(1) / self.server.most
+        bound = 4.0 / max(1e-9, float(np.mean(self._service(0))) + decoding_s)
         limits = objectives or Objectives()
         if limits.ttft_s is not None:
             if longer_s >= limits.ttft_s:
@@ -390,21 +320,6 @@ def waited_in(ttft: np.ndarray, waited: np.ndarray, percent: float) -> float:
     near = order[int(place - half) : max(int(place - half) + 1, int(np.ceil(place + half)))]
     middle = ttft[order[min(len(order) - 1, max(0, int(np.ceil(place)) - 1))]]
     return float(np.sum(waited[near]) / np.sum(ttft[near]) * middle)
-
-
-def _between(at: Callable[[int], Value], count: float) -> Value:
-    """Linear between powers of two, so that few numbers of sequences are ever counted."""
-    if count <= 1:
-        low, high = 0, 1
-    else:
-        low = 1 << (int(count).bit_length() - 1)
-        high = 2 * low
-    if count in (low, high):
-        return at(int(count))
-    if low == 0:
-        return (1 - count) * at(0) + count * at(1)
-    part = (count - low) / (high - low)
-    return (1 - part) * at(low) + part * at(high)
 
 
 def _poisson(mean: float, count: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import Rows
+from twostroke.planning.near import near
 from twostroke.planning.roofline import Roofline, StepTime
 from twostroke.planning.specification import Specification
 from twostroke.planning.weights import FORMATS, WeightFormat
@@ -20,6 +21,7 @@ STUDENT = FORMATS["int4"]  # the engine's `--student int4`
 # third of the size on open questions, a model's own int4 copy.
 ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9}
 SEGMENT = 100  # tokens that compression judges at once
+WITH_DRAFT = ("speculative-draft", "compress")
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,9 @@ def techniques(
 
 def choose(known: Mapping[str, Technique], method: str) -> Technique:
     """The technique of that name. Raises InvalidRequest."""
+    if method in WITH_DRAFT and method not in known:
+        raise InvalidRequest(f"the method {method} needs a draft: say --draft MODEL")
     if method not in known:
-        raise InvalidRequest(f"there is no plan for the method {method!r}; there is one for {', '.join(known)}")
+        hint = near(method, known)
+        raise InvalidRequest(f"there is no plan for the method {method!r}: {hint}there is one for {', '.join(known)}")
     return known[method]

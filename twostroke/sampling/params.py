@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, number
@@ -157,3 +157,15 @@ class SamplingParams(Checked):
             or self.presence_penalty
             or self.frequency_penalty
         )
+
+
+def sampling_params(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """`params`, or `SamplingParams` made of `fields`. Raises InvalidRequest for both, or for an unknown field."""
+    if params is not None:
+        if fields:
+            raise InvalidRequest(f"give SamplingParams or its fields, not both ({', '.join(fields)})")
+        return params
+    try:
+        return SamplingParams(**fields)
+    except TypeError as error:
+        raise InvalidRequest(str(error).removeprefix("SamplingParams.__init__() ")) from None

@@ -8,7 +8,7 @@ from twostroke.fields import Checked, Rule, declare, flag, integer, number, text
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 _ORIGINS = Rule(
     tuple,
-    "Origin whose pages may call from a browser, such as https://chat.example; * for all. May be repeated.",
+    "Origin whose pages may call from a browser, such as https://chat.example; * for all.",
     each=Rule(str, test=lambda text: bool(_ORIGIN.fullmatch(text))),
     words="origins such as https://chat.example, without a path, or *",
 )

@@ -24,7 +24,7 @@ class Taken(NamedTuple):
 
 def taken(*columns: np.ndarray) -> list[Taken]:
     """One for each step, from arrays of seconds, FLOPs and bytes."""
-    return [Taken(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return list(map(Taken._make, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 class StepCosts(Protocol):
@@ -135,17 +135,19 @@ class Peaks:
         self._bandwidth = machine.bandwidth * machine.memory_share
 
     def step(self, rows: Sequence[Rows]) -> Taken:
-        if (contexts := contexts_of(rows)) is not None:
-            return self.decode(contexts, 1)[0]
         flops = read = 0.0
-        count = logits = 0
-        for one in rows:
-            count += one.count
-            logits += one.logits
+        count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
+        if count == logits == len(rows):  # as `decode` adds up, to the last bit
             for window, pair_flops, entry_bytes in self._windows:
-                pairs, entries = attended(one, window)
-                flops += pair_flops * pairs
-                read += entry_bytes * entries
+                seen = sum(attended(one, window)[1] for one in rows)
+                flops += pair_flops * seen
+                read += entry_bytes * seen
+        else:
+            for one in rows:
+                for window, pair_flops, entry_bytes in self._windows:
+                    pairs, entries = attended(one, window)
+                    flops += pair_flops * pairs
+                    read += entry_bytes * entries
         products = self._of_products(count, logits)
         seconds = max(flops / self._rate, read / self._bandwidth)
         return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)

@@ -98,6 +98,7 @@ class SimulatedModel:
 
     Attributes:
         steps: how many it has begun.
+        riders: rows that its passes compute besides those that they are given; each is a token too.
         free_at: when it has done all that it was given.
     """
 
@@ -107,6 +108,7 @@ class SimulatedModel:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
         self.steps, self._device = 0, Device()
+        self.riders: list[Rows] = []
         self.token = Sampled(config.vocab_size - 1)
         self._right, self._luck = 1.0, random.Random(0)
 
@@ -126,8 +128,12 @@ class SimulatedModel:
         self._device.free_at = moment
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
-        clock, costs = self._clock, self.costs
-        rows = rows_of(batch)
+        self.compute(rows_of(batch))
+        return Output(NoLogits(len(batch.wanted)), None)
+
+    def compute(self, rows: Sequence[Rows]) -> None:
+        """A pass over these rows, and over those of riders."""
+        clock, costs, rows = self._clock, self.costs, [*self.riders, *rows]
         clock.advance(costs.host_s)
         began = max(clock.now, self.free_at)
         taken = self.stalled(costs.step(rows))
@@ -137,7 +143,6 @@ class SimulatedModel:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
-        return Output(NoLogits(len(batch.wanted)), None)
 
     def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
         """What the next step takes, or one that comes so many steps after it, with its stall."""
@@ -147,7 +152,7 @@ class SimulatedModel:
         return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
-        self._clock.advance(self.costs.token_s * len(rows))
+        self._clock.advance(self.costs.token_s * (len(rows) + len(self.riders)))
         made = [self.token] * len(rows)
         if self._right < 1:
             made = [one if self._luck.random() < self._right else Sampled(one.id - 1) for one in made]

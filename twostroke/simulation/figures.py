@@ -38,19 +38,32 @@ class Spread:
     """
 
     LEAST, GROWTH = 1e-9, 1.001
+    BATCH = 1 << 14  # numbers that are counted together, since array operations cost the same for one and for many
 
     def __init__(self) -> None:
         self._counts = np.zeros(2 + int(np.log(3.2e7 / self.LEAST) / np.log(self.GROWTH)), np.int64)
         self._sum = 0.0
+        self._waiting: list[np.ndarray] = []  # numbers that are not counted yet
+        self._num_waiting = 0
 
     def add(self, values: np.ndarray) -> None:
         """Seconds, 0 or more."""
-        places = np.log(np.maximum(values, self.LEAST) / self.LEAST) / np.log(self.GROWTH)
-        np.add.at(self._counts, np.minimum(np.rint(places).astype(np.int64), len(self._counts) - 1), 1)
         self._sum += float(values.sum())
+        self._waiting.append(values)
+        self._num_waiting += len(values)
+        if self._num_waiting >= self.BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        values = np.concatenate([*self._waiting, np.zeros(0)])
+        self._waiting, self._num_waiting = [], 0
+        places = np.rint(np.log(np.maximum(values, self.LEAST) / self.LEAST) / np.log(self.GROWTH)).astype(np.int64)
+        last = len(self._counts) - 1
+        self._counts += np.bincount(np.minimum(places, last), minlength=last + 1)
 
     def figures(self) -> dict[str, float | None]:
         """The mean, and percentiles by nearest rank; None without numbers."""
+        self._count()
         count = int(self._counts.sum())
         ranks = np.cumsum(self._counts)
         found: dict[str, float | None] = {"mean": self._sum / count if count else None}
@@ -75,8 +88,8 @@ class Figures:
         self._met = self._inputs = self._outputs = self._cached = self._entered = self._preemptions = self._moves = 0
         self._first, self._last = math.inf, 0.0
 
-    def watch(self, worker: Worker, began: float, ended: float, what: Interval) -> None:
-        """A step of a worker."""
+    def watch(self, worker: Worker, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
+        """Steps of a worker."""
         self.timeline.add(began, ended, what)
 
     def ended(self, call: Call) -> None:
@@ -87,7 +100,8 @@ class Figures:
         columns["queue_s"].append((call.scheduled or call.arrival) - call.arrival)
         if (tpot := timings.tpot) is not None:
             columns["tpot_s"].append(tpot)
-            self._gaps.add(np.diff(np.array(timings.tokens)))
+            times = np.array(timings.tokens)
+            self._gaps.add(times[1:] - times[:-1])
         self._met += self._objectives.given and self._objectives.met(timings)
         self._inputs += call.asked.prompt_tokens
         self._outputs += len(timings.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,14 +12,12 @@ from twostroke.kv.prefix import PrefixIndex
 ROOT = b""  # the name before the first page
 
 
-def names_of(tokens: np.ndarray, page_size: int, before: bytes = ROOT) -> list[bytes]:
+def names_of(tokens: np.ndarray, page_size: int, before: bytes = ROOT) -> Iterator[bytes]:
     """The name of each whole page: a digest of its tokens and of the name of the page before."""
     data, size = np.ascontiguousarray(tokens, np.int32).tobytes(), 4 * page_size
-    names: list[bytes] = []
     for start in range(0, len(data) - size + 1, size):
         before = hashlib.blake2b(before + data[start : start + size], digest_size=12).digest()
-        names.append(before)
-    return names
+        yield before
 
 
 class Announcer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 from twostroke.checkpoints.tokenizer import Tokenizer
@@ -62,11 +63,11 @@ class Setup:
                 f"say --kv-bytes"
             )
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
         return self.model.config or config_of(self.model)
 
-    @property
+    @cached_property  # each request asks
     def vocab(self) -> int:
         """Ids that all its models have."""
         used = self.technique.companion

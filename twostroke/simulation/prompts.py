@@ -1,6 +1,7 @@
 """Tokens of prompts whose pieces have names: the same name, the same tokens."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -8,12 +9,19 @@ from twostroke.traffic.requests import Piece
 
 
 def tokens_of(pieces: Iterable[Piece], vocab: int) -> np.ndarray:
-    """[n] int64 ids below vocab - 1, which is the id of all answers.
+    """[n] int64 ids below vocab - 1, which is the id of all answers. Read-only.
 
     An id is a hash of its piece's name and its place in it, so pieces of different names differ in every page.
     """
+    return _tokens_of(tuple(pieces), vocab)
+
+
+@lru_cache(maxsize=16)  # a router and a worker ask for the same, one soon after the other
+def _tokens_of(pieces: tuple[Piece, ...], vocab: int) -> np.ndarray:
     places = [np.uint64(one.name) << np.uint64(32) | np.arange(one.tokens, dtype=np.uint64) for one in pieces]
-    return (_mixed(np.concatenate(places)) % np.uint64(max(1, vocab - 1))).astype(np.int64)
+    tokens = (_mixed(np.concatenate(places)) % np.uint64(max(1, vocab - 1))).astype(np.int64)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

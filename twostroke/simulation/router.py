@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -117,45 +117,47 @@ class KvAware(LeastLoaded):
 
     def __init__(self, page_size: int) -> None:
         super().__init__(page_size)
-        # Most pages have one holder: tuples take a fifth of the memory of sets. In order of the pages' arrival, so that
-        # a simulation with the same seed is the same.
+        # Who has a page, in order of their numbers. Pages that become known together share one tuple.
         self._holders: dict[bytes, tuple[Worker, ...]] = {}
+        # In order of the pages' arrival, so that a simulation with the same seed is the same.
         self._held: dict[Worker, dict[bytes, None]] = {}
 
     def choose(self, call: Call) -> Worker | None:
         least = self.least()
         if least is None:
             return None
-        prompt = -(-call.asked.prompt_tokens // self._page_size)
         while True:
-            found = self.overlaps(call, least)
-
-            def cost(worker: Worker, found: Counter[Worker] = found) -> tuple[int, int]:
-                return self.loads[worker] + prompt - found[worker], worker.number
-
-            best = min((least, *found), key=cost)
+            # Of those that hold as many pages, the one with the least load is the best.
+            found = [(least, 0), *((self._lightest(those), pages) for those, pages in self.overlaps(call, least))]
+            best, _ = min(found, key=lambda one: (self.loads[one[0]] - one[1], one[0].number))
             if not best.evicting:  # the others may have lost pages too, and then cost no less
                 break
             best.settle()
         self.add(best, self.weight(call))
         return best
 
-    def overlaps(self, call: Call, anybody: Worker) -> Counter[Worker]:
-        """Leading pages of the call's prompt that each worker holds; workers without any are left out."""
-        found: Counter[Worker] = Counter()
-        tokens = tokens_of(call.asked.pieces, anybody.model.vocab_size)
+    def _lightest(self, workers: tuple[Worker, ...]) -> Worker:
+        """The worker with the least load; of equal ones the first."""
+        loads = [*map(self.loads.__getitem__, workers)]
+        return workers[loads.index(min(loads))]
+
+    def overlaps(self, call: Call, anybody: Worker) -> list[tuple[tuple[Worker, ...], int]]:
+        """Workers that hold equally many leading pages of the call's prompt, and how many; not those without any."""
+        found: list[tuple[tuple[Worker, ...], int]] = []
         holders: tuple[Worker, ...] = ()
-        for name in names_of(tokens, self._page_size):
+        pages = 0
+        for name in names_of(tokens_of(call.asked.pieces, anybody.model.vocab_size), self._page_size):
             of_page = self._holders.get(name, ())
-            if not found:
+            if not pages:
                 holders = of_page
-            elif of_page != holders:  # pages of one prefix mostly have the same holders
+            elif of_page and of_page is not holders and of_page != holders:  # pages of one prefix mostly have the same
                 those = {*of_page}
+                found.append((tuple(one for one in holders if one not in those), pages))
                 holders = tuple(one for one in holders if one in those)
-            if not holders:
+            if not (of_page and holders):
                 break
-            found.update(holders)
-        return found
+            pages += 1
+        return [one for one in (*found, (holders, pages)) if one[0]]
 
     def join(self, worker: Worker) -> None:
         super().join(worker)
@@ -163,27 +165,38 @@ class KvAware(LeastLoaded):
 
     def leave(self, worker: Worker) -> None:
         super().leave(worker)
-        for name in self._held.pop(worker):
-            self._lost(worker, name)
+        self._change(worker, ((False, name) for name in self._held.pop(worker)))
 
     def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
         held = self._held.get(worker)
         if held is None:  # it has left meanwhile
             return
+        changes = list(changes)
         for has, name in changes:
             if has:
                 held[name] = None
-                self._holders[name] = (*self._holders.get(name, ()), worker)
             else:
                 del held[name]
-                self._lost(worker, name)
+        self._change(worker, changes)
 
-    def _lost(self, worker: Worker, name: bytes) -> None:
-        left = tuple(one for one in self._holders[name] if one is not worker)
-        if left:
-            self._holders[name] = left
-        else:
-            del self._holders[name]
+    def _change(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+        """The worker has got pages, or has lost them."""
+        before: tuple[Worker, ...] | None = None
+        after: tuple[Worker, ...] = ()
+        got = False
+        for has, name in changes:
+            if (known := self._holders.get(name, ())) is not before or has != got:
+                place = bisect_left(known, worker.number, key=_number)
+                before, got = known, has
+                after = (*known[:place], worker, *known[place:]) if has else (*known[:place], *known[place + 1 :])
+            if after:
+                self._holders[name] = after
+            else:
+                del self._holders[name]
+
+
+def _number(worker: Worker) -> int:
+    return worker.number
 
 
 ROUTERS: Sequence[str] = ("round-robin", "least-loaded", "kv-aware")

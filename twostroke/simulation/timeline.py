@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
 
 MOST = 64  # intervals; when there would be more, pairs of them become one
+BATCH = 4096  # steps that are added up together, since array operations cost the same for one and for many
 
 
-@dataclass(slots=True)
-class Interval:
-    """What all workers did in an interval.
+class Interval(NamedTuple):
+    """What all workers did in an interval, or one in a step.
 
     Attributes:
         busy_s: seconds in which devices worked, of all workers together.
@@ -27,41 +31,75 @@ class Interval:
     waiting_s: float = 0.0
     page_s: float = 0.0
 
-    def add(self, other: Interval, share: float = 1.0) -> None:
-        self.busy_s += share * other.busy_s
-        self.prefill += share * other.prefill
-        self.decode += share * other.decode
-        self.flops += share * other.flops
-        self.bytes += share * other.bytes
-        self.running_s += share * other.running_s
-        self.waiting_s += share * other.waiting_s
-        self.page_s += share * other.page_s
-
 
 class Timeline:
-    """Adds up what happens in intervals of `width` seconds from 0 on; the width doubles as time goes on."""
+    """Adds up what happens in intervals of `width` seconds from 0 on; the width doubles as time goes on.
+
+    Sums are taken in the order in which steps are added, whatever the batches.
+    """
 
     def __init__(self, width: float = 0.25) -> None:
-        self.width = width
-        self.intervals: list[Interval] = []
+        self._width = width
+        self._count = 0  # intervals that have begun
+        self._sums = np.zeros((len(Interval._fields), MOST))
+        self._began: list[float] = []  # of steps that are not added up yet
+        self._ended: list[float] = []
+        self._steps: list[Interval] = []
 
-    def add(self, began: float, ended: float, what: Interval) -> None:
-        """Something that went on evenly from `began` to `ended`."""
-        while ended >= MOST * self.width:
-            self._double()
-        first, last = int(began / self.width), int(ended / self.width)
-        while len(self.intervals) <= last:
-            self.intervals.append(Interval())
-        if first == last:
-            self.intervals[first].add(what)
+    def add(self, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
+        """Steps, each of which went on evenly from its `began` to its `ended`."""
+        self._began += began
+        self._ended += ended
+        self._steps += what
+        if len(self._steps) >= BATCH:
+            self._add_up()
+
+    @property
+    def width(self) -> float:
+        """Seconds of an interval."""
+        self._add_up()
+        return self._width
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """All that have begun."""
+        self._add_up()
+        return [Interval(*row) for row in self._sums.T[: self._count].tolist()]
+
+    def _add_up(self) -> None:
+        if not self._steps:
             return
-        for i in range(first, last + 1):
-            part = min(ended, (i + 1) * self.width) - max(began, i * self.width)
-            self.intervals[i].add(what, part / (ended - began))
+        began, ended = np.array(self._began), np.array(self._ended)
+        steps = np.fromiter(chain.from_iterable(self._steps), np.float64).reshape(len(began), -1).T
+        self._began, self._ended, self._steps = [], [], []
+        start = 0
+        while start < len(ended):
+            late = ended[start:] >= MOST * self._width
+            if late[0]:
+                self._double()
+                continue
+            stop = start + int(late.argmax()) if late.any() else len(ended)
+            self._spread(began[start:stop], ended[start:stop], steps[:, start:stop])
+            start = stop
+
+    def _spread(self, began: np.ndarray, ended: np.ndarray, steps: np.ndarray) -> None:
+        """Give each interval its share of each step: `steps` is [fields, n]."""
+        width = self._width
+        first, last = ((times / width).astype(np.int64) for times in (began, ended))
+        counts = last - first + 1
+        of = np.repeat(np.arange(len(counts)), counts)
+        where = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        inside = np.minimum(ended[of], (where + 1) * width) - np.maximum(began[of], where * width)
+        whole = counts[of] == 1
+        shares = np.where(whole, 1.0, inside / np.where(whole, 1.0, (ended - began)[of]))
+        places = np.concatenate([np.arange(MOST), where])
+        for sums, values in zip(self._sums, steps, strict=True):
+            # Behind what is there: sums of floats depend on their order.
+            sums[:] = np.bincount(places, np.concatenate([sums, shares * values[of]]), MOST)
+        self._count = max(self._count, int(last.max()) + 1)
 
     def _double(self) -> None:
-        self.width *= 2
-        odd = self.intervals[1::2]
-        self.intervals = self.intervals[::2]
-        for one, other in zip(self.intervals, odd, strict=False):
-            one.add(other)
+        self._width *= 2
+        pairs = self._sums[:, ::2] + self._sums[:, 1::2]
+        self._sums = np.concatenate([pairs, np.zeros_like(pairs)], 1)
+        self._count = -(-self._count // 2)

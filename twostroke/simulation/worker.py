@@ -16,11 +16,14 @@ from twostroke.simulation.blank import NoText
 from twostroke.simulation.call import Call
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import Taken
+from twostroke.simulation.device import SimulatedModel
 from twostroke.simulation.events import Events
-from twostroke.simulation.leap import Leap, plan_leap
+from twostroke.simulation.lanes import Lanes, lanes_of
+from twostroke.simulation.leap import MOST, Leap, plan_leap
 from twostroke.simulation.names import Announcer
 from twostroke.simulation.opening import ROLE, Setup
 from twostroke.simulation.prompts import tokens_of
+from twostroke.simulation.riders import may_ride, ride
 from twostroke.simulation.timeline import Interval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
@@ -29,7 +32,8 @@ NO_TEXT = NoText()
 
 Over = Callable[["Worker", Call, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
-Watch = Callable[["Worker", float, float, Interval], None]  # a step: when it begins and ends, and its work
+# Steps: when each begins and ends, and its work.
+Watch = Callable[["Worker", Sequence[float], Sequence[float], Sequence[Interval]], None]
 Tell = Callable[["Worker", Changes], None]
 
 
@@ -58,7 +62,7 @@ class Worker:
         self.number, self.setup = number, setup
         self._events, self._over = events, over
         self.clock = VirtualClock(events.now)
-        # A leap knows plain decodes alone.
+        # A leap knows plain strokes alone.
         self.leaps, self._watch = leaps and not setup.technique.method, watch
         self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
@@ -144,9 +148,8 @@ class Worker:
         leap.take(count, self._tell_changes)
         self.steps += count
         if self._watch is not None:
-            for step, used in zip(leap.steps[:count], leap.used, strict=False):
-                what = self._what(0, len(self._in_engine), step.taken, used)
-                self._watch(self, step.device_began, step.device_ended, what)
+            what = self._what(leap.prefill[:count], [leap.decode] * count, leap.steps.taken[:count], leap.used)
+            self._watch(self, leap.steps.device_began[:count], leap.steps.device_ended[:count], what)
         self._wake_at(self.clock.now)
 
     def _step(self, turn: int) -> None:
@@ -157,11 +160,13 @@ class Worker:
             return
         self._awake = False
         self.clock.until(self._events.now)
-        if self.leaps and (leap := plan_leap(self.engine, self.model, self.clock)) is not None:
+        lanes = self._lanes() if self.leaps else None
+        if lanes is not None and (leap := plan_leap(self.engine, self.model, self.clock, lanes)) is not None:
             self._leap = leap
             self._wake_at(leap.ends)
             return
-        worked = self.engine.step()
+        rides = lanes is not None and may_ride(self.engine, self.model, lanes)
+        worked = ride(self.engine, self.model, self.clock, lanes) if lanes and rides else self.engine.step()
         self.steps += worked
         self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
@@ -176,6 +181,12 @@ class Worker:
         elif worked:
             self.wake()
 
+    def _lanes(self) -> Lanes | None:
+        """What is known of the next step, after it has taken in whom it has room for."""
+        if self.engine.num_waiting:
+            self.engine._requests.admit(self.engine.config.max_running)
+        return lanes_of(self.engine, MOST)
+
     def _find_ended(self) -> None:
         ended = [call for call in self._in_engine if self.calls[call].done]
         for call in sorted(ended, key=lambda call: call.number):
@@ -189,14 +200,20 @@ class Worker:
     def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
         """A step of the engine."""
         decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
-        what = self._what(sum(one.count for one in rows) - decode, decode, taken, self.pool.num_used)
+        what = self._what([sum(one.count for one in rows) - decode], [decode], [taken], [self.pool.num_used])
         if self._watch is not None:
-            self._watch(self, began, ended, what)
+            self._watch(self, [began], [ended], what)
 
-    def _what(self, prefill: int, decode: int, taken: Taken, used: int) -> Interval:
-        running, waiting, seconds = self.engine.num_running, self.engine.num_waiting, taken.seconds
-        counts = running * seconds, waiting * seconds, used * seconds
-        return Interval(seconds, prefill, decode, taken.flops, taken.bytes, *counts)
+    def _what(
+        self, prefill: Sequence[int], decode: Sequence[int], taken: Sequence[Taken], used: Sequence[int]
+    ) -> list[Interval]:
+        """The work of steps, from what each of them enters and takes, and the pages in use."""
+        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAssignmentType]
+        running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
+        return [
+            Interval(seconds, in_chunks, alone, flops, read, running * seconds, waiting * seconds, pages * seconds)
+            for in_chunks, alone, (seconds, flops, read), pages in zip(prefill, decode, taken, used, strict=True)
+        ]
 
     # What others know of it -------------------------------------------------------------------------------------
 
@@ -241,7 +258,7 @@ class Worker:
         self.engine.close()
 
 
-@lru_cache
+@lru_cache(maxsize=1 << 14)
 def params_of(tokens: int) -> SamplingParams:
     """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
     return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from twostroke.backends.interface import PAGE
 from twostroke.backends.memory import Layout
@@ -28,7 +27,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
+PIECE_BYTES = 8 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,22 @@ class Final:
         return len(self.whole) + len(self.parts)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a receiver knows of a value before all of it has come.
+
+    Attributes:
+        header: over pages 0 to n - 1.
+        order, logits, state, queries: as in `Final`.
+    """
+
+    header: Header
+    order: np.ndarray
+    logits: np.ndarray
+    queries: Queries
+    state: Any
+
+
 def _parts(table: np.ndarray, page_size: int, first: int) -> list[Part]:
     """The slots in use of each page of a table; numbers begin at `first`."""
     pages, slots = spans.pages_and_slots(table)
@@ -169,11 +184,6 @@ def without_entries(pool: PagePool) -> str:
 def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
     return headers.encode(Header(geometry, page_size, layout, 0, nothing, 0)).decode()
-
-
-def digest(data: memoryview) -> str:
-    """The digest of a page's bytes, 32 hex digits. It travels in a message that the secret authenticates."""
-    return blake3(data).hexdigest(length=16)
 
 
 def digest_of(kv: KVCache) -> str:

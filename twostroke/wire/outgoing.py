@@ -11,6 +11,7 @@ from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.wire import form
+from twostroke.wire.checksum import Kind
 from twostroke.wire.form import Final, digest_of, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
@@ -30,7 +31,7 @@ class Look:
     first: int
     run: int
     final: Final | None
-    digests: dict[int, str]
+    digests: dict[tuple[Kind, int], str]
 
 
 class Outgoing:
@@ -60,7 +61,7 @@ class Outgoing:
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, around.now
         self._changed = around.condition()
         self._promised: list[int] = []
-        self._digests: dict[int, str] = {}  # of whole pages of the value
+        self._digests: dict[tuple[Kind, int], str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
         self._longer: list[KVCache] = []  # with entries of answers; none begins another

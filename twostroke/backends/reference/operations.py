@@ -8,9 +8,9 @@ only within tolerance.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import ml_dtypes
@@ -18,15 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
+from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.reference.tiles import Group, groups_of
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.rope import Rope, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
-
-TILE_KEYS = 512  # keys per attention tile, so that its scores, K and V stay in cache
-BLOCK_ROWS = 128  # rows of a prefill chunk that are processed together, up to the last key that they attend to
 
 _forked = False  # whether this process was forked from one that uses PyTorch
 
@@ -75,28 +73,6 @@ class DenseWeight:
     matrix: torch.Tensor
     bias: torch.Tensor | None
     split: Split
-
-
-@dataclass
-class Group:
-    """Sequences with the same number of rows, longest first, so that a tile covers only the first `count` of them.
-
-    The rows are the last entries of their tables.
-    """
-
-    rows: torch.Tensor  # [G * T] indices into the batch
-    num_rows: int  # T
-    tables: list[np.ndarray]
-    tiles: dict[int | None, list["Tile"]] = field(default_factory=dict)  # by window
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A run of pages of the first `count` sequences of a group, with its mask."""
-
-    count: int
-    pages: torch.Tensor  # [count, P]
-    mask: torch.Tensor | None  # [count, T, P * page_size], None if every row attends to every key
 
 
 class Operations:
@@ -215,11 +191,10 @@ class Operations:
         self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D]."""
-
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
-            groups = batch.scratch["groups"] = list(_groups(batch, q.device))
+            groups = batch.scratch["groups"] = list(groups_of(batch, q.device))
         for group in groups:
             out[group.rows] = self._attend(q[group.rows], kv, group, scale, window).to(q.dtype)
         return out.flatten(1)
@@ -237,9 +212,7 @@ class Operations:
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
         total, out = torch.zeros_like(top), torch.zeros_like(q)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
-        if window not in group.tiles:
-            group.tiles[window] = list(_tiles(group, page_size, window, q.device))
-        for tile in group.tiles[window]:
+        for tile in group.tiles(page_size, window):
             n = tile.count
             pages = tile.pages[:, None, :]
             k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)
@@ -300,64 +273,3 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     """Rotate each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
-
-
-def _groups(batch: TensorBatch, device: torch.device) -> Iterator[Group]:
-    """One group of all decode rows, and one for each block of `BLOCK_ROWS` rows of a prefill chunk."""
-    decoding: list[tuple[np.ndarray, int]] = []
-    for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
-        if stop - start == 1:
-            decoding.append((table, start))
-            continue
-        for first in range(start, stop, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, stop)
-            yield Group(torch.arange(first, last, device=device), last - first, [_without_last(table, stop - last)])
-    if decoding:
-        decoding.sort(key=lambda pair: len(pair[0]), reverse=True)
-        yield Group(torch.tensor([row for _, row in decoding], device=device), 1, [table for table, _ in decoding])
-
-
-def _without_last(table: np.ndarray, count: int) -> np.ndarray:
-    """The table without its last `count` entries."""
-    ends = np.cumsum(table[:, STOP] - table[:, START])
-    last = int(np.searchsorted(ends, ends[-1] - count))
-    cut = table[: last + 1].copy()
-    cut[-1, STOP] -= ends[last] - (ends[-1] - count)
-    return cut
-
-
-def _tiles(group: Group, page_size: int, window: int | None, device: torch.device) -> Iterator[Tile]:
-    """Cut the tables into tiles with their masks; tiles without any visible key are left out."""
-    per_tile = max(1, TILE_KEYS // page_size)
-    for first in range(0, len(group.tables[0]), per_tile):
-        tables = [table for table in group.tables if len(table) > first]
-        width = max(min(len(table) - first, per_tile) for table in tables)
-        pages = np.zeros((len(tables), width), np.int64)
-        mask = np.zeros((len(tables), group.num_rows, width, page_size), bool)
-        for g, table in enumerate(tables):
-            part = table[first : first + width]
-            pages[g, : len(part)] = part[:, PAGE]
-            mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
-        if not mask.any():
-            continue
-        mask = mask.reshape(len(tables), group.num_rows, -1)
-        yield Tile(
-            len(tables),
-            torch.from_numpy(pages).to(device),
-            None if mask.all() else torch.from_numpy(mask).to(device),
-        )
-
-
-def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
-    """Mask [rows, count, page_size]: whether the table's last `rows` entries attend to each slot of these pages."""
-    ends = np.cumsum(table[:, STOP] - table[:, START])
-    part, slot = table[first : first + count, :, None], np.arange(page_size)
-    order = (ends - table[:, STOP])[first : first + count, None] + slot  # number of entries before the slot
-    row_order = ends[-1] - rows + np.arange(rows)
-    filled = (slot >= part[:, START]) & (slot < part[:, STOP])
-    visible = filled & (order <= row_order[:, None, None])
-    if window is not None:
-        row_ends = np.searchsorted(ends, row_order, side="right")
-        row_position = table[row_ends, POSITION] + row_order - (ends - table[:, STOP] + table[:, START])[row_ends]
-        visible &= part[:, POSITION] - part[:, START] + slot > (row_position - window)[:, None, None]
-    return visible

@@ -1,7 +1,7 @@
-"""The page: the answer, what to do, four plots, every change alone, and what all of it rests on. Nothing is loaded."""
+"""The page: the answer, what to do, the load, plots, every change alone, and what it rests on. Nothing is fetched."""
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,22 +9,27 @@ from typing import Any
 from twostroke.errors import InvalidRequest
 from twostroke.planning.account import title
 from twostroke.planning.advice import PROBLEMS
+from twostroke.planning.load_advice import LoadAdvice
+from twostroke.planning.load_words import bindings, decisions, figure, lines, offered, remains
+from twostroke.planning.page.load_plots import load_plots
 from twostroke.planning.page.plots import plots
 from twostroke.planning.plan import Plan
 
-KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad"}
+KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad", "cannot be served": "bad"}
 
 
-def write_page(path: Path, plan: Plan, advised: Plan | None, facts: Mapping[str, Any]) -> None:
-    """Write the page of a plan and its account. Raises InvalidRequest if the file cannot be written."""
+def write_page(
+    path: Path, plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: LoadAdvice | None = None
+) -> None:
+    """Write the page of a plan and its account, as `render`. Raises InvalidRequest if the file cannot be written."""
     try:
-        path.write_text(render(plan, advised, facts))
+        path.write_text(render(plan, advised, facts, load))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
-def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any]) -> str:
-    """The page's text; `advised` is the plan with all advice, None where there is none."""
+def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: LoadAdvice | None = None) -> str:
+    """The page's text. `advised` is the plan with all advice, None where there is none; `load` is that of the facts."""
     here = files("twostroke.planning.page")
     name = f"{facts['model']} on {facts['devices']} x {facts['machine']}"
     return (
@@ -32,19 +37,19 @@ def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_e(name)}</title><style>{here.joinpath('page.css').read_text()}</style></head><body>"
         f"<header><h1>{_e(name)}</h1><button id=theme>light / dark</button></header>"
-        f"{''.join(_body(plan, advised, facts))}"
+        f"{''.join(_body(plan, advised, facts, load))}"
         f"<div id=told hidden></div><script>{here.joinpath('page.js').read_text()}</script></body></html>\n"
     )
 
 
-def _body(plan: Plan, advised: Plan | None, facts: Mapping[str, Any]) -> Iterator[str]:
+def _body(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], under: LoadAdvice | None) -> Iterator[str]:
     load, memory = facts["workload"], facts["memory"]
     yield (
         f"<p>{facts['parameters'] / 1e9:.2f} B parameters, weights {_e(facts['weights'])}; "
         f"{load['prompt_tokens']:,} prompt tokens, {load['output_tokens']:,} output tokens; "
         f"{load['concurrency']:,} at once; {_e(facts['technique'])}.</p>"
     )
-    yield f"<p class='verdict {KINDS[facts['verdict']]}'>{_e(facts['verdict'].capitalize())}</p>"
+    yield _verdict(facts)
     needed = memory["weights_bytes"] + load["concurrency"] * memory["kv_bytes_per_user"]
     yield "<div class=tiles>"
     room = f"of {memory['usable_bytes'] / 1e9:,.1f} GB; room for {memory['users']:,} users"
@@ -55,11 +60,59 @@ def _body(plan: Plan, advised: Plan | None, facts: Mapping[str, Any]) -> Iterato
         yield _tile(name, f"{facts[stroke]['ms']:,.1f} ms", bound, name in facts["missed"])
     yield "</div>"
     yield from _advice(facts)
-    yield "<h2>Plots</h2><div class=plots>"
-    for name, svg, caption in plots(plan, advised):
-        yield f"<figure><h3>{_e(name)}</h3>{svg}<figcaption>{_e(caption)}</figcaption></figure>"
-    yield "</div>"
+    if under is not None:
+        yield from _load(facts["load"], under)
+    yield f"<h2>Plots</h2>{_figures(plots(plan, advised))}"
     yield from _tables(facts)
+
+
+def _verdict(facts: Mapping[str, Any]) -> str:
+    """Of a request alone, and of the load if there is one; in the colour of the worse."""
+    verdicts, text = [facts["verdict"]], facts["verdict"].capitalize()
+    if "load" in facts:
+        verdicts.append(facts["load"]["verdict"])
+        text += f" without queueing; under the load: {verdicts[-1]}"
+    kinds = [KINDS[one] for one in verdicts]
+    kind = next(one for one in ("bad", "warn", "good") if one in kinds)
+    return f"<p class='verdict {kind}'>{_e(text)}</p>"
+
+
+def _load(facts: dict[str, Any], advised: LoadAdvice) -> Iterator[str]:
+    """What comes, the answer, what binds, what to do, plots, every change alone, and commands."""
+    load = advised.asked
+    yield f"<h2>Under the load</h2><p>{_e(offered(facts))}.</p>"
+    yield f"<p class='verdict {KINDS[facts['verdict']]}'>{_e(facts['verdict'].capitalize())}</p><div class=tiles>"
+    limits = {"TTFT": load.objectives.ttft_s, "ITL": load.objectives.itl_s}
+    for name, limit in limits.items():
+        value = f"{1e3 * sum(load.parts[name]):,.1f} ms" if load.parts else "without end"
+        note = "no objective" if limit is None else f"objective {1e3 * limit:g} ms"
+        note += f"; bound by {facts['binds'][name]}" if load.parts else ""
+        yield _tile(f"{name}, {figure(facts)}", value, note, name in facts["missed"] or not load.parts)
+    within = facts["most_within_objectives"]
+    note = "no objective" if within is None else f"{within:,.3g} within the objectives"
+    yield _tile("Highest rate", f"{facts['most_requests_per_second']:,.3g} requests/s", note, not load.parts)
+    yield f"</div>{_list([*bindings(facts), *lines(facts)])}"
+    if facts["verdict"] != "nothing to do":
+        steps = "".join(f"<li><b>{_e(change)}</b><br>{_e(brings)}</li>" for change, brings in decisions(facts))
+        yield f"<h2>What to do under the load, in order</h2><ol>{steps}</ol>{_list(remains(facts))}"
+    yield _figures(load_plots(load, advised.load if advised.steps else None))
+    if facts["levers"]:
+        yield f"<h2>Each change alone, under the load</h2>{_table(facts['levers'])}"
+    for name, command in facts.get("commands", {}).items():
+        yield f"<p>{_e(name.capitalize())}:</p><pre>{_e(command)}</pre>"
+
+
+def _figures(made: Iterable[tuple[str, str, str]]) -> str:
+    """Plots with their titles and captions."""
+    each = (
+        f"<figure><h3>{_e(name)}</h3>{svg}<figcaption>{_e(caption)}</figcaption></figure>"
+        for name, svg, caption in made
+    )
+    return f"<div class=plots>{''.join(each)}</div>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_e(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def _tile(name: str, value: str, note: str, wrong: bool) -> str:
@@ -100,12 +153,13 @@ def _tables(facts: Mapping[str, Any]) -> Iterator[str]:
         if facts[key]:
             yield f"<h2>{_e(name)}</h2>{_table(facts[key])}"
     apart, assumed = facts["apart"], facts["assumed"]
+    queueing = "queueing under the load alone" if "load" in facts else "no queueing"
     yield (
         f"<h2>Also</h2><ul><li>Prefill and decode on workers of their own: {'yes' if apart['pays'] else 'no'}, "
         f"{_e(apart['why'])}.</li><li>KV from a tier is quicker than computing it above "
         f"{facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s.</li></ul>"
         f"<h2>What it rests on</h2><ul><li>{assumed['compute']:.0%} of the peak rate, {assumed['bandwidth']:.0%} of "
-        f"the bandwidth, {assumed['link']:.0%} of the link; no queueing. {_e(assumed['technique'].capitalize())}</li>"
+        f"the bandwidth, {assumed['link']:.0%} of the link; {queueing}. {_e(assumed['technique'].capitalize())}</li>"
         f"<li>Model: {_e(facts['source'])}</li><li>Machine: {_e(facts['machine_source'])}</li></ul>"
     )
 
@@ -117,6 +171,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 

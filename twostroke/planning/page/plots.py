@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from twostroke.planning.page.chart import Axis, Point, Series, chart
+from twostroke.planning.page.marks import ADVISED, DECODE, LIMIT, OTHER, PREFILL, count, ms, objective
 from twostroke.planning.plan import Plan
 from twostroke.planning.roofline import StepTime
 
 LENGTHS, BATCHES = tuple(2**i for i in range(5, 21)), (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PREFILL, DECODE, ADVISED, LIMIT, OTHER = range(5)  # colours
 
 
 def plots(plan: Plan, advised: Plan | None) -> Iterator[tuple[str, str, str]]:
@@ -57,7 +57,7 @@ def roofline(plan: Plan) -> str:
             dots=[f"batch {batch}" for batch in BATCHES],
         ),
     ]
-    return chart("Roofline", Axis("FLOPs a byte", _count), Axis("FLOP/s", _rate), series)
+    return chart("Roofline", Axis("FLOPs a byte", count), Axis("FLOP/s", _rate), series)
 
 
 def ttft(plan: Plan, advised: Plan | None) -> str:
@@ -68,8 +68,8 @@ def ttft(plan: Plan, advised: Plan | None) -> str:
         return [(length, _of_length(one, length).ttft_ms) for length in _lengths(one, longest)]
 
     series = list(_both(plan, advised, points))
-    series += _limit(plan.workload.ttft_ms, series)
-    return chart("TTFT", Axis("tokens of the prompt", _count), Axis("TTFT", _ms), series)
+    series += objective(plan.workload.ttft_ms, series)
+    return chart("TTFT", Axis("tokens of the prompt", count), Axis("TTFT", ms), series)
 
 
 def itl(plan: Plan, advised: Plan | None) -> str:
@@ -79,8 +79,8 @@ def itl(plan: Plan, advised: Plan | None) -> str:
         return [(batch, 1e3 * one.decode(batch).seconds) for batch in _batches(one)]
 
     series = list(_both(plan, advised, points))
-    series += _limit(plan.workload.itl_ms, series)
-    return chart("ITL", Axis("sequences at once", _count), Axis("ITL", _ms), series)
+    series += objective(plan.workload.itl_ms, series)
+    return chart("ITL", Axis("sequences at once", count), Axis("ITL", ms), series)
 
 
 def memory(plan: Plan, advised: Plan | None) -> str:
@@ -98,7 +98,7 @@ def memory(plan: Plan, advised: Plan | None) -> str:
         if one is plan or one.capacity != plan.capacity:
             size = f"{one.tp} device{'s' if one.tp > 1 else ''}"
             series.append(Series(size, [(0, one.capacity), (most, one.capacity)], LIMIT, dashed=True))
-    return chart("Memory", Axis("users", _count, logarithmic=False), Axis("memory", _bytes, logarithmic=False), series)
+    return chart("Memory", Axis("users", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False), series)
 
 
 def speed(step: StepTime) -> Point:
@@ -116,14 +116,6 @@ def _both(plan: Plan, advised: Plan | None, points: Callable[[Plan], list[Point]
         yield Series("as advised", points(advised), ADVISED)
 
 
-def _limit(limit: float | None, series: Sequence[Series]) -> list[Series]:
-    """A horizontal line, if there is an objective."""
-    if limit is None:
-        return []
-    across = [point[0] for one in series for point in one.points]
-    return [Series(f"objective, {limit:g} ms", [(min(across), limit), (max(across), limit)], LIMIT, dashed=True)]
-
-
 def _of_length(plan: Plan, prompt: int) -> Plan:
     load = plan.workload
     return replace(plan, workload=replace(load, prompt=prompt, shared=load.shared * prompt // load.prompt))
@@ -137,14 +129,6 @@ def _lengths(plan: Plan, longest: int) -> list[int]:
 def _batches(plan: Plan) -> list[int]:
     most = plan.memory.users if plan.fits else max(BATCHES)
     return sorted({batch for batch in (*BATCHES, plan.workload.concurrency, min(most, max(BATCHES))) if batch <= most})
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
-
-
-def _ms(value: float) -> str:
-    return f"{value / 1e3:,.3g} s" if value >= 1e3 else f"{value:.3g} ms"
 
 
 def _bytes(value: float) -> str:

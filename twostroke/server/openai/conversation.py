@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
-from twostroke.conversation.window import Room, Windowed, common, windowed
+from twostroke.conversation.window import Room, Windowed, windowed
 from twostroke.engine.request import Request
+from twostroke.kv.common import num_common
 from twostroke.llm import LLM
 from twostroke.methods import Plain
 from twostroke.server.async_engine import AsyncEngine
@@ -129,7 +130,7 @@ class Conversation:
 
         def system() -> int:
             alone = body.model_copy(update={"messages": messages[:1], "add_generation_prompt": False})
-            return common(prompt_tokens(llm, alone, cut=True), self._encode(messages))
+            return num_common(prompt_tokens(llm, alone, cut=True), self._encode(messages))
 
         found = windowed(messages, self._encode, Room.of(llm, most), sinks, system)
         if found is None:

@@ -1,0 +1,96 @@
+"""Options of `twostroke serve`: where it listens, how much runs at once, and how the server behaves."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from twostroke.cli.options import options_of
+from twostroke.cli.parsers import parse_size
+from twostroke.server.settings import Settings
+
+PANEL = "Server"
+_SIZE: dict[str, Any] = {"parser": parse_size, "metavar": "SIZE"}
+
+
+def _server(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=PANEL, **settings)
+
+
+def parse_itl(text: str) -> float | str:
+    """`auto`, `off`, or milliseconds, as a number of at least 1."""
+    if text in ("auto", "off"):
+        return text
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = 0.0
+    if not 1 <= milliseconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is not auto, off, or a number of milliseconds of at least 1")
+    return milliseconds
+
+
+@dataclass(frozen=True)
+class ListeningOptions:
+    """Where it listens, and what it writes about it."""
+
+    host: Annotated[str, _server(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000
+    log_format: Annotated[str, _server(help="text or json.")] = "text"
+
+    def check(self) -> None:
+        """Raise BadParameter for a format of the log that is not known."""
+        if self.log_format not in ("text", "json"):
+            raise typer.BadParameter("text or json", param_hint="--log-format")
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What shares a step."""
+
+    max_running: Annotated[int, _server(min=1, help="Most choices generated at once.")] = 256
+    itl_ms: Annotated[
+        Any,
+        _server(
+            parser=parse_itl,
+            metavar="MS|auto|off",
+            help="Milliseconds between tokens that prompts must leave; auto measures a step, off is for throughput.",
+        ),
+    ] = "auto"
+
+    @property
+    def objective(self) -> float | None:
+        """Milliseconds, if a number was given."""
+        return self.itl_ms if isinstance(self.itl_ms, float) else None
+
+
+@dataclass(frozen=True)
+class SettingsOptions(
+    options_of(
+        Settings,
+        PANEL,
+        leave_out=("max_choices",),
+        changes={
+            "model_name": {"names": ("--served-name",), "show_default": "its name"},
+            "api_key": {"envvar": "TWOSTROKE_API_KEY"},
+            "max_body_bytes": {"names": ("--max-body",), "default": "8MiB", **_SIZE},
+            "max_stored_bytes": {"default": "64MiB", **_SIZE},
+            "max_context_bytes": {"default": "1GiB", **_SIZE},
+            "timeout_s": {"names": ("--timeout",), "show_default": "no limit"},
+            "cors": {"metavar": "ORIGIN"},
+            "vllm_metrics": {"names": ("--vllm-metrics/--no-vllm-metrics",)},
+            "strict_fields": {"names": ("--strict-fields/--no-strict-fields",)},
+            "grace_s": {"names": ("--grace",)},
+            "header_timeout_s": {"names": ("--header-timeout",)},
+            "body_timeout_s": {"names": ("--body-timeout",)},
+            "keep_alive_s": {"names": ("--keep-alive",)},
+        },
+    )
+):
+    """How the server behaves, apart from the model."""
+
+    def settings(self) -> Settings:
+        """Checked: raises InvalidRequest naming the field that is out of range."""
+        given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None, "cors": tuple(self.cors or ())}
+        return Settings(**given)

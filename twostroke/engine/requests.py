@@ -1,0 +1,184 @@
+"""All requests of an engine: whose choices are admitted, whose programs go on, and how each ends.
+
+What a program or a kernel raises ends the requests on whose behalf it ran, and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from twostroke.engine.clock import SYSTEM, Clock
+from twostroke.engine.decode_lane import DecodeLane
+from twostroke.engine.driver import Driver
+from twostroke.engine.lane import Lane
+from twostroke.engine.loads import Loads, arrive
+from twostroke.engine.placement import Placement
+from twostroke.engine.queues import Queues
+from twostroke.engine.request import Choice, Request
+from twostroke.errors import ContextLengthExceeded, EngineFailed, OutOfPages, TwostrokeError
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """Those that have not ended. Methods are called under the engine's lock."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        driver: Driver,
+        placement: Placement,
+        loads: Loads,
+        idle: Callable[[], None],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """`idle` is called when the last request has ended."""
+        self._queues, self._driver, self._placement, self._loads = queues, driver, placement, loads
+        self._idle, self._clock = idle, clock
+        self._open: set[Request] = set()  # keeps them alive: choices hold weak references
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._open))  # a request that ends on the way is taken out
+
+    @property
+    def expecting(self) -> bool:
+        """Whether other threads bring something that one of them waits for."""
+        return bool(self._loads) or any(choice.errands for choice in self._queues.active)
+
+    @property
+    def ready(self) -> list[DecodeLane]:
+        """Lanes with rows to sample from."""
+        lanes = (lane for choice in self._queues.running for lane in choice.lanes)
+        return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
+
+    def enter(self, request: Request) -> None:
+        """Queue a request's choices."""
+        self._open.add(request)
+        for choice in request.choices:
+            self._queues.wait(choice)
+
+    def admit(self, most: int) -> None:
+        """Start choices for which there is room, while fewer than `most` run."""
+        queues = self._queues
+        for choice in [choice for choice in queues.arriving if not choice.arriving]:
+            if len(queues.running) < most:
+                queues.run(choice)
+        while len(queues.running) < most and (choice := self._placement.next()) is not None:
+            queues.run(choice)
+            timings = choice.request.timings
+            timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
+            self._proceed(choice, self._driver.start)
+
+    def collect(self) -> bool:
+        """Take what has come from other tiers and from other threads. Returns whether there was anything."""
+        loaded = bool(self._loads) and self._take_loads()
+        brought = [self._driver.collect(choice) for choice in self._queues.active if choice.errands]
+        return loaded or any(brought)
+
+    def _take_loads(self) -> bool:
+        """Let lanes go on whose loads are over. Returns whether there were any."""
+        over = self._loads.over()
+        for load in over:
+            if not load.done:
+                load.give_up()
+            lanes, kv = list(load.lanes), load.take()
+            if load.model.index is not None and len(load.tokens) and load.error is None:
+                load.model.index.insert(kv)
+            for lane in lanes:
+                if lane.load is load and not lane.choice.done:
+                    self._proceed(lane.choice, partial(arrive, lane, load, kv))
+            load.close()
+        return bool(over)
+
+    def resume(self) -> None:
+        """Hand results to waiting programs until none can continue."""
+        while waiting := [choice for choice in self._queues.running if choice.has_news]:
+            for choice in waiting:
+                if not choice.done:  # ended by a sibling's failure
+                    self._proceed(choice, self._driver.resume)
+
+    def _proceed(self, choice: Choice, action: Callable[[Choice], None]) -> None:
+        """Let a choice go on by `action`. It leaves the running if all of its strokes wait, or if it is done."""
+        self.guarded({choice.request}, self._drive, action, choice)
+        if choice in self._queues.running and choice.arriving:
+            self._queues.arrive(choice)
+        self._retire(choice)
+
+    def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
+        """Run a program to its next strokes. If it runs out of pages, others are preempted and it starts again."""
+        try:
+            action(choice)
+        except OutOfPages as error:
+            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice, error)
+            if hopeless and not self._driver.outgrow(choice):
+                raise
+            error.__traceback__ = None  # where a future has brought it, a frame of it holds it, and all of the step
+        for lane in choice.lanes:
+            if lane.missing is not None and lane.load is None:
+                self._loads.add(lane)
+
+    # Ends -------------------------------------------------------------------------------------------------------
+
+    def guarded(self, requests: set[Request], action: Callable[..., None], *args: Any) -> None:
+        """Call `action` on behalf of requests; an exception ends these requests and no others.
+
+        Raises EngineFailed: nothing can be computed any more.
+        """
+        try:
+            action(*args)
+        except EngineFailed:
+            raise
+        except Exception as error:
+            if not isinstance(error, TwostrokeError):
+                log.exception("a program or a kernel failed")
+            self.fail(requests, error)
+
+    def give_up(self, failed: Iterable[tuple[Lane, OutOfPages]]) -> None:
+        """End what finds no page even alone."""
+        for lane, error in failed:
+            if lane in lane.choice.lanes:
+                if not self._driver.outgrow(lane.choice, lane):
+                    self.fail({lane.choice.request}, error)
+                self._retire(lane.choice)
+
+    def fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """End requests with an error."""
+        # A traceback must not keep KV values alive. A typed error needs no traceback: its message is enough. For
+        # other errors the traceback stays readable, with cleared frames.
+        if isinstance(error, TwostrokeError):
+            error.__traceback__ = None
+        traceback.clear_frames(error.__traceback__)
+        for request in requests:
+            request.error = error
+            self._end(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request and free its pages."""
+        if not request.done:
+            request.cancelled = True
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.shared.clear()
+        for choice in request.choices:
+            if not choice.done:
+                choice.finish(None)
+            self._retire(choice)
+
+    def _retire(self, choice: Choice) -> None:
+        if choice.done:
+            request = choice.request
+            self._queues.leave(choice)
+            if request.done:
+                timings = request.timings
+                timings.finished = self._clock() if timings.finished is None else timings.finished
+                self._open.discard(request)
+                if not self._open:
+                    self._idle()

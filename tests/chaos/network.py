@@ -31,7 +31,7 @@ class Link:
 
     def __init__(self, tasks: Tasks, rng: random.Random, latency_s: float) -> None:
         self._tasks, self._rng, self._latency_s = tasks, rng, latency_s
-        self.silent = False
+        self.silent = self._cut = False
         self.epoch = self._times = 0
         self._held: list[Callable[[], None]] = []
         self.sockets: dict[Socket, None] = {}
@@ -56,7 +56,14 @@ class Link:
         self._times += 1
         self._tasks.events.at(self._tasks.events.now + SILENCE_S, partial(self._give_up, self._times))
 
+    def cut(self) -> None:
+        """One side is gone for good."""
+        self._cut = True
+        self.fail()
+
     def heal(self) -> None:
+        if self._cut:
+            return
         self.silent = False
         held, self._held = self._held, []
         for action in held:
@@ -187,6 +194,8 @@ class Socket:
 
     def getpeername(self) -> Address:
         return self._address
+
+    getsockname = getpeername  # all are on one machine
 
     def setsockopt(self, *_: int) -> None: ...
 

@@ -17,7 +17,7 @@ from twostroke.kv.moves import Source
 from twostroke.wire import checks, checksum, reception
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.lease import Lease
-from twostroke.wire.receiver import Receiver
+from twostroke.wire.receiver import Extended, Incoming, Receiver
 from twostroke.wire.sender import Sender
 from twostroke.wire.tcp import Tcp, TcpWriter
 from twostroke.wire.transport import Digests, Grant
@@ -105,6 +105,16 @@ def test_nobody_wants_it_any_more(ends: Ends) -> None:
     nothing_is_held(ends.here)
     outgoing.complete(kv)
     assert same(arrives(ends.receiver, outgoing), kv)
+
+
+def test_entries_that_nobody_wants_any_more_keep_no_page() -> None:
+    """The pages before them are free at once, not when the transfer has ended."""
+    pool, incoming = make_pool(), Incoming()
+    extended = Extended(prefill(pool, range(8)), incoming)
+    assert incoming.set_running_or_notify_cancel()
+    assert pool.num_used == 2
+    assert extended.cancel()
+    assert (pool.num_used, incoming.done()) == (0, False)
 
 
 def test_no_room_is_refused_in_one_line_and_hurts_nobody(ends: Ends) -> None:

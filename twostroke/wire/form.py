@@ -7,17 +7,20 @@ some slots only goes as these entries, so the bytes that move are those of the v
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE
+from twostroke.backends.memory import Layout
 from twostroke.backends.rows import Stored
 from twostroke.kv import header as headers
 from twostroke.kv import spans
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Contents
+from twostroke.kv.geometry import Geometry
 from twostroke.kv.header import Header
 from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
@@ -174,8 +177,13 @@ def repaged(pool: PagePool, header: Header) -> Contents:
 
 def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
+    return _of_nothing(pool.geometry, pool.page_size, pool.memory.layout)
+
+
+@lru_cache(16)
+def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
-    return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
+    return headers.encode(Header(geometry, page_size, layout, 0, nothing, 0)).decode()
 
 
 def digest_of(kv: KVCache) -> str:

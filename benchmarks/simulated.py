@@ -184,7 +184,7 @@ class Comparison:
                 one = one.at(facts.setdefault("rate", float(f"{rate:.3g}")))
             simulated.append((one, run(Fleet(setup), one.options.traffic(), Objectives())))
         seconds = sum(one["duration_s"] + STARTING_S for _, one in simulated)
-        typer.echo(f"{self.model}: {len(simulated)} runs, about {seconds / 60:.0f} minutes")
+        typer.echo(f"{self.model}: {len(simulated)} runs, about {seconds / 60:.1f} minutes")
         for load, ours in simulated:
             theirs, facts = bench_serve(url, *load.arguments()), self.facts[load.name]
             facts["rounds"].append({"simulated": percentiles(ours), "measured": percentiles(theirs)})

@@ -15,6 +15,8 @@ import multiprocessing
 import socket
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from statistics import median
@@ -30,10 +32,14 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import Rope
+from twostroke.wire import checksum
+from twostroke.wire.channel import Channel
 from twostroke.wire.choose import open_transport
-from twostroke.wire.nixl import unavailable
+from twostroke.wire.nixl import NixlWriter, unavailable
 from twostroke.wire.receiver import Receiver
+from twostroke.wire.reception import Reception
 from twostroke.wire.sender import Sender
+from twostroke.wire.surroundings import Machine
 
 SHAPES = {  # layers, KV heads, head size
     "smollm2-135m": (30, 3, 64),
@@ -50,6 +56,7 @@ DEFINITIONS = {
     "nixl alone": "bytes / seconds of one WRITE of the same pages with NIXL's Python API, from posting it to its end",
     "socket alone": "bytes / seconds of the same bytes over one loopback connection into one buffer, as seen there",
     "others_cpu": "processor time of everything else on the machine during the turn, the sender's included",
+    "parts": "seconds in parts of a transfer, on either side (SENDER, RECEIVER); both sides work at once",
 }
 
 
@@ -61,6 +68,44 @@ class Differs(Exception):
 class Turn:
     bytes_per_s: float
     others_cpu: float
+    parts: dict[str, float]
+
+
+class Parts:
+    """Seconds that this process has spent in parts of transfers: in functions that it replaces by timed ones."""
+
+    def __init__(self, functions: dict[str, list[tuple[Any, str]]]) -> None:
+        self._seconds = dict.fromkeys(functions, 0.0)
+        for part, places in functions.items():
+            for owner, name in places:
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                self._seconds[part] += time.perf_counter() - began
+
+        return timed
+
+    def take(self) -> dict[str, float]:
+        """By part, since it was last called."""
+        taken, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return taken
+
+
+SENDER = {
+    "digests": [(checksum, "checksum")],
+    "copies": [(NixlWriter, "_begin"), (NixlWriter, "_is_done")],
+    "messages": [(Channel, "send")],
+}
+RECEIVER = {
+    "opening": [(Reception, "open"), (Reception, "accept_terms")],
+    "checks": [(checksum, "is_right")],
+    "attaching": [(Reception, "_attached"), (Reception, "end")],
+}
 
 
 def pool_of(model: str, page_size: int, pages: int) -> PagePool:
@@ -90,9 +135,13 @@ def sending(pipe: Connection, model: str, page_size: int, pages: int, kinds: lis
     transports = {kind: open_transport(kind, pool) for kind in kinds}  # pyright: ignore[reportArgumentType]
     senders = {kind: Sender(pool, "m", secret=SECRET, transport=one) for kind, one in transports.items()}
     values: dict[int, KVCache] = {}
+    parts = Parts(SENDER)
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         what, length, more = asked
+        if what == "parts":
+            pipe.send(parts.take())
+            continue
         if length not in values:
             values[length] = value_of(pool, length)
         kv = values[length]
@@ -131,7 +180,7 @@ def written(nixl: Any, claim: dict[str, Any], frames: list[int]) -> float:
 class Here:
     """This process, which receives."""
 
-    def __init__(self, model: str, page_size: int, lengths: list[int], kinds: list[str]) -> None:
+    def __init__(self, model: str, page_size: int, lengths: list[int], kinds: list[str], parts: Parts) -> None:
         self.pages = 2 * (max(lengths) // page_size + 2)
         self.pool = pool_of(model, page_size, self.pages)
         for page in self.pool.allocate(self.pages):  # touched once: new memory is slow
@@ -146,25 +195,29 @@ class Here:
         self.process = multiprocessing.get_context("spawn").Process(target=sending, args=arguments)
         self.process.start()
         assert self.pipe.recv() == "ready"
+        self.parts = parts
         self.buffer = np.ones(self.pages // 2 * self.pool.page_bytes, np.uint8)
 
     def turn(self, what: str, length: int, checked: bool) -> Turn:
         size = length // self.pool.page_size * self.pool.page_bytes
-        others = Others()
+        others, parts = Others(), dict[str, float]()
         if what == "socket alone":
-            seconds = self._socket(length, size)
+            seconds, cpu = self._socket(length, size), others.cpu
         elif what == "nixl alone":
             self.pipe.send((what, length, self.transports["nixl"].claim()))
-            seconds = self.pipe.recv()
+            seconds, cpu = self.pipe.recv(), others.cpu
         else:
             self.pipe.send((what, length, None))
             handle = self.pipe.recv()
             began = time.perf_counter()
             received = self.receivers[what].receive(handle).result()
             seconds = time.perf_counter() - began
+            cpu = others.cpu
+            self.pipe.send(("parts", 0, None))
+            parts = self.pipe.recv() | self.parts.take()
             if checked:
                 self._check(length, received.kv)
-        return Turn(size / seconds, others.cpu)
+        return Turn(size / seconds, cpu, parts)
 
     def _socket(self, length: int, size: int) -> float:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -195,9 +248,11 @@ class Here:
             transport.close()
 
 
-def measure(model: str, page_size: int, lengths: list[int], rounds: int, kinds: list[str]) -> dict[str, Any]:
+def measure(
+    model: str, page_size: int, lengths: list[int], rounds: int, kinds: list[str], parts: Parts
+) -> dict[str, Any]:
     """All lengths of one kind of page, in turn."""
-    here = Here(model, page_size, lengths, kinds)
+    here = Here(model, page_size, lengths, kinds, parts)
     ways = [*kinds, *([] if "nixl" not in kinds else ["nixl alone"]), "socket alone"]
     cells: dict[str, Any] = {}
     try:
@@ -237,26 +292,48 @@ def table(model: str, facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def parts_table(facts: dict[str, Any]) -> str:
+    """A Markdown table: where the time of the longest value goes, on both sides. Both work at once."""
+    lines = [
+        f"| page | over | tokens | whole, ms | {' | '.join([*SENDER, *RECEIVER])} |",
+        f"|---|---|---:|---:|{'---:|' * len([*SENDER, *RECEIVER])}",
+    ]
+    for page_size, one in facts.items():
+        length, cell = list(one["cells"].items())[-1]
+        for way in [way for way in cell if way in ("nixl", "tcp")]:
+            turns = cell[way]["turns"]
+            size = int(length) // int(page_size) * one["page_bytes"]
+            times = [median(size / turn["bytes_per_s"] for turn in turns)]
+            times += [median(turn["parts"][part] for turn in turns) for part in [*SENDER, *RECEIVER]]
+            shown = " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)
+            lines.append(f"| {page_size} entries | {way} | {int(length):,} | {shown} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="whose shape of pages")
     parser.add_argument("--page-sizes", nargs="+", type=int, default=PAGE_SIZES, help="entries of a page")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--anywhere", action="store_true", help="let the system choose the receiver's core")
     arguments = parser.parse_args()
+    if arguments.anywhere:
+        Machine.moving_aside = lambda self: nullcontext(lambda core: None)
     missing = unavailable(pool_of(arguments.models[0], 16, 1))
+    parts = Parts(RECEIVER)
     kinds = ["tcp"] if missing else ["nixl", "tcp"]
     if missing:
         print(f"without NIXL: {missing}", file=sys.stderr)
     for model in arguments.models:
         facts = {
-            str(page_size): measure(model, page_size, arguments.lengths, arguments.rounds, kinds)
+            str(page_size): measure(model, page_size, arguments.lengths, arguments.rounds, kinds, parts)
             for page_size in arguments.page_sizes
         }
         save("wire", DEFINITIONS, model, {"pages": facts})
         cells = [cell for one in facts.values() for cell in one["cells"].values()]
         crowds = [turn["others_cpu"] - 1 for cell in cells for way in cell.values() for turn in way["turns"]]
-        print("\n".join([table(model, facts), "", *doubt(crowds)]), flush=True)
+        print("\n".join([table(model, facts), "", parts_table(facts), "", *doubt(crowds)]), flush=True)
 
 
 if __name__ == "__main__":

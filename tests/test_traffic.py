@@ -62,6 +62,13 @@ def test_the_same_requests_at_another_rate(tmp_path: Path) -> None:
     assert traffic.closed(ClosedLoop(3)).rate is None
 
 
+def test_requests_that_come_at_once_get_times_with_a_rate(tmp_path: Path) -> None:
+    together = read_trace(written(tmp_path, LINES[0], LINES[0], LINES[0]))
+    assert together.rate is None
+    assert [one.at for one in together.at_rate(2.0).arrivals] == arrivals(3, 2.0, 1.0, 0).tolist()
+    assert together.at_rate(2.0).rate == 2.0
+
+
 def test_drawn_prefixes_are_shared() -> None:
     traffic = Workload(40, Range(3, 3), Range(1, 1), prefix_tokens=20, groups=4, seed=1).traffic(ClosedLoop(2))
     assert sorted(traffic.shared.tolist()) == [0] * 4 + [20] * 36
@@ -96,7 +103,7 @@ def test_no_requests_and_no_rate(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="above 0 requests a second"):
         read_trace(written(tmp_path, *LINES)).at_rate(-1.0)
     with pytest.raises(InvalidRequest, match="no rate"):
-        read_trace(written(tmp_path, LINES[0])).at_rate(1.0)
+        read_trace(written(tmp_path, LINES[0])).closed(ClosedLoop(1)).at_rate(1.0)
 
 
 @pytest.mark.parametrize("wrong", [{"ttft_s": 0.0}, {"itl_s": -1.0}, {"percent": 100.0}, {"percent": 0.0}])

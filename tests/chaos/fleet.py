@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from tests.chaos.front import Client, Front
-from tests.chaos.network import Network
+from tests.chaos.matrix import Matrix
+from tests.chaos.network import Link, Network
 from tests.chaos.standin import Sizes
 from tests.chaos.tasks import Tasks
 from tests.chaos.worker import Worker
@@ -21,6 +22,9 @@ from twostroke.wire.tcp import Tcp
 from twostroke.wire.transport import Transport
 
 ROLES = ("prefill", "decode")
+AWAITED = 0.8  # share of faults that wait for a moment of a client
+MOST_AWAITED = 2  # faults that wait for one moment
+FEW = 16  # events
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Plan:
 
     Attributes:
         kinds: of faults that happen, about `gap_s` seconds apart.
+        student: whether decode workers have the student alone.
         sizes: of workers of each role. transports: one of "nixl", "tcp" for each new worker, drawn.
         latency_s: of the network; room: bytes that a stream takes before they are read.
         notice_s: seconds until a front end knows of a death; down_s: until another worker comes.
@@ -37,6 +42,7 @@ class Plan:
 
     seed: int
     kinds: tuple[str, ...]
+    student: bool
     gap_s: float
     until_s: float
     counts: dict[str, int]
@@ -54,7 +60,14 @@ class Plan:
 
 
 class Fleet:
-    """Attributes: happened: how often each thing did. workers: those that live."""
+    """All of it.
+
+    Attributes:
+        happened: how often each thing did. matrix: which fault hit which kind of request.
+        workers: those that live. leases: whose value each is.
+    """
+
+    MOMENTS = MOVES, ANSWERS = "its value moves", "its first token has come"
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -67,12 +80,15 @@ class Fleet:
         self.network = Network(self.tasks, network, plan.latency_s, plan.room)
         self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, plan.page_s)
         self.happened: Counter[str] = Counter()
+        self.matrix: Matrix = Matrix()
+        self.leases: dict[str, Client] = {}
         self.transports: dict[str, Writes] = {}
         self.front = Front(self)
         self.workers: list[Worker] = []
         self.streams: dict[Worker, dict[Any, None]] = {}
         self.steps = 0  # of workers that are gone
         self._numbers = 0
+        self._awaited = {moment: deque[str](maxlen=MOST_AWAITED) for moment in self.MOMENTS}  # kinds of faults
         self.routers: dict[str, Router] = {}
         for role in ROLES:
             self.routers[role] = make_router(plan.router, plan.sizes[role].page_size)
@@ -93,7 +109,7 @@ class Fleet:
         return self.steps + sum(worker.steps for worker in self.workers)
 
     def _join(self, role: str) -> None:
-        worker = Worker(self, self._numbers, role, self.plan.sizes[role])
+        worker = Worker(self, self._numbers, role, self.plan.sizes[role], self.plan.student)
         self._numbers += 1
         self.workers.append(worker)
         self.streams[worker] = {}
@@ -106,28 +122,47 @@ class Fleet:
         if moment < self.plan.until_s and self.plan.kinds:
             self.events.at(moment, self._fault)
 
+    def hit(self, fault: str, client: Client) -> None:
+        self.matrix[fault, client.kind] += 1
+
     def _fault(self) -> None:
+        kind = self._faults.choice(self.plan.kinds)
+        if self._faults.random() < AWAITED:
+            often = (self.MOVES, self.ANSWERS, self.ANSWERS)  # values move again and again
+            moment = self.MOVES if kind == "silence" else self._faults.choice(often)
+            self._awaited[moment].append(kind)
+        else:
+            self._strike(kind, None)
+        self._next_fault()
+
+    def begins(self, what: str, client: Client) -> None:
+        """One of `MOMENTS` of a client has come."""
+        now = self.events.now
+        if self._awaited[what] and now < self.plan.until_s:
+            moment = now + self._faults.choice((0.0, 0.002, 0.01, 0.05))
+            self.events.at(moment, partial(self._strike, self._awaited[what].popleft(), client))
+
+    def _strike(self, kind: str, client: Client | None) -> None:
+        """A fault of a kind, of the workers that have the client's request if there are any."""
         rng = self._faults
-        kind = rng.choice(self.plan.kinds)
         among = [worker for worker in self.workers if not worker.closing and not worker.process.stopped]
+        chosen = [] if client is None else [worker for worker in client.at.values() if worker in among]
         if kind in ("kill", "vanish", "drain", "stop"):
             if among:
-                getattr(self, f"_{kind}")(rng.choice(among))
+                getattr(self, f"_{kind}")(rng.choice(chosen or among))
         elif kind == "silence":
-            pairs = [
-                self.network.link(one.process, other.process)
-                for one in among for other in among if one.role < other.role
-            ]  # fmt: skip
+            pairs = [(one, other) for one in among for other in among if one.role > other.role]
+            between = [pair for pair in pairs if {*pair} == {*chosen}]
             if pairs:
-                self._silence(rng.choice(pairs))
+                self._silence(*rng.choice(between or pairs))
         elif kind == "front end":
             self.happened["front end dies"] += 1
-            for client in self.front.clients:
-                if client.fate is None:
-                    client.leaves_at = self.events.now
-                    for stream in client.streams:
-                        self.tasks.wake(stream._client)
-        self._next_fault()
+            self.front.die()
+
+    def _moving(self, prefill: Worker, decode: Worker) -> list[Client]:
+        """The clients whose value moves between two workers."""
+        clients = [self.leases[lease] for lease in prefill.sending.values()]
+        return [client for client in clients if client.at.get("decode") is decode]
 
     def _count(self, what: str, worker: Worker) -> None:
         """What a fault has hit."""
@@ -155,9 +190,14 @@ class Fleet:
         self._count("loss", worker)
         self._end(worker)
         for link in self.network.links_of(worker.process):
-            link.fail()
+            link.cut()
 
     def _end(self, worker: Worker) -> None:
+        for client in self.front.waiting:
+            if client.at.get("prefill") is worker:
+                self.hit(f"prefill dies {worker.phase(client.lease)} the transfer", client)
+            elif client.at.get("decode") is worker and client.given:
+                self.hit("decode dies", client)
         worker.tell_ends()
         self.tasks.kill(worker.process)
         self.workers.remove(worker)
@@ -194,11 +234,14 @@ class Fleet:
         seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
         self.events.at(self.events.now + seconds, partial(self.tasks.go_on, worker.process))
 
-    def _silence(self, link: Any) -> None:
+    def _silence(self, prefill: Worker, decode: Worker) -> None:
+        link: Link = self.network.link(prefill.process, decode.process)
         if link.silent:
             return
         seconds = self._faults.choice((0.3, 3.0, 15.0, 45.0))
         self.happened["a network that is silent" + (" for long" if seconds > 5 else "")] += 1
+        for client in self._moving(prefill, decode):
+            self.hit("the network stalls", client)
         link.fail()
         self.events.at(self.events.now + seconds, link.heal)
 
@@ -213,14 +256,13 @@ class Fleet:
             self.tasks.kill(process)
         while self.tasks.alive and self.events.step():
             pass
-        self.tasks.close()
 
     def run(self, clients: list[Client], heard: Callable[[], None]) -> None:
-        """Until all is over. `heard` is called after each event."""
+        """Until all is over. `heard` is called after every few events."""
         for client in clients:
             self.events.at(client.arrival.at, partial(self.front.come, client))
         last = max(client.arrival.at for client in clients)
-        while self.events.step():
+        while all(self.events.step() for _ in range(FEW)):
             heard()
             if self.events.now > max(last, self.plan.until_s) and self.over():
                 return

@@ -30,30 +30,39 @@ class Client:
     """A request as its user sees it.
 
     Attributes:
-        tokens: of each choice, in order. finish: of each choice; None while it is not over.
+        kind: one of `kinds`.
         deadline: when it has to be over. leaves_at: when its user goes away.
-        fate: "answered", "failed", "left"; None before.
+        tokens: of each choice, in order. given: the ids of all choices, in the order in which they came.
+        at: the workers that have it now, by role. lease: that of its value.
+        fate: "answered", "failed", "left", "its front end died"; None before.
         line: why it has failed.
         moves: how often it was sent again.
     """
 
+    kind: str
     asked: Asked
     arrival: Arrival
     deadline: float
     leaves_at: float | None
-    tokens: list[list[int]]
-    finish: list[str | None]
+    tokens: list[list[Token]] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    at: dict[str, Worker] = field(default_factory=dict)
+    lease: str = ""
     fate: str | None = None
     line: str = ""
     moves: int = 0
     streams: list[Stream] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.tokens = [[] for _ in range(self.asked.params.n)]
+
 
 class Stream:
     """What one worker says of one request, in order."""
 
-    def __init__(self, fleet: Fleet, worker: Worker, call: Call, client: Task) -> None:
-        self.fleet, self.worker, self._call, self._client = fleet, worker, call, client
+    def __init__(self, fleet: Fleet, worker: Worker, call: Call, client: Client, task: Task) -> None:
+        self.fleet, self.worker, self.client = fleet, worker, client
+        self._call, self._task = call, task
         fleet.streams[worker][self] = None
         self._link = fleet.network.link(fleet.front.process, worker.process)
         self._last = 0.0
@@ -66,13 +75,16 @@ class Stream:
 
     def put(self, what: str, *about: Any) -> None:
         self._news.append((what, about))
-        self.fleet.tasks.wake(self._client)
+        self.wake()
+
+    def wake(self) -> None:
+        self.fleet.tasks.wake(self._task)
 
     def take(self, until: float | None) -> tuple[str, tuple[Any, ...]] | None:
-        """The next news; None at `until`. Raises Lost."""
+        """The next news; None at `until`, or when the front end has died. Raises Lost."""
         tasks = self.fleet.tasks
         while not self._news:
-            if until is not None and tasks.events.now >= until:
+            if self.client.fate is not None or (until is not None and tasks.events.now >= until):
                 return None
             tasks.park(until)
         what, about = self._news.popleft()
@@ -95,9 +107,22 @@ class Front:
         self.process = Process("front end")
         self.clients: list[Client] = []
 
+    @property
+    def waiting(self) -> list[Client]:
+        """The clients that do not know their fate."""
+        return [client for client in self.clients if client.fate is None]
+
     def come(self, client: Client) -> None:
         self.clients.append(client)
         self.fleet.tasks.start(self.process, lambda: self._serve(client))
+
+    def die(self) -> None:
+        """It dies, and another one is there at once. Connections end, and workers learn of it."""
+        for client in self.waiting:
+            self.fleet.hit("the front end restarts", client)
+            client.fate = "its front end died"
+            for stream in client.streams:
+                stream.wake()
 
     def _serve(self, client: Client) -> None:
         tasks = self.fleet.tasks
@@ -105,36 +130,42 @@ class Front:
             try:
                 self._try(client)
             except Lost:
-                if len(client.tokens) > 1 and any(client.tokens):  # of Dynamo: several choices are not sent again
-                    client.fate, client.line = "failed", "a worker has died, and the request has several choices"
                 client.moves += 1
                 tasks.sleep(RETRY_S)
             finally:
                 for stream in client.streams:
                     stream.drop()
                 client.streams.clear()
+                client.at.clear()
+                client.lease = ""
 
     def _try(self, client: Client) -> None:
-        given = tuple(client.tokens[0]) if len(client.tokens) == 1 else ()
-        asked = replace(client.asked, given=given)
+        asked = replace(client.asked, given=tuple(client.given))
         first = self._send(client, "prefill", asked, None)
         handed = None
         if first is not None:
             news = first.take(client.leaves_at)
             if news is None:
-                client.fate = "left"
+                self._leave(client)
                 return
             what, (handed,) = news
             assert what == "handle"
+        elif client.asked.method.companions:
+            raise Lost("no prefill worker, and a student cannot do without its teacher")
         second = self._send(client, "decode", asked, handed)
         if second is None:
             raise Lost("no decode worker")
         while client.fate is None:
             news = second.take(client.leaves_at)
             if news is None:
-                client.fate = "left"
+                self._leave(client)
                 return
             self._take(client, *news[1])
+
+    def _leave(self, client: Client) -> None:
+        if client.fate is None:
+            client.fate = "left"
+            self.fleet.hit("the client leaves", client)
 
     def _send(self, client: Client, role: str, asked: Asked, handed: dict[str, Any] | None) -> Stream | None:
         """Send a request to a worker. None: there is no worker."""
@@ -147,19 +178,24 @@ class Front:
             fleet.happened[f"no {role} worker"] += 1
             return None
         worker: Worker = chosen
-        stream = Stream(fleet, worker, call, task)
+        stream = Stream(fleet, worker, call, client, task)
         client.streams.append(stream)
+        client.at[role] = worker
         fleet.network.link(self.process, worker.process).carry(lambda: worker.ask(asked, handed, stream))
         if worker.process.dead:
             fleet.happened["sent to a dead worker"] += 1
         return stream
 
     def _take(self, client: Client, tokens: list[Token], done: bool, error: Exception | None) -> None:
+        if client.fate is not None:  # its front end has died
+            return
+        if tokens and not client.given:
+            self.fleet.begins(self.fleet.ANSWERS, client)
         for token in tokens:
             mine = client.tokens[token.choice]
             assert token.index == len(mine), f"token {token.index} comes after {len(mine)}"
-            mine.append(token.id)
-            client.finish[token.choice] = token.finish_reason
+            mine.append(token)
+            client.given.append(token.id)
         if isinstance(error, WireError | EngineStopped):
             raise Lost(str(error))
         if error is not None:

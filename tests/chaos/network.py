@@ -10,6 +10,7 @@ import random
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ class Link:
 
     def __init__(self, tasks: Tasks, rng: random.Random, latency_s: float) -> None:
         self._tasks, self._rng, self._latency_s = tasks, rng, latency_s
-        self.silent = False
+        self.silent = self._cut = False
         self.epoch = self._times = 0
         self._held: list[Callable[[], None]] = []
         self.sockets: dict[Socket, None] = {}
@@ -55,7 +56,14 @@ class Link:
         self._times += 1
         self._tasks.events.at(self._tasks.events.now + SILENCE_S, partial(self._give_up, self._times))
 
+    def cut(self) -> None:
+        """One side is gone for good."""
+        self._cut = True
+        self.fail()
+
     def heal(self) -> None:
+        if self._cut:
+            return
         self.silent = False
         held, self._held = self._held, []
         for action in held:
@@ -186,6 +194,8 @@ class Socket:
 
     def getpeername(self) -> Address:
         return self._address
+
+    getsockname = getpeername  # all are on one machine
 
     def setsockopt(self, *_: int) -> None: ...
 
@@ -318,12 +328,19 @@ class Machine:
     """Implements `Surroundings` for one process."""
 
     cores: int | None = 1  # so that digests have no threads of their own
+    machine: str | None = "simulated"
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._tasks, self.process = network, network.tasks, process
 
     def now(self) -> float:
         return self._tasks.events.now
+
+    def core(self) -> int | None:
+        return None
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        return nullcontext(lambda core: None)
 
     def sleep(self, seconds: float) -> None:
         self._tasks.sleep(seconds)

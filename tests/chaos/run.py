@@ -6,35 +6,44 @@ import gc
 import hashlib
 import os
 import random
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from unittest.mock import patch
 
 from tests.chaos.fleet import Fleet, Plan
 from tests.chaos.front import Client
-from tests.chaos.standin import VOCAB, Opened, Sizes
+from tests.chaos.kinds import KINDS, TAUGHT, ask
+from tests.chaos.letters import VOCAB
+from tests.chaos.matrix import Matrix
+from tests.chaos.standin import BOTH, Opened, Sizes
 from tests.wire.pairs import SECRET
-from twostroke.cluster.asked import Asked
-from twostroke.methods import Plain
-from twostroke.sampling.params import SamplingParams
+from twostroke.engine.track import Token
 from twostroke.simulation.prompts import tokens_of
 from twostroke.simulation.router import ROUTERS
 from twostroke.traffic.requests import Arrival, Piece
 from twostroke.wire.secret import VARIABLE
 
-KINDS = ("kill", "vanish", "drain", "stop", "silence", "front end")
+FAULTS = ("kill", "vanish", "drain", "stop", "silence", "front end")
 HANG_S = 400.0  # seconds after the last fault in which every request has to be over, and after which nothing is held
 MOST_EVENTS = 3_000_000  # of a run
+STUCK_S = 600.0  # seconds of real time of a run, which takes less than one
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that kept all rules. `trace` is a digest of all that clients got, and of when it was over."""
+    """A run that kept all rules.
+
+    Attributes:
+        trace: a digest of all that clients got, and of when it was over.
+        happened: how often each thing did. matrix: which fault hit which kind of request.
+    """
 
     steps: int
     events: int
     trace: str
     happened: Counter[str]
+    matrix: Matrix
 
 
 def draw(seed: int) -> tuple[Plan, list[Client]]:
@@ -42,9 +51,11 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
     rng = random.Random(f"plan {seed}")
     page_size, longest = rng.choice((4, 8)), rng.choice((40, 100))
     least = -(-longest // page_size) + 2
+    student = rng.random() < 0.3
     sizes = {
         role: Sizes(
-            pages=rng.choice((least, 2 * least, 6 * least)),
+            # A teacher holds values for as long as answers last, and a student gets entries twice.
+            pages=(6 if student else 1) * rng.choice((least, 2 * least, 6 * least)),
             page_size=page_size,
             index=rng.choice(("radix", "hash", "off")),
             max_step_tokens=rng.choice((8, 32, 128)),
@@ -54,11 +65,12 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         for role in ("prefill", "decode")
     }
     until_s = rng.choice((2.0, 10.0, 60.0))
-    some = [kind for kind in KINDS if rng.random() < 0.5]
+    some = [fault for fault in FAULTS if rng.random() < 0.7]
     plan = Plan(
         seed=seed,
         kinds=tuple(some),
-        gap_s=rng.choice((0.2, 1.0, 5.0)),
+        student=student,
+        gap_s=until_s / rng.choice((10, 20, 40)),
         until_s=until_s,
         counts={role: rng.randint(1, 3) for role in ("prefill", "decode")},
         sizes=sizes,
@@ -68,7 +80,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         room=rng.choice((1 << 10, 1 << 20)),
         notice_s=rng.choice((0.0, 0.1, 2.0)),
         down_s=rng.choice((0.0, 0.5, 5.0)),
-        lost=rng.choice((0.0, 0.3)),
+        lost=rng.choice((0.0, 0.4)),
         late=rng.choice((0.0, 0.3)),
         damaged=rng.choice((0.0, 0.02)),
         page_s=rng.choice((2e-3, 0.05, 0.4)),
@@ -86,53 +98,66 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
         own = rng.randint(1, max(1, longest - output - shared))
         pieces = ((Piece(rng.randrange(groups), shared),) if shared else ()) + (Piece(1000 + number, own),)
         arrival = Arrival(now, pieces, output)
-        params = SamplingParams(
-            max_tokens=output,
-            temperature=rng.choice((0.0, 1.0)),
-            seed=rng.randrange(1 << 30),
-            n=rng.choice((1, 1, 1, 2)),
-            frequency_penalty=rng.choice((0.0, 0.5)),
-            ignore_eos=True,
-        )
-        prompt = tokens_of(pieces, VOCAB).tolist()
+        kind = rng.choice(TAUGHT if plan.student else KINDS)
+        asked = ask(kind, rng, tokens_of(pieces, VOCAB).tolist(), output)
         leaves_at = now + rng.expovariate(2.0) if rng.random() < leaving else None
-        clients.append(
-            Client(Asked(prompt, (), params, Plain()), arrival, max(now, plan.until_s) + HANG_S, leaves_at,
-                   [[] for _ in range(params.n)], [None] * params.n)
-        )  # fmt: skip
+        clients.append(Client(kind, asked, arrival, max(now, plan.until_s) + HANG_S, leaves_at))
     return clients
 
 
-def undisturbed(clients: list[Client]) -> list[list[list[int]]]:
+def undisturbed(clients: list[Client]) -> list[list[list[Token]]]:
     """The tokens of each choice of each client: one engine does both strokes, and nothing goes wrong."""
     sizes = Sizes(2000, 8, "off", 512, 256, in_flight=False)
-    opened = Opened(sizes, lambda: 0.0, lambda prompt, rows: None)
+    opened = Opened(sizes, lambda: 0.0, lambda prompt, rows: None, roles=BOTH)
     requests = [opened.request(one.asked.prompt, one.asked.params, one.asked.method) for one in clients]
     opened.engine.run(requests)
-    found = [[[] for _ in request.choices] for request in requests]
+    found: list[list[list[Token]]] = [[[] for _ in request.choices] for request in requests]
     for request, choices in zip(requests, found, strict=True):
         for token in request.events:
-            choices[token.choice].append(token.id)
+            choices[token.choice].append(token)
     opened.engine.close()
     return found
 
 
 def check(seed: int) -> Outcome:
     """Run one fleet to its end. Raises AssertionError if a token, a request, a page or a lease is wrong or lost."""
+    found: list[Outcome] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(_run(seed))
+        except BaseException as error:
+            errors.append(error)
+
+    # On a thread of its own: this one sees if it waits for what is no part of the simulation, which would be for ever.
+    thread = threading.Thread(target=run, name=f"seed {seed}", daemon=True)
+    thread.start()
+    thread.join(STUCK_S)
+    assert not thread.is_alive(), "a task waits for what is no part of the simulation"
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _run(seed: int) -> Outcome:
     plan, clients = draw(seed)
     expected = undisturbed(clients)
-    gc.collect()
     gc.disable()  # finalizers run where a program lets go of something, and nowhere else
-    with patch.dict(os.environ, {VARIABLE: SECRET}):
-        fleet = Fleet(plan)
-        try:
-            return _checked(fleet, clients, expected)
-        finally:
-            gc.enable()
-            fleet.close()
+    gc.freeze()  # what was there before is not looked at
+    try:
+        with patch.dict(os.environ, {VARIABLE: SECRET}):
+            fleet = Fleet(plan)
+            try:
+                return _checked(fleet, clients, expected)
+            finally:
+                fleet.close()
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
-def _checked(fleet: Fleet, clients: list[Client], expected: list[list[list[int]]]) -> Outcome:
+def _checked(fleet: Fleet, clients: list[Client], expected: list[list[list[Token]]]) -> Outcome:
     deadline = max(client.deadline for client in clients)
 
     def heard() -> None:
@@ -146,9 +171,9 @@ def _checked(fleet: Fleet, clients: list[Client], expected: list[list[list[int]]
     fleet.run(clients, heard)
     for client, answer in zip(clients, expected, strict=True):
         whole = client.fate == "answered"
-        for got, wanted, finish in zip(client.tokens, answer, client.finish, strict=True):
-            assert got == wanted[: len(got)], f"tokens differ from the {min(len(got), len(wanted))} expected"
-            assert not whole or got == wanted, f"an answer of {len(got)} of {len(wanted)} tokens ({finish})"
+        for got, wanted in zip(client.tokens, answer, strict=True):
+            assert got == wanted[: len(got)], f"{client.kind}: tokens differ from the {len(wanted)} expected: {got}"
+            assert not whole or got == wanted, f"{client.kind}: an answer of {len(got)} of {len(wanted)} tokens"
         assert client.fate != "failed" or client.line
         fleet.happened[client.fate or ""] += 1
         fleet.happened["sent again"] += client.moves
@@ -158,4 +183,4 @@ def _checked(fleet: Fleet, clients: list[Client], expected: list[list[list[int]]
         worker.tell_ends()
     trace = repr([(client.fate, client.line, client.tokens) for client in clients]) + repr(fleet.events.now)
     digest = hashlib.blake2b(trace.encode(), digest_size=8).hexdigest()
-    return Outcome(fleet.num_steps, fleet.events.count, digest, fleet.happened)
+    return Outcome(fleet.num_steps, fleet.events.count, digest, fleet.happened, fleet.matrix)

@@ -1,4 +1,5 @@
-"""A stand-in for a model: K and V of an entry are a digest of all entries before it, of its token and its position.
+"""A stand-in for a model: K and V of an entry are a digest of the weights, of all entries before it, of its token and
+its position.
 
 A step reads every entry that its rows attend to. So a page with other bytes than its owner's gives other tokens, which
 a comparison with an undisturbed run finds.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 
-from tests.kv.values import array
+from tests.chaos.letters import VOCAB, Letters
 from twostroke.backends.interface import Output, RaggedBatch
 from twostroke.backends.memory import HostMemory, Memory
 from twostroke.backends.rows import Ready, Stored, resolved
@@ -36,15 +38,20 @@ from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import sample
-from twostroke.simulation.blank import NoText
 from twostroke.simulation.device import Facts
 from twostroke.tiers.tiers import Tiers
 
-VOCAB = 32  # a digest has as many bytes, which are the logits
-LAYER = Layer(Attention(2, 2, 4, 1.0, Rope(10_000.0)), GatedMLP(8))
-CONFIG = ModelConfig("stand-in", VOCAB, 32, 1024, 1e-6, (LAYER,) * 2, tied=True)
-GEOMETRY = Geometry.of(CONFIG, "float32", NoText.fingerprint)
+# A digest has as many bytes as the vocabulary has tokens, and they are the logits.
+LAYERS, HEADS, HEAD_DIM = 2, 2, 4
+ENTRY = (LAYERS, 2, HEADS, HEAD_DIM)
+LAYER = Layer(Attention(HEADS, HEADS, HEAD_DIM, 1.0, Rope(10_000.0)), GatedMLP(8))
+CONFIG = ModelConfig("stand-in", VOCAB, VOCAB, 1024, 1e-6, (LAYER,) * LAYERS, tied=True)
+GEOMETRY = Geometry.of(CONFIG, "float32", Letters.fingerprint)
 SPREAD = 24.0  # bytes that make a difference of 1 between logits
+TEACHER, STUDENT = "teacher", "student"  # names of weights
+ROLES: Mapping[str, str] = {"main": TEACHER}
+BOTH: Mapping[str, str] = {"main": TEACHER, "student": STUDENT}
+STUDENT_ALONE: Mapping[str, str] = {"main": STUDENT}
 
 Pause = Callable[[int, int], None]  # waits as long as a step takes with so many prompt tokens and decode rows
 
@@ -54,28 +61,28 @@ class StandIn:
 
     config = CONFIG
 
-    def __init__(self, pause: Pause) -> None:
-        self._pause = pause
+    def __init__(self, weights: str, pause: Pause) -> None:
+        self._weights, self._pause = hashlib.blake2b(weights.encode(), digest_size=VOCAB), pause
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
-        tokens, starts = resolved(batch), batch.row_starts
-        counts = np.diff(starts)
-        self._pause(int(counts[counts > 1].sum()), int(np.count_nonzero(counts == 1)))
+        tokens, starts = resolved(batch).tolist(), batch.row_starts
+        counts = [stop - start for start, stop in pairwise(starts)]
+        self._pause(sum(count for count in counts if count > 1), counts.count(1))
         digests: list[bytes] = []
-        for table, start, stop in zip(batch.tables, starts, starts[1:], strict=False):
+        positions = batch.positions.tolist()
+        for table, start, count in zip(batch.tables, starts, counts, strict=False):
             frames, slots = spans.pages_and_slots(table)
-            known = len(frames) - (stop - start)
-            before = memory.read(frames[:known], slots[:known])
-            so_far = hashlib.blake2b(np.moveaxis(before, 2, 0).astype(np.uint8).tobytes(), digest_size=32)
-            for row in range(start, stop):
+            so_far = self._weights.copy()
+            # [entries, layers, K and V, heads, head_dim]
+            so_far.update(memory.storage[:, :, frames[:-count], :, slots[:-count]].astype(np.uint8, "C"))
+            for row in range(start, start + count):
                 one = so_far.copy()
-                one.update(struct.pack("<qq", tokens[row], batch.positions[row]))
+                one.update(struct.pack("<qq", tokens[row], positions[row]))
                 digests.append(one.digest())
                 so_far.update(digests[-1])
-        memory.write(batch.pages, batch.slots, array(digests))
-        wanted = b"".join(digests[row] for row in batch.wanted.tolist())
-        logits = np.frombuffer(wanted, np.uint8).reshape(-1, VOCAB).astype(np.float32) / np.float32(SPREAD)
-        return Output(Stored(logits), None)
+        made = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, VOCAB)
+        memory.storage[:, :, batch.pages, :, batch.slots] = made.reshape(-1, *ENTRY)
+        return Output(Stored(made[batch.wanted].astype(np.float32) / np.float32(SPREAD)), None)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Draw]) -> Ready:
         return Ready(sample(np.concatenate([row.read() for row in rows]), draws)) if rows else Ready()
@@ -96,25 +103,34 @@ class Sizes:
     in_flight: bool
 
 
+class Pool(PagePool):
+    most_elsewhere = 1 << 12  # the books of more take longer to clear than a run does
+
+
 class Opened:
     """The part of `LLM` that a worker uses."""
 
-    def __init__(self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None) -> None:
-        """`readers`: what brings pages back from the host; None: threads."""
-        shape = (sizes.pages, 2, 2, 2, sizes.page_size, 4)
-        self.pool = PagePool(GEOMETRY, HostMemory(shape, GEOMETRY.dtype), sizes.pages, sizes.page_size)
-        kind = INDEXES[sizes.index]
-        index = None if kind is None else kind(self.pool, "stand-in")
-        self.tokenizer, self.config = cast(Tokenizer, NoText()), CONFIG
-        backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(pause)
-        cost = Cost(CONFIG, {}, self.pool.entry_bytes)
-        self.model = Model("stand-in", "stand-in", backend, compiled, self.tokenizer, self.pool, index, cost)
+    def __init__(
+        self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None, roles: Mapping[str, str] = ROLES
+    ) -> None:
+        """`readers`: what brings pages back from the host; None: threads. `roles`: the weights of each model."""
+        shape = (sizes.pages, LAYERS, 2, HEADS, sizes.page_size, HEAD_DIM)
+        self.pool = Pool(GEOMETRY, HostMemory(shape, GEOMETRY.dtype), sizes.pages, sizes.page_size)
+        self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIG
+        models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}
+        self.model = models["main"]
         tiers = Tiers()
         tiers._readers = readers or tiers._readers
         config = SchedulerConfig(sizes.max_step_tokens, sizes.max_running, in_flight=sizes.in_flight)
-        self.engine = Engine({"main": self.model}, "main", config, tiers, clock=clock)
-
+        self.engine = Engine(models, "main", config, tiers, clock=clock)
         self.engine.prefill_seconds = lambda model: lambda before, tokens: 1e-3 * tokens  # pyright: ignore
+
+    def _model(self, weights: str, sizes: Sizes, pause: Pause) -> Model:
+        kind = INDEXES[sizes.index]
+        index = None if kind is None else kind(self.pool, weights)
+        backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(weights, pause)
+        cost = Cost(CONFIG, {}, self.pool.entry_bytes)
+        return Model(weights, weights, backend, compiled, self.tokenizer, self.pool, index, cost)
 
     def request(self, prompt: Sequence[int], params: SamplingParams, method: Method) -> Request:
         asked = Prompt(prompt, self.tokenizer)

@@ -1,22 +1,23 @@
-"""Threads of which one runs at a time, on a virtual clock: code that waits runs unchanged, and a seed replays.
+"""Threads' work on one thread and a virtual clock: code that waits runs unchanged, and a seed replays.
 
-A thread gives the turn back where it waits (`park`), and only there. The queue of events decides who is next.
+A task is a greenlet, which has a stack of its own. It gives the turn back where it waits (`park`), and only there. The
+queue of events decides who is next.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import greenlet
 
 from twostroke.simulation.events import Events
 
-STUCK_S = 120.0  # seconds of real time after which a turn that is not given back is a deadlock
-
 
 class Killed(BaseException):
-    """Raised where a thread of a dead process waits."""
+    """Raised where a task of a dead process waits."""
 
 
 class Process:
@@ -24,12 +25,15 @@ class Process:
 
     Attributes:
         dead: nothing of it runs any more. stopped: nothing of it runs for now (SIGSTOP).
+        locks: reentrant locks of its code (`RLock`), none of which may be held where a task waits: as all tasks share a
+            thread, they would not keep each other out.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = self.stopped = False
         self.tasks: dict[Task, None] = {}
+        self.locks: list[Any] = []
         self.held: list[Callable[[], None]] = []  # turns that it would have had while it was stopped
 
 
@@ -39,58 +43,44 @@ class Task:
     def __init__(self, process: Process, job: Callable[[], object]) -> None:
         self.process, self.job = process, job
         self.turn = 0  # which of its waits it is in
+        self.woken = -1  # the wait for which an end is planned
         self.done = False
         self.locks = 0  # conditions that it holds: it must not wait for anything else meanwhile
         self.waiting_for_end: list[Task] = []
-        self.thread: _Thread | None = None
-
-
-class _Thread:
-    """A thread that takes one task after another."""
-
-    def __init__(self, run: Callable[[_Thread], None]) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.task: Task | None = None
-        self.thread = threading.Thread(target=run, args=(self,), name="wire task", daemon=True)
-        self.thread.start()
+        self.stack: greenlet.greenlet | None = None
 
 
 class Tasks:
-    """The scheduler. Attributes: current: the task that runs; None between events."""
+    """The scheduler. Attributes: current: the task that runs; None between events. alive: tasks that have not ended."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
         self.current: Task | None = None
-        self._back = threading.Lock()
-        self._back.acquire()
-        self._idle: list[_Thread] = []
-        self._all: list[_Thread] = []
-        self._error: BaseException | None = None
+        self.alive = 0
+        self._events = greenlet.getcurrent()  # where events run
 
     def start(self, process: Process, job: Callable[[], object]) -> Task:
         task = Task(process, job)
         process.tasks[task] = None
-        self.events.at(self.events.now, partial(self._resume, task, 0))
+        self.wake(task)
         return task
 
     def park(self, until: float | None = None) -> None:
         """Wait for `wake`, or for a moment; None: for `wake` alone."""
         task = self.current
         assert task is not None
+        process = task.process
         assert not task.locks, "it waits, and holds a lock"
-        if task.process.dead:
+        if process.dead:
             raise Killed
-        if until is not None and not task.process.stopped and self.events.skip_to(until):
-            return  # nothing else happens before: no other thread has to have its turn
+        assert not any(lock._is_owned() for lock in process.locks), "it waits, and holds a lock"
+        if until is not None and not process.stopped and self.events.skip_to(until):
+            return  # nothing else happens before: no other task has to have its turn
         task.turn += 1
         if until is not None:
             self.events.at(until, partial(self._resume, task, task.turn))
-        thread = task.thread
-        assert thread is not None
-        self._back.release()
-        thread.gate.acquire()
-        if task.process.dead:
+        self._events.switch()
+        if process.dead:
             raise Killed
 
     def sleep(self, seconds: float) -> None:
@@ -100,7 +90,9 @@ class Tasks:
 
     def wake(self, task: Task) -> None:
         """Let a task that waits go on."""
-        self.events.at(self.events.now, partial(self._resume, task, task.turn))
+        if task.woken != task.turn:
+            task.woken = task.turn
+            self.events.at(self.events.now, partial(self._resume, task, task.turn))
 
     def join(self, task: Task, limit_s: float | None) -> bool:
         """Wait for the end of a task. Returns whether it has ended."""
@@ -112,9 +104,11 @@ class Tasks:
         return task.done
 
     def kill(self, process: Process) -> None:
-        """`kill -9`. What its threads do while they end reaches nobody."""
+        """`kill -9`. What its tasks do while they end reaches nobody."""
         process.dead, process.stopped = True, False
+        process.held.clear()
         for task in list(process.tasks):
+            task.woken = -1
             self.wake(task)
 
     def stop(self, process: Process) -> None:
@@ -126,61 +120,33 @@ class Tasks:
         for turn in held:
             self.events.at(self.events.now, turn)
 
-    @property
-    def alive(self) -> bool:
-        """Whether a task has not ended."""
-        return len(self._idle) < len(self._all)
-
-    def close(self) -> None:
-        """End the threads. No task may be left."""
-        for thread in self._all:
-            thread.task = None
-            thread.gate.release()
-            thread.thread.join(10)
-
     def _resume(self, task: Task, turn: int) -> None:
         if task.done or turn != task.turn:
             return
         if task.process.stopped:
             task.process.held.append(partial(self._resume, task, turn))
             return
-        if task.thread is None:
-            task.thread = self._idle.pop() if self._idle else self._new_thread()
-            task.thread.task = task
+        if task.stack is None:
+            task.stack = greenlet.greenlet(self._run)
+            self.alive += 1
         self.current = task
-        task.thread.gate.release()
-        if not self._back.acquire(timeout=STUCK_S):
-            raise AssertionError("a thread waits for what is not part of the simulation")
-        self.current = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        try:
+            task.stack.switch(task)  # what a task raises is raised here
+        finally:
+            self.current = None
 
-    def _new_thread(self) -> _Thread:
-        self._all.append(_Thread(self._run))
-        return self._all[-1]
-
-    def _run(self, thread: _Thread) -> None:
-        while True:
-            thread.gate.acquire()
-            task = thread.task
-            if task is None:
-                return
-            try:
-                if not task.process.dead:
-                    task.job()
-            except Killed:
-                pass
-            except BaseException as error:
-                self._error = error
-            task.done, task.job, task.thread = True, _nothing, None
+    def _run(self, task: Task) -> None:
+        try:
+            if not task.process.dead:
+                task.job()
+        except Killed:
+            pass
+        finally:
+            task.done, task.job = True, _nothing
             task.process.tasks.pop(task, None)
             for other in task.waiting_for_end:
                 self.wake(other)
-            thread.task = None
-            self._idle.append(thread)
-            del task
-            self._back.release()
+            self.alive -= 1
 
 
 def _nothing() -> None:

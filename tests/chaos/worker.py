@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from tests.chaos.audit import audit
 from tests.chaos.network import Machine
-from tests.chaos.standin import Opened, Sizes
+from tests.chaos.standin import ROLES, STUDENT_ALONE, Opened, Sizes
 from tests.chaos.tasks import Process, Task, Workers
-from twostroke.backends.interface import PAGE
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.roles import Decoding, Prefilling
+from twostroke.cluster.turns import Turns
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
-from twostroke.kv.cache import KVCache
-from twostroke.kv.pages import POOL
-from twostroke.simulation.audit import leaked
+from twostroke.wire.channel import Channel, Message
 from twostroke.wire.landing import Landing
 from twostroke.wire.outgoing import Outgoing
+from twostroke.wire.sender import Sender
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet
@@ -30,30 +29,49 @@ STEP_S, PROMPT_S, TOKEN_S = 2e-3, 2e-4, 5e-4  # of a step, and of each token of 
 PYTHON_S = 1e-4  # of a step in which nothing is computed
 IDLE_S = 1.0
 STALLED_S = 0.05
+EVERY = 4  # steps after which pages are counted
 MOST_PREEMPTIONS = 500  # of a request at one worker; more would be churn
+STOPPED = "the engine was stopped"
+
+
+class Asking:
+    """A request at a decode worker. Attributes: turns: whose turn it is to send a token. handed: of the prefill."""
+
+    def __init__(self, turns: Turns, handed: dict[str, Any] | None) -> None:
+        self.turns, self.handed = turns, handed
 
 
 class Worker:
-    """Attributes: steps: of its engine. audited: how often its pages were counted."""
+    """Attributes: steps: of its engine. sending: the leases of the values that tasks send. sent: of those that went."""
 
-    def __init__(self, fleet: Fleet, number: int, role: str, sizes: Sizes) -> None:
+    def __init__(self, fleet: Fleet, number: int, role: str, sizes: Sizes, student: bool) -> None:
+        """`student`: decode workers have the student alone."""
         self.fleet, self.number, self.role = fleet, number, role
         self.process = Process(f"{role} {number}")
         self.tasks = fleet.tasks
         readers = Workers(self.tasks, self.process, 4)
-        self.llm = Opened(sizes, lambda: fleet.events.now, self._pause, readers)
+        alone = student and role == "decode"
+        self.llm = Opened(sizes, lambda: fleet.events.now, self._pause, readers, STUDENT_ALONE if alone else ROLES)
+        self.process.locks.append(self.llm.pool.lock)
         self.transport = fleet.transport(self)
+        self.sending: dict[Task, str] = {}
+        self.sent: set[str] = set()
         around = Machine(fleet.network, self.process)
         llm = self.llm.as_llm
         self.prefilling = Prefilling(llm, transport=self.transport, around=around) if role == "prefill" else None
-        self.decoding = Decoding(llm, transport=self.transport, around=around) if role == "decode" else None
-        self.steps = 0
-        self.closing = False
+        self.decoding = Decoding(llm, alone, transport=self.transport, around=around) if role == "decode" else None
+        if self.prefilling is not None:
+            self.prefilling.sender._send = self._watched(self.prefilling.sender)
+        self.steps = self._not_audited = 0
+        self.closing = self._stopped = False
         self.streams: dict[Request, Stream] = {}
         self.outgoing: dict[Stream, tuple[Request, Outgoing]] = {}
-        self._commands: deque[Callable[[], None]] = deque()
+        self._asking: dict[Stream, Asking] = {}
+        self._elsewhere: dict[Task, Sequence[Request]] = {}  # requests of this worker's other threads, which wait
+        self._commands: deque[Callable[[], object]] = deque()
         self._waits = False
         self.llm.engine.on_arrival = lambda: self.send(_look)
+        self.llm.engine.run = self._run_elsewhere
         self._thread: Task = self.tasks.start(self.process, self._run)
 
     # What the front end asks ------------------------------------------------------------------------------------------
@@ -77,13 +95,15 @@ class Worker:
             stream.tell("lost", str(error))
             return
         self.outgoing[stream] = request, outgoing
+        stream.client.lease = outgoing.handle.lease
+        self.fleet.leases[outgoing.handle.lease] = stream.client
         stream.tell("handle", self.prefilling.handed(asked, outgoing))
         self.send(lambda: self._begin(request, stream))
 
     def _decode(self, asked: Asked, handed: dict[str, Any] | None, stream: Stream) -> None:
         assert self.decoding is not None
         request = self.decoding.request(asked, handed)
-        asked.continued(request)
+        self._asking[stream] = Asking(asked.continued(request), handed)
         self.send(lambda: self._begin(request, stream))
 
     def cancel(self, stream: Stream) -> None:
@@ -101,9 +121,16 @@ class Worker:
         for request in [request for request, one in self.streams.items() if one is stream]:
             self.llm.engine.cancel(request)
 
+    def _over(self, stream: Stream) -> None:
+        """Nothing of it runs here any more."""
+        self.outgoing.pop(stream, None)
+        asking = self._asking.pop(stream, None)
+        if asking is not None and self.decoding is not None:
+            self.decoding.ended(asking.handed)
+
     # The engine's thread ----------------------------------------------------------------------------------------------
 
-    def send(self, command: Callable[[], None]) -> None:
+    def send(self, command: Callable[[], object]) -> None:
         self._commands.append(command)
         if self._waits:
             self.tasks.wake(self._thread)
@@ -111,7 +138,8 @@ class Worker:
     def _begin(self, request: Request, stream: Stream) -> None:
         if stream.dropped:
             if stream in self.outgoing:
-                self.outgoing.pop(stream)[1].fail("its request was cancelled")
+                self.outgoing[stream][1].fail("its request was cancelled")
+            self._over(stream)
             return
         request.timings.arrival = self.fleet.events.now
         try:
@@ -127,32 +155,62 @@ class Worker:
             while self._commands:
                 self._commands.popleft()()
             began = self.fleet.events.now
-            worked = engine.step()
+            worked = bool(self.streams or self._elsewhere) and engine.step()
             self.steps += worked
             self._publish()
-            if worked:
-                self.audit()
+            self._count(worked)
             if worked or self._commands:
                 if self.fleet.events.now == began:  # nothing was computed
                     self.tasks.sleep(PYTHON_S)
             else:
-                pause = (engine.pause() or STALLED_S) if self.streams else IDLE_S
+                pause = (engine.pause() or STALLED_S) if self.streams or self._elsewhere else IDLE_S
                 self._waits = True
                 self.tasks.park(self.fleet.events.now + pause)
                 self._waits = False
 
+    def _count(self, worked: bool) -> None:
+        """Count pages after every so many steps, and when the engine comes to rest."""
+        self._not_audited += worked
+        if self._not_audited >= EVERY or (self._not_audited and not worked):
+            self._not_audited = 0
+            audit(self)
+            if self.decoding is not None and self.decoding.receiver.num_quarantined:
+                self.fleet.happened["counted beside pages in quarantine"] += 1
+
     def _publish(self) -> None:
         for request, stream in list(self.streams.items()):
             assert request.preemptions < MOST_PREEMPTIONS, "a request is preempted again and again"
-            done = request.done
+            done, asking = request.done, self._asking.get(stream)
             tokens = [request.events.popleft() for _ in range(len(request.events))]
+            if asking is not None:
+                turns = asking.turns
+                tokens = [due for token in tokens for due in turns.put(token)]
+                tokens += list(turns.rest()) if done and request.error is None else []
             if tokens or done:
                 stream.tell("tokens", tokens, done, request.error)
             if done:
                 if self.role == "decode" and request.prefilled_tokens:
                     self.fleet.happened["a decode worker prefills"] += 1
                 del self.streams[request]
-                self.outgoing.pop(stream, None)
+                self._over(stream)
+        for task, requests in self._elsewhere.items():
+            if all(request.done for request in requests):
+                self.tasks.wake(task)
+
+    def _run_elsewhere(self, requests: Sequence[Request]) -> None:
+        """`Engine.run` in another thread of the worker: the engine's own thread steps."""
+        me = self.tasks.current
+        assert me is not None
+        self._elsewhere[me] = requests
+        try:
+            for request in requests:
+                self.send(partial(self.llm.engine.submit, request))
+            while not all(request.done for request in requests):
+                if self._stopped:
+                    raise EngineStopped(STOPPED)
+                self.tasks.park()
+        finally:
+            del self._elsewhere[me]
 
     def _pause(self, prompt: int, rows: int) -> None:
         self.tasks.sleep(STEP_S + PROMPT_S * prompt + TOKEN_S * rows)
@@ -166,9 +224,15 @@ class Worker:
     def _close(self) -> None:
         self.tasks.join(self._thread, None)
         for stream in self.streams.values():
-            stream.tell("lost", "the engine was stopped")
+            stream.tell("lost", STOPPED)
         self.llm.engine.close()
+        self._stopped = True
+        self._commands.clear()
+        for task in self._elsewhere:
+            self.tasks.wake(task)
         self.streams.clear()
+        for stream in list(self._asking):
+            self._over(stream)
         self.outgoing.clear()
         role = self.prefilling or self.decoding
         assert role is not None
@@ -177,10 +241,50 @@ class Worker:
         while self.receptions and self.fleet.events.now < until:  # in quarantine
             self.tasks.sleep(0.5)
         used, pins = self.llm.pool.num_used, len(self.llm.pool._pins)
-        assert (used, pins) == (0, 0), f"{self.process.name} has ended and holds {used} pages, {pins} pins"
+        # A write that is under way over a silent network cannot be stopped; it ends with the process.
+        assert (used, pins) == (0, 0) or self.sends, (
+            f"{self.process.name} has ended and holds {used} pages, {pins} pins"
+        )
         self.fleet.ended(self)
 
     # Counting ---------------------------------------------------------------------------------------------------------
+
+    def _watched(self, sender: Sender) -> Callable[..., None]:
+        """`Sender._send`, with a note of what is sent."""
+        send = sender._send
+
+        def sending(channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+            task, lease = self.tasks.current, outgoing.handle.lease
+            assert task is not None
+            self.sending[task] = lease
+            self.fleet.begins(self.fleet.MOVES, self.fleet.leases[lease])
+            try:
+                send(channel, asked, outgoing)
+                self.sent.add(lease)
+            finally:
+                del self.sending[task]
+
+        return sending
+
+    def phase(self, lease: str) -> str:
+        """Where the transfer of a value is: "before", "during" or "after" it."""
+        if lease in self.sending.values():
+            return "during"
+        return "after" if lease in self.sent else "before"
+
+    @property
+    def elsewhere(self) -> list[Request]:
+        """Requests of this worker's other threads."""
+        return [request for requests in self._elsewhere.values() for request in requests]
+
+    @property
+    def sends(self) -> bool:
+        return self.prefilling is not None and bool(self.prefilling.sender._channels)
+
+    @property
+    def takes(self) -> bool:
+        """Whether a value has come, and nobody has it yet."""
+        return any(one._come and one._landing is not None and not one._landing.pages for one in self.receptions)
 
     @property
     def offers(self) -> list[Outgoing]:
@@ -200,44 +304,16 @@ class Worker:
         granted = [pool.frame(page) for one in self.landings if one.generation == generation for page in one.pages]
         assert frame in granted, "a late write reaches a page of somebody else"
 
-    def audit(self) -> None:
-        """Count pages: each has a holder, and one that a value arrives in has no other."""
-        pool, engine = self.llm.pool, self.llm.engine
-        if self.decoding is not None and self.decoding.receiver.num_quarantined:
-            self.fleet.happened["steps beside pages in quarantine"] += 1
-        values: list[KVCache | None] = []
-        for one in self.offers:
-            final = one._final
-            values += [one._kv, one._longer, None if final is None else final.kv]
-        for choice in engine.choices:
-            shared = [one.value for one in choice.request.shared.values()]
-            values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]
-            for lane in choice.lanes:
-                values += [] if lane.load is None else [lane.load.known]
-            for errand in choice.errands:
-                if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
-                    values.append(errand.future.result().kv)
-        lost = leaked(engine, pool, [kv for kv in values if isinstance(kv, KVCache) and kv.tier == POOL])
-        # A transfer that sends holds its value itself, also when the lease has ended.
-        sends = self.prefilling is not None and bool(self.prefilling.sender._channels)
-        assert lost == 0 or sends, f"{self.process.name}: {lost} pages that nobody holds"
-        landing = [page for one in self.landings for page in one.pages]
-        assert len(set(landing)) == len(landing), "a page is reserved twice"
-        assert all(pool.references(page) == 1 for page in landing), "a page that a value arrives in has another holder"
-        assert not set(landing) & _held(engine.lanes), "a lane reads a page that a value arrives in"
-        frames = pool.all_frames()
-        here = frames[frames >= 0]
-        assert len(set(here.tolist())) == len(here) == pool.num_pages - len(pool._free), "a frame is in two hands"
-
     def tell_ends(self) -> None:
         """Count how its leases have ended, before it ends itself."""
-        if self.prefilling is not None:
-            for why in self.prefilling.sender._ended.values():
-                self.fleet.happened[f"offer: {why}"] += 1
+        for lease, why in () if self.prefilling is None else self.prefilling.sender._ended.items():
+            self.fleet.happened[f"offer: {why}"] += 1
+            if why == "its lease has ended":
+                self.fleet.hit("the lease is outlived", self.fleet.leases[lease])
 
     @property
     def idle(self) -> bool:
-        return not (self.streams or self.offers or self.receptions or self.llm.engine.num_requests)
+        return not (self.streams or self._asking or self.offers or self.receptions or self.llm.engine.num_requests)
 
     def must_be_empty(self) -> None:
         """Nobody wants anything any more: the prefix index alone may hold pages."""
@@ -246,12 +322,7 @@ class Worker:
         used = self.llm.pool.num_used
         assert used == indexed, f"{self.process.name}: {used - indexed} pages are still held"
         assert not self.llm.pool._pins, f"{self.process.name}: pins are left"
-        assert not self.outgoing, f"{self.process.name}: prefills are left"
-
-
-def _held(lanes: Sequence[Any]) -> set[int]:
-    tables = [lane.writer.table[:, PAGE] for lane in lanes]
-    return set(np.concatenate(tables).tolist()) if tables else set()
+        assert not {**self.outgoing, **self._asking}, f"{self.process.name}: requests are left"
 
 
 def _look() -> None:

@@ -111,6 +111,9 @@ class Writer:
     def _notify(self, tag: str) -> None:
         luck, events = self._here.luck, self._here.network.tasks.events
         if luck.rng.random() < luck.lost:
+            worker, task = self._here.worker, self._here.network.tasks.current
+            assert task is not None
+            worker.fleet.hit("a notification is lost", worker.fleet.leases[worker.sending[task]])
             self._here.happened["lost notification"] += 1
             return
         late = luck.rng.random() < luck.late

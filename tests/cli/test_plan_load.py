@@ -39,6 +39,11 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
     assert run_json(*PLAN, "--trace", path, "--rate", "3")["load"]["requests_per_second"] == pytest.approx(3)
     closed = run_json(*PLAN, "--trace", path, "--users", "5")["load"]
     assert closed["closed"]["users"] == closed["users"] == 5
+    path.write_text("".join(f"{json.dumps(line | {'timestamp': 0})}\n" for line in lines))
+    assert run_json(*PLAN, "--trace", path, "--rate", "3")["load"]["requests_per_second"] == 3, "all at once"
+    path.write_text(f"{json.dumps(lines[0])}\n{json.dumps(lines[1] | {'input_length': 9000})}\n")
+    assert "the longest request has 9030 tokens" in run(*PLAN, "--trace", path).stderr
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "5 users" in run(*PLAN, "--trace", path, "--users", "5").stdout
 
 
@@ -48,6 +53,7 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
         (("--rate", "-1"), "--rate must be above 0"),
         (("--rate", "nan"), "--rate must be above 0"),
         (("--rate", "1", "--users", "2"), "not both"),
+        (("--users", "1000000"), "--users must be at most 10,000"),
         (("--workload", "sharegpt"), "needs --rate or --users"),
         (("--workload", "poems", "--rate", "1"), "synthetic or sharegpt"),
         (("--rate", "1", "--percentile", "100"), "percentile"),
@@ -56,6 +62,8 @@ def test_a_trace_and_users(tmp_path: Path, run: Callable[..., Result], run_json:
         (("--rate", "1", "--method", "overfill"), "leave out --method"),
         (("--trace", "/dev/null", "--prompt-tokens", "100"), "leave out --prompt-tokens"),
         (("--trace", "/no/such/trace"), "cannot be read"),
+        (("--percentile", "50"), "has no load: leave out --percentile"),
+        (("--rate", "1", "--workload", "sharegpt", "--output-tokens", "9"), "leave out --output-tokens"),
     ],
 )
 def test_bad_input_is_one_line(wrong: tuple[str, ...], why: str, run: Callable[..., Result]) -> None:
@@ -95,3 +103,4 @@ def test_what_has_no_room_serves_nobody(asked: tuple[str, ...], run_json: Callab
     assert load["most_requests_per_second"] == 0
     assert load["apart"]["why"] == "not even one sequence has room"
     assert [step["lever"] for step in load["advice"]["steps"]][:1] == ["weights in int4"]
+    assert "to simulate it" not in load["commands"]

@@ -1,5 +1,6 @@
 """Placement: which requests get pages or wait for them, and in which pool."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +137,28 @@ def test_an_answer_waits_for_a_page_that_another_thread_holds(
     llm.pool.release(held)
     llm.engine.finish([request])
     assert [token.id for token in request.events] == expected
+
+
+def test_a_program_starts_again_when_pages_in_quarantine_are_back_and_not_to_look(tiny_llm: TinyLLM) -> None:
+    """A program may ask other processes for values each time."""
+    llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
+    starts: list[int] = []
+
+    def program() -> Program:
+        starts.append(1)
+        return (yield Prefill([5] * 70)).tokens
+
+    held = np.array(llm.pool.allocate(8))
+    llm.pool.num_returning = 8
+    request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
+    for _ in range(20):
+        llm.engine.step()
+        time.sleep(placement.RETRY_S)
+    assert (len(starts), request.done) == (1, False)
+    llm.pool.num_returning = 0
+    llm.pool.release(held)
+    llm.engine.finish([request])
+    assert (len(starts), request.result) == (2, [5] * 70)
 
 
 def test_what_others_do_not_give_back_ends_a_request(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ def test_the_command() -> None:
     [
         (["llama-3-70b", "--on", "h10"], "unknown machine 'h10': did you mean h100"),
         (["llama-3-70b", "--on", "slow.toml"], "machine slow has no bandwidth_tbs"),
+        (["llama-3-70b", "--on", "absent.toml"], "there is no file absent.toml"),
+        (["llama-3-70b", "--on", "untyped.toml"], "machine untyped needs tflops, a table of numbers by dtype"),
         (["bert", "--on", "h100"], "a plan needs a decoder of a family that the engine knows"),
         (["llama-3-70b", "--on", "h100", "--ttft-ms", "0"], "an objective of 0 ms for TTFT cannot be met"),
         (["llama-3-70b", "--on", "h100", "--method", "magic"], "there is no plan for the method 'magic'"),
@@ -106,6 +108,7 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--method", "pdto"], "did you mean ptdo"),
         (["llama-3-70b", "--on", "h100", "--method", "compress"], "needs a draft: say --draft MODEL"),
         (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
+        (["llama-3-70b", "--on", "early.toml"], "machine early needs link_us of 0 or more, not -5"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -114,6 +117,8 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     sizes = "memory_gb = 80\ntflops = { bf16 = 1 }\ncompute = 1\nmemory = 1\n"
     Path("slow.toml").write_text(sizes)
+    Path("early.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_us = -5\n")
+    Path("untyped.toml").write_text("memory_gb = 80\ntflops = { bf16 = true }\n")
     Path("unlinked.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_gbs = 0\n")
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')

@@ -140,7 +140,7 @@ def test_the_thread_that_refreshes_ends_with_the_store(redis_server: Server) -> 
     store = RedisStore.open(redis_server().url, refresh_s=0.01)
     name = private_name()
     store.keep(NAMESPACE, name, memoryview(content(NAMESPACE, name)))
-    thread = store._refresher
+    thread = store._private._thread
     assert thread is not None
     del store
     thread.join(PATIENCE_S)

@@ -12,6 +12,9 @@ from tests.wire.small import Ends, arrives, nothing_is_held, same
 from twostroke.wire import checks, form
 from twostroke.wire.channel import WireError
 from twostroke.wire.checks import Ahead, Checks, Digesting
+from twostroke.wire.checksum import Kind, checksum
+
+KIND: Kind = "xxh3"
 
 
 @pytest.fixture(params=[2, 5], ids=["two cores", "five cores"])
@@ -28,19 +31,19 @@ def test_digests_of_pages_that_are_about_to_be_sent(digesting: Digesting, monkey
     kv = prefill(pool, range(39))
     pages = form.whole_pages(kv)
     with pool.reading(np.array(pages), np.full(len(pages), pool.page_size)) as sources:
-        known = {pages[1]: "known"}
-        with Ahead(digesting, 100, pages, sources, known) as ahead:
-            made = [form.digest(source.data()) for source in sources]
+        known: dict[tuple[Kind, int], str] = {(KIND, pages[1]): "known", ("blake3", pages[0]): "another"}
+        with Ahead(digesting, KIND, 100, pages, sources, known) as ahead:
+            made = [checksum(source.data(), KIND) for source in sources]
             made[1] = "known"
             assert ahead([100, 101, 102]) == made[:3]
             assert ahead([104, 107]) == [made[4], made[7]], "as where some pages are in another tier"
             assert ahead([len(pages) + 99]) == made[-1:]
-    assert set(known) == set(pages)
+    assert set(known) == {*((KIND, page) for page in pages), ("blake3", pages[0])}
 
 
 def test_the_last_of_a_page_counts(digesting: Digesting) -> None:
     first, second, other = (memoryview(value * 4096) for value in (b"a", b"b", b"c"))
-    right = {view: form.digest(view) for view in (first, second, other)}
+    right = {view: checksum(view, KIND) for view in (first, second, other)}
     came = Checks(digesting)
     came.add([0, 1], [first, other], [right[second], right[other]], lambda limit: None)
     came.add([0], [second], [right[second]], lambda limit: None)
@@ -52,7 +55,7 @@ def test_the_last_of_a_page_counts(digesting: Digesting) -> None:
 
 def test_bytes_that_come_after_their_message(digesting: Digesting) -> None:
     view, waits = memoryview(bytearray(4096)), list[float]()
-    wanted = form.digest(memoryview(b"x" * 4096))
+    wanted = checksum(memoryview(b"x" * 4096), KIND)
 
     def arrived(limit_s: float) -> None:
         waits.append(limit_s)

@@ -14,10 +14,10 @@ from tests.wire.relay import Relay
 from tests.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.moves import Source
-from twostroke.wire import checks, form, reception
+from twostroke.wire import checks, checksum, reception
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.lease import Lease
-from twostroke.wire.receiver import Receiver
+from twostroke.wire.receiver import Extended, Incoming, Receiver
 from twostroke.wire.sender import Sender
 from twostroke.wire.tcp import Tcp, TcpWriter
 from twostroke.wire.transport import Digests, Grant
@@ -55,7 +55,7 @@ def test_a_page_that_is_damaged_where_it_arrives(ends: Ends, monkeypatch: pytest
     kv = prefill(ends.there, range(30))
     outgoing, numbers = ends.offered(kv), itertools.count()
     with monkeypatch.context() as patch:
-        patch.setattr(form, "digest", lambda data: str(next(numbers)))  # no two are the same
+        patch.setattr(checksum, "checksum", lambda data, kind: str(next(numbers)))  # no two are the same
         with pytest.raises(WireError, match="a checksum is wrong"):
             arrives(ends.receiver, outgoing)
     nothing_is_held(ends.here)
@@ -105,6 +105,16 @@ def test_nobody_wants_it_any_more(ends: Ends) -> None:
     nothing_is_held(ends.here)
     outgoing.complete(kv)
     assert same(arrives(ends.receiver, outgoing), kv)
+
+
+def test_entries_that_nobody_wants_any_more_keep_no_page() -> None:
+    """The pages before them are free at once, not when the transfer has ended."""
+    pool, incoming = make_pool(), Incoming()
+    extended = Extended(prefill(pool, range(8)), incoming)
+    assert incoming.set_running_or_notify_cancel()
+    assert pool.num_used == 2
+    assert extended.cancel()
+    assert (pool.num_used, incoming.done()) == (0, False)
 
 
 def test_no_room_is_refused_in_one_line_and_hurts_nobody(ends: Ends) -> None:

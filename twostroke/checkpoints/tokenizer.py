@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,10 @@ from tokenizers import processors
 from twostroke.checkpoints.chat import ChatTemplates
 from twostroke.checkpoints.chat_tokens import ChatTokens
 from twostroke.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
-from twostroke.checkpoints.gguf import tokenizer as gguf_tokenizer
+from twostroke.checkpoints.gguf.tokenizer import read_gguf
 from twostroke.checkpoints.huggingface.tokenizer import read_directory
 from twostroke.checkpoints.textstream import TextStream
+from twostroke.checkpoints.token_bytes import byte_reader
 from twostroke.errors import CheckpointError, InvalidRequest, TwostrokeError
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
-        self._read, self._strip = _byte_reader(backend, where)
+        self._read, self._strip = byte_reader(backend, where)
         self._bytes: dict[int, bytes] = {}
         self.special_ids = frozenset(names.values())
         bos = special_tokens.get("bos_token")
@@ -85,11 +86,9 @@ class Tokenizer:
     @classmethod
     def from_source(cls, source: GgufTokenizerSource | HfTokenizerSource) -> "Tokenizer":
         """Raises CheckpointError if the tokenizer is missing or of a kind that is not supported."""
-        return (
-            _from_gguf(source)
-            if isinstance(source, GgufTokenizerSource)
-            else Tokenizer(**read_directory(source.directory))
-        )
+        if isinstance(source, GgufTokenizerSource):
+            return cls(**read_gguf(source))
+        return cls(**read_directory(source.directory))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -166,7 +165,7 @@ class Tokenizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock, self._bytes = threading.Lock(), {}
-        self._read, self._strip = _byte_reader(self._backend, self._where)
+        self._read, self._strip = byte_reader(self._backend, self._where)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
@@ -286,79 +285,3 @@ def _normalizers(state: dict[str, Any] | None) -> set[str]:
     if state["type"] == "Replace" and (state["pattern"], state["content"]) != ({"String": " "}, "▁"):
         return {"other"}
     return {state["type"]}
-
-
-def _byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:
-    """(id to bytes, whether one leading space is stripped), as the backend's decoder implies."""
-    decoder = backend.decoder
-    state: dict[str, Any] = {"type": None} if decoder is None else json.loads(decoder.__getstate__())
-    steps = state["decoders"] if state["type"] == "Sequence" else [state]
-    added = backend.get_added_tokens_decoder()
-
-    def byte_level(id: int) -> bytes:
-        text: str = backend.id_to_token(id) or ""  # a gap among the ids of a Hugging Face tokenizer
-        if id in added:
-            return text.encode()  # not spelled in the byte alphabet
-        try:
-            return bytes(map(_BYTE_OF.__getitem__, text))
-        except KeyError:
-            return text.encode()
-
-    def sentencepiece(id: int) -> bytes:
-        text = backend.id_to_token(id) or ""
-        if id in added and added[id].special:
-            return text.encode()
-        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            return bytes.fromhex(text[3:5])
-        return text.replace("▁", " ").encode()
-
-    if [step["type"] for step in steps] == ["ByteLevel"]:
-        return byte_level, False
-    if steps[:3] == _SENTENCEPIECE_STEPS and steps[3:] in ([], [_STRIP_STEP]):
-        return sentencepiece, steps[3:] == [_STRIP_STEP]
-    raise CheckpointError(f"{where}: a tokenizer with the decoder {json.dumps(state)} is not supported")
-
-
-_SENTENCEPIECE_STEPS = [
-    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-]
-_STRIP_STEP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's map of characters to bytes: printable Latin-1 maps to itself, U+0100 onwards to the other bytes."""
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def _from_gguf(source: GgufTokenizerSource) -> Tokenizer:
-    meta, backend = source.metadata, gguf_tokenizer.build_backend(source)
-    tokens = meta["tokenizer.ggml.tokens"]
-    ids: dict[str, int] = {}
-    for name in ("bos", "eos", "eot", "eom", "unk", "pad"):
-        key = {"unk": "unknown", "pad": "padding"}.get(name, name)
-        index = meta.get(f"tokenizer.ggml.{key}_token_id", gguf_tokenizer.default_id(source, name))
-        if index is not None and not 0 <= index < len(tokens):
-            raise CheckpointError(f"{source.path}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
-        if index is not None:
-            ids[name] = index
-    prefix = [ids["bos"]] if "bos" in ids and gguf_tokenizer.adds_bos(source) else []
-    suffix = [ids["eos"]] if "eos" in ids and meta.get("tokenizer.ggml.add_eos_token") else []
-    named = "tokenizer.chat_template."
-    templates = {key.removeprefix(named): text for key, text in meta.items() if key.startswith(named)}
-    if "tokenizer.chat_template" in meta:
-        templates["default"] = meta["tokenizer.chat_template"]
-    return Tokenizer(
-        backend,
-        where=source.path,
-        special_tokens={f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "unk", "pad") if name in ids},
-        eos_ids=[ids[name] for name in ("eos", "eot", "eom") if name in ids],
-        affixes=(prefix, suffix),
-        templates=templates,
-    )

@@ -100,7 +100,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
     from twostroke.planning.here import stored_format
     from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.load import make_load, shape_of
+    from twostroke.planning.load import make_load, require_positions, shape_of
     from twostroke.planning.measured import machine_for
     from twostroke.planning.models import companion_of, find_model
     from twostroke.planning.plan import make_plan
@@ -116,6 +116,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     technique = choose(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
     if traffic is not None:
+        require_positions(found, traffic, technique)
         shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
     made = make_plan(found, machine, form, configuration.tp, shape, technique)
     if traffic is not None:
@@ -174,10 +175,12 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
     """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
-    found: dict[str, list[str] | None] = {"to simulate it": _simulate(made, load)}
-    if advised is not load:
+    found: dict[str, list[str] | None] = {}
+    if load.fits:
+        found["to simulate it"] = _simulate(made, load)
+    if advised is not load and advised.fits:
         found["to simulate what is advised"] = _simulate(made, advised)
-    if made.by_this_engine:
+    if made.by_this_engine and advised.fits:
         found["to start a worker like that" if advised.replicas > 1 else "to start it"] = _serve(made, advised)
     return {title: shlex.join(words) for title, words in found.items() if words is not None}
 

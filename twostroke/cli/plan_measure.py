@@ -5,12 +5,15 @@ from pathlib import Path
 from rich.console import Console
 
 from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.errors import InvalidRequest
 from twostroke.planning.measure import measure
 from twostroke.planning.measured import keep, kept_at
 
 
 def run(threads: int | None, output: Path | None, as_json: bool) -> None:
     """Measure, show and keep. `output` is a file besides; --on takes it on any machine."""
+    if output is not None and not output.parent.is_dir():  # before a minute is spent
+        raise InvalidRequest(f"--output {output}: there is no directory {output.parent}")
     path = kept_at()
     note("measuring this machine for about 40 s: it should be quiet")
     with stderr_console().status("measuring") as status:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from twostroke.traffic.objectives import Objectives
     from twostroke.traffic.requests import Traffic
 
+MOST_USERS = 10_000  # each is counted
+
 
 def _here(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="This machine", **settings)
@@ -101,12 +103,18 @@ class WorkloadOptions:
         rate, users = self.rate, self.users
         if rate is not None and not 0 < rate < LARGE:
             raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
+        if users is not None and users > MOST_USERS:
+            raise InvalidRequest(
+                f"--users must be at most {MOST_USERS:,}, not {users:,}: plan those of a part of the workers"
+            )
         if rate is not None and users is not None:
             raise InvalidRequest("say --rate or --users, not both")
         if self.workload not in ("synthetic", "sharegpt"):
             raise InvalidRequest(f"--workload is synthetic or sharegpt, not {self.workload!r}")
+        lengths = ("prompt_tokens", "output_tokens")
         if self.trace is not None:
-            self._draw_nothing()
+            drawing = (*lengths, "shared_prefix", "workload", "burstiness")
+            self._leave_out(drawing, "a trace has its own lengths, prefixes and times")
             found = read_trace(self.trace)
             if users is not None:
                 return found.closed(ClosedLoop(users))
@@ -114,17 +122,18 @@ class WorkloadOptions:
         if rate is None and users is None:
             if self.workload != "synthetic":
                 raise InvalidRequest("--workload sharegpt needs --rate or --users")
+            self._leave_out(("burstiness", "percentile"), "a plan without --rate, --users or --trace has no load")
             return None
+        if self.workload == "sharegpt":
+            self._leave_out(lengths, "sharegpt has its own lengths")
         return drawn(self.shape(), rate, users, self.burstiness, self.workload == "sharegpt")
 
-    def _draw_nothing(self) -> None:
-        """Raises InvalidRequest for what describes drawn requests, which a trace has not."""
-        drawing = ("prompt_tokens", "output_tokens", "shared_prefix", "workload", "burstiness")
+    def _leave_out(self, names: tuple[str, ...], why: str) -> None:
+        """Raises InvalidRequest if one of these options was given."""
         defaults = WorkloadOptions()
-        for name in drawing:
+        for name in names:
             if getattr(self, name) != getattr(defaults, name):
-                option = f"--{name.replace('_', '-')}"
-                raise InvalidRequest(f"a trace has its own lengths, prefixes and times: leave out {option}")
+                raise InvalidRequest(f"{why}: leave out --{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)

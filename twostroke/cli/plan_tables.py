@@ -66,7 +66,7 @@ def _answer(console: Console, facts: dict[str, Any]) -> None:
     for name, stroke, limit in (("TTFT", "prefill", load["ttft_ms"]), ("ITL", "decode", load["itl_ms"])):
         one, missed = facts[stroke], name in facts["missed"]
         kept = Text("missed", "yellow") if missed else Text("kept", "green") if limit is not None else ""
-        table.add_row(name, f"{one['ms']:,.1f} ms", "" if limit is None else f"{limit:,.0f} ms", one["bound"], kept)
+        table.add_row(name, f"{one['ms']:,.1f} ms", "" if limit is None else f"{limit:,g} ms", one["bound"], kept)
     _section(console, "", table)
     missed = f" ({', '.join(facts['missed'])})" if facts["missed"] else ""
     note = "; times are those that it would have if it did" if not fits else ""
@@ -83,7 +83,7 @@ def _advice(console: Console, facts: dict[str, Any]) -> None:
         _line(console, "  no change that is known here helps")
     for number, step in enumerate(advice["steps"], 1):
         limit = {"TTFT": load["ttft_ms"], "ITL": load["itl_ms"]}.get(step["problem"])
-        over = "" if limit is None else f" ({step['before'][step['problem'].lower() + '_ms']:,.1f} > {limit:,.0f} ms)"
+        over = "" if limit is None else f" ({step['before'][step['problem'].lower() + '_ms']:,.1f} > {limit:,g} ms)"
         _line(console, f"  {number}. {PROBLEMS[step['problem']]}{over}; {step['bound_by']} binds.")
         _line(console, f"     {step['lever']} ({step['needs']})", "bold")
         _line(console, f"     {_change(step['before'], step)}", "dim")

@@ -92,5 +92,5 @@ class SettingsOptions(
 
     def settings(self) -> Settings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
-        given = asdict(self)
-        return Settings(**given | {"api_key": given["api_key"] or None, "cors": tuple(given["cors"] or ())})
+        given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None, "cors": tuple(self.cors or ())}
+        return Settings(**given)

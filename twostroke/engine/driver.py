@@ -153,10 +153,9 @@ class Driver:
         """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
         token = track.push(sampled, full)
         if track is choice.track and not choice.proves(token):
-            now = self._clock()
             if choice.index == 0:
-                choice.request.timings.tokens.append(now)
-            choice.went_on(now)
+                choice.request.timings.tokens.append(self._clock())
+            choice.went_on()
             choice.let_go()
             choice.request.events.append(token)
 

@@ -70,8 +70,10 @@ class Placement:
 
         A preempted choice starts again when the pages that it held fit. One that waits for others lets younger pass.
         """
-        now = self._clock()
+        now, returning = self._clock(), self._returning
         for choice in self._queues.waiting:
+            if choice.short_until and returning:  # it starts when they are there, not to find that they are not
+                self._expect(choice, now)
             waits = now < choice.short_until
             if now >= choice.retry_at and (self._fits(choice) or not (waits or self._queues.active)):
                 return choice
@@ -139,7 +141,7 @@ class Placement:
                 except OutOfPages as error:
                     if lane.ahead:  # nobody gives up a page for a token that may be the last
                         break
-                    if self._unshare() or self._preempt_youngest():
+                    if self._unshare() or self._preempt_youngest(lane, error):
                         continue
                     if isinstance(lane, DecodeLane) and lane.drop_guesses():
                         continue
@@ -179,13 +181,23 @@ class Placement:
     def _waits(self, choice: Choice, error: OutOfPages) -> bool:
         """Whether a choice that runs alone and found no pages waits for those that others hold."""
         now = self._clock()
-        if self._loads.returning or any(model.pool.num_returning for model in self._models):
-            choice.short_until = max(choice.short_until, now + RETRY_S)
+        if self._returning:
+            self._expect(choice, now)
         elif not error.pages or not self._may_find(choice, error.pages):
             return False
         choice.short_until = choice.short_until or now + HOLD_S
         self._look_until = max(self._look_until, choice.short_until)
         return now < choice.short_until
+
+    @property
+    def _returning(self) -> bool:
+        """Whether there are pages that nobody wants, and that come back when nothing is under way to them."""
+        return bool(self._loads.returning) or any(model.pool.num_returning for model in self._models)
+
+    def _expect(self, choice: Choice, now: float) -> None:
+        """Let a choice wait for pages that come back, however long that takes."""
+        choice.short_until = max(choice.short_until, now + RETRY_S)
+        self._look_until = max(self._look_until, choice.short_until)
 
     def _may_find(self, choice: Choice, count: int) -> bool:
         """Whether pages are there by now, or are held by others: by values of a program, or of other threads."""
@@ -220,12 +232,18 @@ class Placement:
                 lane.least_pages,
             )
 
-    def _preempt_youngest(self) -> bool:
-        """Preempt the youngest choice, which may be the one that needs pages. Returns False if one runs alone."""
-        active = self._queues.active
+    def _preempt_youngest(self, lane: Lane, error: OutOfPages) -> bool:
+        """Preempt the youngest choice, for a lane that found no pages. Returns False if one runs alone.
+
+        If that is the lane's own, it starts again when there is room for these pages too. Else it would start at once,
+        where an older choice holds little and only waits for its value.
+        """
+        active, pool = self._queues.active, lane.model.pool
         if len(active) == 1:
             return False
-        self._preempt(active[-1])
+        self._preempt(youngest := active[-1])
+        if youngest is lane.choice:
+            youngest.needs[pool] = min(youngest.needs.get(pool, 0) + error.pages, pool.num_pages)
         return True
 
     def _may_start(self, lane: Lane) -> bool:

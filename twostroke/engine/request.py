@@ -182,10 +182,9 @@ class Choice:
         if events and events[-1].choice == self.index and self.track.finish_reason is None:
             self.held = events.pop()
 
-    def went_on(self, now: float) -> None:
-        """Another token is made: if it had to wait for pages, it found them in time, and may wait again."""
-        if now < self.short_until:
-            self.short_until = 0.0
+    def went_on(self) -> None:
+        """Another token is made: if it had to wait for pages, it found them, and may wait again."""
+        self.short_until = 0.0
 
     def let_go(self) -> None:
         """Hand over the token that was kept back."""

@@ -9,9 +9,11 @@ import numpy as np
 
 from twostroke.errors import InvalidRequest
 from twostroke.planning.plan import Plan, Workload
-from twostroke.planning.queueing import Closed, Queueing, Served
+from twostroke.planning.queueing import Queueing
+from twostroke.planning.served import Closed, Served
 from twostroke.planning.service_times import Server
-from twostroke.planning.techniques import Repeated, Technique, Windowed
+from twostroke.planning.specification import Specification
+from twostroke.planning.techniques import PLAIN, Repeated, Technique, Windowed
 from twostroke.traffic.arrivals import ClosedLoop, OpenLoop
 from twostroke.traffic.lengths import Range
 from twostroke.traffic.objectives import Objectives
@@ -125,7 +127,7 @@ class Load:
         if technique.method:
             lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
             context = int(np.average([technique.context(*one) for one in lengths], weights=asked.outputs))
-        traffic = _entered(asked if asked.concurrency is None else _at_any_rate(asked), technique)
+        traffic = _entered(asked if asked.concurrency is None else asked.opened(OpenLoop(1.0)), technique)
         return Queueing(server, traffic, self.objectives.percent, prefills, decodes, context)
 
     @property
@@ -248,14 +250,19 @@ def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
         raise InvalidRequest(
             "a load is planned for plain, repeat, ptdo and drop: leave out --method, or ask `twostroke simulate`"
         )
-    longest = int(np.max(_entered(traffic, plan.technique).prompts + traffic.outputs))
-    if longest > plan.model.max_position:
-        raise InvalidRequest(
-            f"the longest request has {longest} tokens; {plan.model.name} has {plan.model.max_position} positions"
-        )
+    require_positions(plan.model, traffic, plan.technique)
     if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
     return Load(plan, traffic, objectives)
+
+
+def require_positions(model: Specification, traffic: Traffic, technique: Technique = PLAIN) -> None:
+    """Raises InvalidRequest if a request has more tokens than the model has positions."""
+    longest = int(np.max(_entered(traffic, technique).prompts + traffic.outputs))
+    if longest > model.max_position:
+        raise InvalidRequest(
+            f"the longest request has {longest} tokens; {model.name} has {model.max_position} positions"
+        )
 
 
 def _entered(traffic: Traffic, technique: Technique) -> Traffic:
@@ -265,10 +272,3 @@ def _entered(traffic: Traffic, technique: Technique) -> Traffic:
         return traffic
     arrivals = [replace(one, pieces=one.pieces * times) for one in traffic.arrivals]
     return Traffic(arrivals, traffic.pattern, traffic.seed)
-
-
-def _at_any_rate(traffic: Traffic) -> Traffic:
-    """Requests of a closed loop at random times, to ask for the highest rate."""
-    pattern = OpenLoop(1.0)
-    times = pattern.times(len(traffic.arrivals), SEED)
-    return Traffic([replace(one, at=at) for one, at in zip(traffic.arrivals, times, strict=True)], pattern, SEED)

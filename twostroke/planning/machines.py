@@ -54,6 +54,8 @@ class Machine:
         for name, value in known.items():
             if value is not None and not 0 < value < math.inf:
                 raise InvalidRequest(f"machine {self.name} needs a positive {name}_gbs, not {value / 1e9:g}, or none")
+        if not 0 <= self.link_latency < math.inf:
+            raise InvalidRequest(f"machine {self.name} needs link_us of 0 or more, not {1e6 * self.link_latency:g}")
         for name in ("compute", "memory_share", "link_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidRequest(f"machine {self.name}: efficiency must be above 0 and at most 1 ({name})")
@@ -85,6 +87,8 @@ def find_machine(name: str, efficiency: float | None = None) -> Machine:
         machine = machines()[name]
     elif os.path.isfile(name):
         machine = _of_file(Path(name))
+    elif Path(name).suffix in (".toml", ".json"):
+        raise InvalidRequest(f"there is no file {name}: name a machine, or a TOML or JSON file of one")
     else:
         hint = near(name, machines())
         raise InvalidRequest(f"unknown machine {name!r}: {hint}known are {', '.join(machines())}, or give a file")
@@ -117,8 +121,8 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
         return value
 
     rates = table.get("tflops")
-    if not isinstance(rates, dict) or not all(isinstance(rate, int | float) for rate in rates.values()):
-        raise InvalidRequest(f"machine {name} has no tflops by dtype: no plan can be made without them")
+    if not isinstance(rates, dict) or not all(type(rate) in (int, float) for rate in rates.values()):
+        raise InvalidRequest(f"machine {name} needs tflops, a table of numbers by dtype, such as {{ bf16 = 989 }}")
     return Machine(
         name=name,
         title=str(table.get("title", name)),

@@ -25,6 +25,7 @@ from math import exp, lgamma, log
 import numpy as np
 
 from twostroke.errors import InvalidRequest
+from twostroke.planning.served import Closed, Served, Spread
 from twostroke.planning.service_times import QUANTILES, Server, ServiceTimes
 from twostroke.traffic.objectives import Objectives
 from twostroke.traffic.requests import Traffic
@@ -32,71 +33,6 @@ from twostroke.traffic.requests import Traffic
 FULL = 0.995  # part of the time that prefills may take
 ITERATIONS = 2000
 HALVINGS, PRECISION = 40, 2e-3  # in the search for the highest rate
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and percentiles, in seconds. `wanted` is the one that the objectives name."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    wanted: float
-
-    @classmethod
-    def of(cls, values: np.ndarray, weights: np.ndarray, percent: float) -> "Spread":
-        order = np.argsort(values)
-        values, weights = values[order], weights[order] / weights.sum()
-        reached = np.cumsum(weights)
-
-        def at(share: float) -> float:
-            return float(values[min(len(values) - 1, int(np.searchsorted(reached, share - 1e-12)))])
-
-        return cls(float(values @ weights), at(0.5), at(0.9), at(0.99), at(percent / 100))
-
-
-@dataclass(frozen=True)
-class Served:
-    """A load that a server carries.
-
-    Attributes:
-        rate: requests a second.
-        sequences: that decode at once, on average.
-        prefill_share, decode_share: parts of the time in steps with a chunk, and in steps without.
-        waiting_s: before prefill begins, on average.
-        waited_s: of the wanted percentile of TTFT, what is waiting; the rest is prefill (`waited_in`).
-        decode_s: the wanted percentile of gaps that are steps without a chunk.
-    """
-
-    rate: float
-    sequences: float
-    prefill_share: float
-    decode_share: float
-    waiting_s: float
-    waited_s: float
-    decode_s: float
-    ttft: Spread
-    itl: Spread
-
-    def missed(self, objectives: Objectives) -> list[str]:
-        """Objectives that are missed: "TTFT", "ITL"."""
-        limits = (("TTFT", self.ttft, objectives.ttft_s), ("ITL", self.itl, objectives.itl_s))
-        return [name for name, one, limit in limits if limit is not None and one.wanted > limit]
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A fixed number of users, each of whom asks again at once. Means alone: of TTFT, `waiting_s` is waiting; of ITL,
-    `decode_s` is a step without a chunk."""
-
-    users: int
-    rate: float
-    sequences: float
-    waiting_s: float
-    decode_s: float
-    ttft_s: float
-    itl_s: float
 
 
 @dataclass(frozen=True)
@@ -144,6 +80,11 @@ class Queueing:
         """Mean gaps of an answer."""
         return float(np.mean(self.traffic.outputs - 1)) if self.decodes else 0.0
 
+    @cached_property
+    def _gaps_of_answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Gaps of answers of each length that there is, and how many answers have it."""
+        return np.unique(self.traffic.outputs - 1, return_counts=True)
+
     def _service(self, sequences: float) -> np.ndarray:
         """[requests] seconds of each prefill beside so many sequences."""
         return self._times.prefills(sequences) if self.prefills else np.zeros(len(self.traffic.arrivals))
@@ -188,7 +129,7 @@ class Queueing:
         """
         if not share or not self._decoded:
             return 0.0
-        gaps = self.traffic.outputs - 1
+        gaps, answers = self._gaps_of_answers
         first = left / share / with_chunk  # gaps until the period ends, where there is one
         held = first * (1 - np.exp(-gaps / first)) if first > 0 else np.zeros(len(gaps))
         begins, ends = rate * without, rate * (1 - share) / share * with_chunk
@@ -198,7 +139,7 @@ class Queueing:
             return settled * (count - (1 - np.exp(-pull * count)) / pull)
 
         found = (1 - share) * later(gaps) + share * (held + later(gaps - held))
-        return min(1.0, float(np.sum(found) / np.sum(gaps)))
+        return min(1.0, float(answers @ found / (answers @ gaps)))
 
     def at(self, rate: float) -> Served | None:
         """What happens at a rate; None if it cannot be served. Raises InvalidRequest for a rate that is not above 0."""

@@ -53,7 +53,8 @@ class ServiceTimes:
         tokens = self._computed[self._sample]
         order = np.argsort(tokens, kind="stable")
         found = _between(lambda count: self._grid(count)[0], sequences)
-        return np.interp(self._computed, tokens[order], found[order])
+        lengths, which = self._lengths
+        return np.interp(lengths, tokens[order], found[order])[which]
 
     def chunks(self, sequences: float) -> np.ndarray:
         """[QUANTILES] seconds of steps with a chunk."""
@@ -63,6 +64,11 @@ class ServiceTimes:
     def _computed(self) -> np.ndarray:
         """[requests] tokens of prompts that are not known."""
         return self._traffic.prompts - self._traffic.shared
+
+    @cached_property
+    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of tokens that are not known, each once, and [requests] which of them each prompt has."""
+        return np.unique(self._computed, return_inverse=True)
 
     @cached_property
     def _sample(self) -> np.ndarray:

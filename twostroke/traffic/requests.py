@@ -113,19 +113,28 @@ class Traffic:
         return np.array(found)
 
     def at_rate(self, rate: float) -> Traffic:
-        """The same requests, `rate` a second on average: all times are stretched alike.
+        """The same requests, `rate` a second on average: all times are stretched alike. Requests that all come at
+        once get random times.
 
-        Raises InvalidRequest if the rate is not above 0, or if this traffic has none.
+        Raises InvalidRequest if the rate is not above 0, or for a closed loop, which has none.
         """
         if not rate > 0:
             raise InvalidRequest(f"a rate must be above 0 requests a second, not {rate:g}")
+        if self.concurrency is not None:
+            raise InvalidRequest("requests of a closed loop have no rate to change")
         if self.rate is None:
-            raise InvalidRequest("requests without times of arrival have no rate to change")
+            return self.opened(OpenLoop(rate))
         factor = self.rate / rate
         arrivals = [replace(one, at=one.at * factor) for one in self.arrivals]
         if isinstance(self.pattern, OpenLoop):
             return Traffic(arrivals, replace(self.pattern, rate=rate), self.seed)
         return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)), self.seed)
+
+    def opened(self, pattern: OpenLoop) -> Traffic:
+        """The same requests at drawn times."""
+        times = pattern.times(len(self.arrivals), self.seed)
+        arrivals = [replace(one, at=at) for one, at in zip(self.arrivals, times, strict=True)]
+        return Traffic(arrivals, pattern, self.seed)
 
     def closed(self, pattern: ClosedLoop) -> Traffic:
         """The same requests in a closed loop."""

@@ -1,4 +1,4 @@
-"""Digests of pages, made piece by piece while bytes move. BLAKE3 does not hold Python's lock."""
+"""Checksums of pages, made and compared piece by piece while bytes move."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -8,7 +8,8 @@ from typing import Any, Self, TypeVar
 from twostroke.errors import TwostrokeError
 from twostroke.kv.moves import Source
 from twostroke.system.cores import usable_cores
-from twostroke.wire import form
+from twostroke.wire import checksum, form
+from twostroke.wire.checksum import Kind
 
 NOTICE_S = 1.0  # seconds for the notification of pages whose writer says that they are written
 MOST_THREADS = 4
@@ -52,15 +53,21 @@ class Ahead:
     no page is read any more."""
 
     def __init__(
-        self, digesting: Digesting, first: int, pages: list[int], sources: list[Source], known: dict[int, str]
+        self,
+        digesting: Digesting,
+        kind: Kind,
+        first: int,
+        pages: list[int],
+        sources: list[Source],
+        known: dict[tuple[Kind, int], str],
     ) -> None:
-        """`first`: number of the first page. `known`: digests by page, which are not made again."""
+        """`first`: number of the first page. `known`: digests by kind and page, which are not made again."""
 
         def made(some: slice) -> list[str]:
             for page, source in zip(pages[some], sources[some], strict=True):
-                if page not in known:
-                    known[page] = form.digest(source.data())
-            return [known[page] for page in pages[some]]
+                if (kind, page) not in known:
+                    known[kind, page] = checksum.checksum(source.data(), kind)
+            return [known[kind, page] for page in pages[some]]
 
         self._first, self._size, self._made, self._digesting = first, form.piece(sources), made, digesting
         self._left, self._pieces = deque(form.pieces(len(pages), self._size)), list[Future[list[str]]]()
@@ -101,7 +108,7 @@ class Checks:
 
         def wrong() -> set[int]:
             found = zip(numbers, views, digests, strict=True)
-            return {number for number, view, digest in found if form.digest(view) != digest}
+            return {number for number, view, digest in found if not checksum.is_right(view, digest)}
 
         def check() -> set[int]:
             if not wrong():

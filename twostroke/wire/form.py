@@ -7,25 +7,27 @@ some slots only goes as these entries, so the bytes that move are those of the v
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from twostroke.backends.interface import PAGE
+from twostroke.backends.memory import Layout
 from twostroke.backends.rows import Stored
 from twostroke.kv import header as headers
 from twostroke.kv import spans
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.contents import Contents
+from twostroke.kv.geometry import Geometry
 from twostroke.kv.header import Header
 from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 2 << 20  # of pages that go at once, and are digested while they are in a cache
+PIECE_BYTES = 8 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,22 @@ class Final:
         return len(self.whole) + len(self.parts)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a receiver knows of a value before all of it has come.
+
+    Attributes:
+        header: over pages 0 to n - 1.
+        order, logits, state, queries: as in `Final`.
+    """
+
+    header: Header
+    order: np.ndarray
+    logits: np.ndarray
+    queries: Queries
+    state: Any
+
+
 def _parts(table: np.ndarray, page_size: int, first: int) -> list[Part]:
     """The slots in use of each page of a table; numbers begin at `first`."""
     pages, slots = spans.pages_and_slots(table)
@@ -159,13 +177,13 @@ def repaged(pool: PagePool, header: Header) -> Contents:
 
 def without_entries(pool: PagePool) -> str:
     """The header of an empty value, which says what values of a pool are made of."""
+    return _of_nothing(pool.geometry, pool.page_size, pool.memory.layout)
+
+
+@lru_cache(16)
+def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
     nothing = Contents(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
-    return headers.encode(Header(pool.geometry, pool.page_size, pool.memory.layout, 0, nothing, 0)).decode()
-
-
-def digest(data: memoryview) -> str:
-    """The digest of a page's bytes, 32 hex digits. It travels in a message that the secret authenticates."""
-    return blake3(data).hexdigest(length=16)
+    return headers.encode(Header(geometry, page_size, layout, 0, nothing, 0)).decode()
 
 
 def digest_of(kv: KVCache) -> str:

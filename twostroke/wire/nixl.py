@@ -32,7 +32,6 @@ from twostroke.wire.transport import Digests, Grant
 log = logging.getLogger(__name__)
 
 PAUSE_US = 1000  # of NIXL's thread, while nothing moves
-WRITE_BYTES = 8 << 20  # of one write: each may wait for the other side's thread
 AT_ONCE = 2  # writes of one transfer that are under way
 POLL_S = 5e-5  # seconds between looks at a write, or for a notification
 SLOW_S = 30.0  # seconds after which a write that is under way is told in the log
@@ -170,12 +169,12 @@ class Peer:
         self.name, self.pages = name, pages
 
 
-@dataclass(frozen=True)
+@dataclass
 class Written:
-    """Pages that are being written: their numbers, what the notification says, NIXL's handle, and its first state."""
+    """Pages that are being written: their numbers and digests, NIXL's handle, and the last state that was seen."""
 
     numbers: Sequence[int]
-    tag: str
+    digests: list[str]
     handle: Any
     state: str
 
@@ -197,19 +196,25 @@ class NixlWriter:
         present = [i for i, is_here in enumerate(here) if is_here]
         numbers, sources = [numbers[i] for i in present], [sources[i] for i in present]
         under_way: deque[Written] = deque()
+        tag = f"{grant.generation}:{numbers[0]}:{secrets.token_hex(4)}"
         try:
-            for some in form.pieces(len(sources), max(1, WRITE_BYTES // self._nixl.page_bytes)):
-                under_way.append(self._begin(numbers[some], sources[some], grant))
-                if len(under_way) == AT_ONCE:
-                    self._end(under_way, grant, digests)
+            for some in form.pieces(len(sources), form.piece(sources)):
+                made = digests(numbers[some])  # just before they are copied: then they are in a cache
+                notice = (
+                    tag if some.stop >= len(sources) else ""
+                )  # each takes NIXL about 40 us, and wakes a thread there
+                under_way.append(self._begin(numbers[some], sources[some], grant, made, notice))
+                while under_way and (len(under_way) == AT_ONCE or self._is_done(under_way[0])):
+                    self._end(under_way, grant, tag)
             while under_way:
-                self._end(under_way, grant, digests)
+                self._end(under_way, grant, tag)
         finally:
             for written in under_way:
                 self._ended(written)
 
-    def _begin(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant) -> "Written":
-        tag = f"{grant.generation}:{numbers[0]}:{secrets.token_hex(4)}"
+    def _begin(
+        self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: list[str], notice: str
+    ) -> "Written":
         agent = self._nixl.agent
         try:
             handle = agent.make_prepped_xfer(
@@ -218,42 +223,46 @@ class NixlWriter:
                 np.array([source.frame for source in sources], np.int32),
                 self._peer.pages,
                 np.array([grant.places[number] for number in numbers], np.int32),
-                tag.encode(),
+                notice.encode(),
             )
-            return Written(numbers, tag, handle, agent.transfer(handle))
+            return Written(numbers, digests, handle, agent.transfer(handle))
         except Exception as error:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL cannot write: {error}") from None
 
-    def _end(self, under_way: "deque[Written]", grant: Grant, digests: Digests) -> None:
+    def _end(self, under_way: "deque[Written]", grant: Grant, tag: str) -> None:
         """Wait for the oldest write, and tell of its pages."""
         state, written = self._ended(under_way[0]), under_way.popleft()
         if state != "DONE":
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
-        for some in form.pieces(len(written.numbers), max(1, form.PIECE_BYTES // self._nixl.page_bytes)):
-            numbers = written.numbers[some]
-            about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
-            self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=written.tag)
+        about: dict[str, Any] = {"numbers": list(written.numbers), "digests": written.digests}
+        self._channel.send(
+            "pages", **about, generation=grant.generation, inline=False, tag=tag, core=self._channel.core
+        )
+
+    def _is_done(self, written: "Written") -> bool:
+        """Look at a write once. On one machine, that is where its bytes are copied."""
+        if written.state == "PROC":
+            try:
+                written.state = self._nixl.agent.check_xfer_state(written.handle)
+            except Exception:  # the peer is gone
+                written.state = "ERR"
+        return written.state != "PROC"
 
     def _ended(self, written: "Written") -> str:
         """Wait until nothing of a write is under way any more."""
-        agent, told = self._nixl.agent, time.monotonic() + SLOW_S
-        handle, state = written.handle, written.state
-        while state == "PROC":
+        told = time.monotonic() + SLOW_S
+        while not self._is_done(written):
             time.sleep(POLL_S)
-            try:
-                state = agent.check_xfer_state(handle)
-            except Exception:  # the peer is gone
-                state = "ERR"
             if time.monotonic() > told:
                 log.warning("a write of NIXL to %s is under way for long", self._channel.peer)
                 told += SLOW_S
         try:
-            handle.release()
+            written.handle.release()
         except Exception as error:
             log.info("NIXL keeps the handle of a failed write: %s", error)
-        return state
+        return written.state
 
 
 def places(base: int, size: int, count: int) -> np.ndarray:

@@ -11,7 +11,8 @@ from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.wire import form
-from twostroke.wire.form import Final, whole_pages
+from twostroke.wire.checksum import Kind
+from twostroke.wire.form import Final, digest_of, whole_pages
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S, Lease
 from twostroke.wire.surroundings import HERE, Surroundings
@@ -30,7 +31,7 @@ class Look:
     first: int
     run: int
     final: Final | None
-    digests: dict[int, str]
+    digests: dict[tuple[Kind, int], str]
 
 
 class Outgoing:
@@ -60,10 +61,10 @@ class Outgoing:
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, around.now
         self._changed = around.condition()
         self._promised: list[int] = []
-        self._digests: dict[int, str] = {}  # of whole pages of the value
+        self._digests: dict[tuple[Kind, int], str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
-        self._longer: KVCache | None = None
+        self._longer: list[KVCache] = []  # with entries of answers; none begins another
         self._given: Callable[[], Final] | None = None  # makes the complete value
         self._final: Final | None = None
         self._why: str | None = None  # why it will not be complete, or is gone
@@ -129,22 +130,27 @@ class Outgoing:
     def _drop(self, why: str) -> None:
         if self._why is None:
             self._why = why
-        self._kv = self._longer = self._given = self._final = None
-        self._promised, self._digests = [], {}
+        self._kv = self._given = self._final = None
+        self._promised, self._digests, self._longer = [], {}, []
         self._changed.notify_all()
 
     # For transfers ----------------------------------------------------------------------------------------------
 
-    @property
-    def longest(self) -> KVCache | None:
-        """The complete value, or what `grow` has made of it; None before it is complete, and after its lease."""
-        return self._longer or (None if self._given is None else self._kv)
+    def held(self, length: int, digest: str) -> KVCache | None:
+        """So many first entries of the complete value, or of what `grow` has made of it, if they have this digest.
+
+        None: nothing that is held begins with these entries, as before it is complete and after its lease.
+        """
+        with self._changed:
+            values = () if self._given is None or self._kv is None else (self._kv, *self._longer)
+        beginnings = (kv[:length] for kv in values if len(kv) >= length)
+        return next((kv for kv in beginnings if digest_of(kv) == digest), None)
 
     def grow(self, kv: KVCache) -> None:
-        """Hold a longer value too, for the next entries that are asked for."""
+        """Hold a longer value too, for the next entries that are asked for. Each choice of a request has its own."""
         with self._changed:
-            if self._given is not None:
-                self._longer = kv
+            if self._given is not None and not any(_begins(kv, other) for other in self._longer):
+                self._longer = [*(other for other in self._longer if not _begins(other, kv)), kv]
 
     def renew(self) -> None:
         """A transfer, or a receiver, gives a sign of life. While the value is not complete that changes nothing."""
@@ -182,3 +188,8 @@ class Outgoing:
         """Count bytes that were sent."""
         with self._changed:
             self.bytes_sent += size
+
+
+def _begins(kv: KVCache, other: KVCache) -> bool:
+    """Whether a value is the beginning of another."""
+    return len(kv) <= len(other) and digest_of(other[: len(kv)]) == digest_of(kv)

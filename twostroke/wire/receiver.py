@@ -69,22 +69,30 @@ class Incoming(Future[Received]):
 
 
 class Extended(Future[KVCache]):
-    """A value whose last entries are on their way."""
+    """A value whose last entries are on their way. `cancel` lets go of the others at once."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, kv: KVCache, incoming: Incoming) -> None:
         super().__init__()
-        self._incoming = incoming
+        # Let go of in the end: the incoming future refers to this one, and a cycle would keep pages until the garbage
+        # collector runs.
+        self._waits_for: tuple[KVCache, Incoming] | None = kv, incoming
+        incoming.add_done_callback(self._join)
 
     def cancel(self) -> bool:
-        self._incoming.cancel()
-        return super().cancel()
+        if (waits_for := self._waits_for) is not None:
+            waits_for[1].cancel()
+        if cancelled := super().cancel():
+            self._waits_for = None
+        return cancelled
 
-    def join(self, kv: KVCache, incoming: Future[Received]) -> None:
+    def _join(self, incoming: Future[Received]) -> None:
         """The entries have come, or not."""
         if not self.set_running_or_notify_cancel():
             return
+        waits_for, self._waits_for = self._waits_for, None
+        assert waits_for is not None
         try:
-            self.set_result(kv + incoming.result().kv)
+            self.set_result(waits_for[0] + incoming.result().kv)
         except (TwostrokeError, CancelledError) as error:
             self.set_exception(error.with_traceback(None))
 
@@ -155,10 +163,7 @@ class Receiver:
         if not tokens or kv.pending is not None:
             raise InvalidRequest("a sender extends a value without a pending token, by at least one token")
         asked = {"length": len(kv), "digest": digest_of(kv), "tokens": list(tokens), "logits": logits}
-        incoming = self._start(handle, limit_s, True, asked)
-        longer = Extended(incoming)
-        incoming.add_done_callback(lambda done: longer.join(kv, done))
-        return longer
+        return Extended(kv, self._start(handle, limit_s, True, asked))
 
     def _start(self, handle: Handle, limit_s: float, release: bool, extend: dict[str, Any] | None) -> Incoming:
         incoming = Incoming()

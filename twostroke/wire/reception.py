@@ -19,6 +19,8 @@ from twostroke.kv.pool import PagePool
 from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Checks, Digesting
+from twostroke.wire.checksum import is_right
+from twostroke.wire.form import Told
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
 from twostroke.wire.surroundings import HERE, Surroundings
@@ -58,6 +60,8 @@ class Reception:
         self._turned_away = self._ended = self._closed = False
         self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
+        self._told: Told | None = None
+        self._near = False  # whether the sender is on this machine
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
         self._checks = Checks(digesting)
@@ -96,6 +100,7 @@ class Reception:
             page_size=pool.page_size,
             layout=pool.memory.layout,
             transport=self._transport.name,
+            machine=channel.machine,
             **self._transport.claim(),
             **(extend or {}),
         )
@@ -104,32 +109,42 @@ class Reception:
         """Check what the sender says of its value, and reserve room. Raises KVError."""
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
-        self._theirs, own = _decoded(terms["header"].encode(), self._open), self._pool.geometry
+        self._near = terms["machine"] == self._open.machine is not None
+        own, about = self._pool.geometry, terms["header"]
+        same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
+        self._theirs = own if same else _decoded(about.encode(), self._open).geometry
         if identity is not None and identity != self.identity:
             raise KVError("the value is of another model (or another kernels' variant): its identity differs")
         if not self._pages and not convert:
-            own.require(self._theirs.geometry, REFUSED)
+            own.require(self._theirs, REFUSED)
             raise KVError(f"{REFUSED}: its pages have another size or layout")
-        own.require(replace(self._theirs.geometry, kv_dtype=own.kv_dtype), REFUSED)
+        own.require(replace(self._theirs, kv_dtype=own.kv_dtype), REFUSED)
         self._landing = Landing(self._pool)
         self._grant(terms["expected"] if self._pages else 0)
 
     def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
         """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
-        while (message := self._message())["kind"] != "done":
-            if message["kind"] == "pages":
-                self._fill(message)
-            elif message["kind"] == "entries":
-                self._keep_entries(message)
-            elif message["kind"] == "more":
-                self._grant(message["count"])
-        kv, queries = self._attached(message)
+        with self._around.moving_aside() as aside:
+            while (message := self._message())["kind"] != "done":
+                if message["kind"] == "pages":
+                    if self._near:  # the system likes to run this thread where the one that woke it runs
+                        aside(message.get("core"))
+                    self._fill(message)
+                elif message["kind"] == "entries":
+                    self._keep_entries(message)
+                elif message["kind"] == "value":
+                    self._told = self._read(message)
+                elif message["kind"] == "more":
+                    self._grant(message["count"])
         self.moving_s = float(message["moving_s"])
+        if (told := self._told) is None:
+            raise WireError(f"{self._open.peer} did not say what the value is made of")
+        kv = self._attached(told)
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself
             log.info("a sender did not hear that its value was received: %s", error)
-        return kv, queries, message["state"]
+        return kv, told.queries, told.state
 
     def end(self, ended: Ended) -> None:
         """Close the channel, and free what is reserved once nothing can be written there any more.
@@ -217,7 +232,7 @@ class Reception:
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
     def _check(self, view: memoryview, digest: str) -> None:
-        if form.digest(view) != digest:
+        if not is_right(view, digest):
             raise self._damaged()
 
     def _damaged(self) -> WireError:
@@ -225,7 +240,7 @@ class Reception:
 
     def _keep_entries(self, message: Message) -> None:
         """Entries of a page that is used in part, or, if pages come in another form, the next entries of the value."""
-        geometry, pool, slots = self._theirs.geometry, self._pool, np.array(message["slots"], np.int64)
+        geometry, pool, slots = self._theirs, self._pool, np.array(message["slots"], np.int64)
         shape = geometry.num_layers, 2, len(slots), geometry.num_kv_heads, geometry.head_dim
         data = np.empty(len(slots) * geometry.entry_bytes, np.uint8)
         self._open.fill([data.data], self._left())
@@ -244,23 +259,30 @@ class Reception:
         self._num_entries += len(slots)
         self.bytes_received += len(data)
 
-    def _attached(self, message: Message) -> tuple[KVCache, Queries]:
-        """The value, now that all of it is there. Raises WireError: something is missing, or is not right."""
-        pool, landing = self._pool, self._landing
-        assert landing is not None
+    def _read(self, message: Message) -> Told:
+        """What the value is made of: it comes before its last pages, and is read while they are on their way."""
         header = _decoded(message["header"].encode(), self._open)
         shape, windows = message["queries"]
         rest = np.empty(header.num_logits + int(np.prod(shape)), np.float32)
         data = rest.view(np.uint8).data
         self._open.fill([data], self._left())
         self._check(data, message["digest"])
-        contents, order = header.contents, np.array(message["order"], np.int64)
+        if self._pages:
+            self._pool.geometry.require(header.geometry, "this value cannot be placed here")
+        queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
+        order = np.array(message["order"], np.int64)
+        return Told(header, order, rest[: header.num_logits], queries, message["state"])
+
+    def _attached(self, told: Told) -> KVCache:
+        """The value, now that all of it is there. Raises WireError: something is missing, or is not right."""
+        pool, landing = self._pool, self._landing
+        assert landing is not None
+        header, contents, order = told.header, told.header.contents, told.order
         if not self._pages:
             contents = form.repaged(pool, header)
             order = np.arange(-(-len(contents.tokens) // pool.page_size))
             complete = len(contents.tokens) == self._num_entries
         else:
-            self._pool.geometry.require(header.geometry, "this value cannot be placed here")
             complete = len(order) == header.num_pages and set(order.tolist()) <= self._come
         if not complete:
             raise WireError(f"{self._open.peer} did not send all of the value")
@@ -270,8 +292,7 @@ class Reception:
         pages = landing.keep(order.tolist(), spans.filled(contents.table, local).tolist())
         try:
             table = spans.with_pages(contents.table, local, pages).astype(np.int32)
-            queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
-            return form.value(pool, replace(contents, table=table), rest[: header.num_logits]), queries
+            return form.value(pool, replace(contents, table=table), told.logits)
         finally:
             pool.release(pages)  # the value holds its own references
 

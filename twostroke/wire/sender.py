@@ -13,7 +13,6 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Digesting
-from twostroke.wire.form import digest_of
 from twostroke.wire.handle import Handle
 from twostroke.wire.lease import TTL_S
 from twostroke.wire.outgoing import Outgoing
@@ -220,13 +219,10 @@ class Sender:
 
     def _prefill(self, asked: Message, outgoing: Outgoing, part: Outgoing) -> None:
         try:
-            kv, length = outgoing.longest, asked["length"]
-            if kv is None or self._compute is None:
+            if self._compute is None:
                 raise KVError("this sender does not extend values")
-            base = kv[:length]
-            if digest_of(base) != asked["digest"]:
-                raise KVError("the value to extend is another one here")
-            del kv
+            if (base := outgoing.held(length := asked["length"], asked["digest"])) is None:
+                raise KVError("the value to extend is not held here")
             longer = self._compute(base, asked["tokens"], asked["logits"])
             outgoing.grow(longer)
             part.complete(longer[length:])

@@ -8,8 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
+from twostroke.system.cores import current_core, moving_aside
 from twostroke.tiers.workers import Workers
 
 Address = tuple[str, int]
@@ -46,9 +49,11 @@ class Surroundings(Protocol):
 
     Attributes:
         cores: for which threads are started that make digests (`checks.Digesting`); None: those of the machine.
+        machine: a random name that all processes of the machine find, until it is started again; None if there is none.
     """
 
     cores: int | None
+    machine: str | None
 
     def now(self) -> float:
         """Seconds on a clock that never goes backwards."""
@@ -78,11 +83,24 @@ class Surroundings(Protocol):
         """Whether bytes, or the end of the connection, are there to be received. Never waits."""
         ...
 
+    def core(self) -> int | None:
+        """The core on which the calling thread runs now, if the system tells."""
+        ...
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        """A function that moves the calling thread off a core (`system.cores`)."""
+        ...
+
 
 class Machine:
     """This machine; implements `Surroundings`."""
 
     cores: int | None = None
+
+    def __init__(self) -> None:
+        self.machine: str | None = None
+        with suppress(OSError):
+            self.machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def now(self) -> float:
         return time.monotonic()
@@ -114,6 +132,12 @@ class Machine:
             return bool(poll.poll(0))
         except (OSError, ValueError):  # it was closed
             return True
+
+    def core(self) -> int | None:
+        return current_core()
+
+    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
+        return moving_aside()
 
 
 HERE = Machine()

@@ -43,5 +43,6 @@ class TcpWriter:
     def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
         for some in form.pieces(len(sources), form.piece(sources)):
             views = [source.data() for source in sources[some]]
+            channel = self._channel
             about: dict[str, Any] = {"numbers": list(numbers[some]), "digests": digests(numbers[some])}
-            self._channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="")
+            channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="", core=channel.core)

@@ -1,14 +1,15 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
+from typing import Any
 
 import numpy as np
 
 from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
-from twostroke.wire import form
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Ahead, Digesting
+from twostroke.wire.checksum import Kind, checksum, kind_between
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
 from twostroke.wire.secret import Clock
@@ -17,12 +18,12 @@ from twostroke.wire.transport import Grant, PageWriter, Transport
 log = logging.getLogger(__name__)
 
 ALIVE_S = 1.0  # seconds after which a sender that has nothing to send says that it is there
-HELD_BYTES = 32 << 20  # of pages that stay where they are until they have gone
+HELD_BYTES = 128 << 20  # of pages that stay where they are until they have gone
 ANSWER_S = 10.0  # seconds in which a receiver answers
 
 
 class Transfer:
-    """Messages of the sender: terms, then more, pages, entries and alive in any number, and done; or gone."""
+    """Messages of the sender: terms; value once, and more, pages, entries and alive in any number; done. Or gone."""
 
     def __init__(
         self,
@@ -39,15 +40,17 @@ class Transfer:
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim, self._digesting = transport, claim, digesting
+        self._kind: Kind = kind_between(channel.machine, claim.get("machine"))
         self._grant = Grant("", [])
         self._sent = self._run = 0
+        self._told = False  # whether the receiver knows what the value is made of
         self._now, self._moving_s = now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        about, expected = without_entries(self._pool), outgoing.num_pages
-        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
+        terms: dict[str, Any] = {"identity": self._identity, "machine": channel.machine, "pages": self._pages}
+        channel.send("terms", **terms, header=without_entries(self._pool), expected=outgoing.num_pages)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None
@@ -81,6 +84,8 @@ class Transfer:
             look = self._outgoing.look(self._sent, self._run, ALIVE_S)
             self._outgoing.renew()
             self._sent, self._run = look.first, look.run
+            if look.final is not None and not self._told:
+                self._tell(look.final)
             if look.pages or look.final is not None:
                 return look
             self._channel.send("alive")
@@ -97,7 +102,7 @@ class Transfer:
             numbers = range(self._sent, self._sent + len(some))
             with (
                 self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
-                Ahead(self._digesting, self._sent, some.tolist(), sources, look.digests) as digests,
+                Ahead(self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests) as digests,
             ):
                 began = self._now()
                 writer.write(numbers, sources, self._grant, digests)
@@ -120,25 +125,29 @@ class Transfer:
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
         data = self._pool.read(pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
-        digest, began = form.digest(view), self._now()
+        digest, began = checksum(view, self._kind), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
         self._moving_s += self._now() - began
         self._outgoing.count(len(view))
+
+    def _tell(self, final: Final) -> None:
+        """Say what the value is made of. The receiver reads it while the last pages are on their way."""
+        queries = final.queries
+        rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
+        self._channel.send(
+            "value",
+            [rest],
+            header=final.header,
+            order=final.order,
+            queries=[list(queries.rows.shape), list(queries.windows)],
+            digest=checksum(rest, self._kind),
+            state=final.state,
+        )
+        self._told = True
 
     def _finish(self, final: Final) -> None:
         if self._pages:
             self._need(final.num_pages)
             for part in final.parts:
                 self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
-        queries = final.queries
-        rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
-        self._channel.send(
-            "done",
-            [rest],
-            header=final.header,
-            order=final.order,
-            queries=[list(queries.rows.shape), list(queries.windows)],
-            digest=form.digest(rest),
-            state=final.state,
-            moving_s=f"{self._moving_s:012.6f}",  # a message's length does not depend on the time
-        )
+        self._channel.send("done", moving_s=f"{self._moving_s:012.6f}")  # its length does not depend on the time

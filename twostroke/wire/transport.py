@@ -66,7 +66,7 @@ class Transport(Protocol):
     def arrived(self, tag: str, limit_s: float) -> None:
         """Wait for the notification that pages have been written. It may be lost: digests decide what has come.
 
-        With a limit of 0 it looks, and takes the notification if it is there.
+        There is one for all pages of a `PageWriter.write`. With a limit of 0 it looks, and takes it if it is there.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""The tokenizer that a GGUF file's metadata describes, as a `tokenizers.Tokenizer` without a post-processor."""
+"""The tokenizer that a GGUF file's metadata describes, as a `tokenizers.Tokenizer` without a post-processor.
+
+The ids before and after each prompt, the ids that end an answer, and the chat templates are told beside it.
+"""
 
 import logging
 from enum import IntEnum
@@ -37,6 +40,37 @@ OTHER_MODELS = {
 }
 
 
+def read_gguf(source: GgufTokenizerSource) -> dict[str, Any]:
+    """The arguments of `checkpoints.tokenizer.Tokenizer`.
+
+    Raises CheckpointError for a kind that is not supported, or for ids outside the vocabulary.
+    """
+    meta, backend = source.metadata, build_backend(source)
+    tokens = meta["tokenizer.ggml.tokens"]
+    ids: dict[str, int] = {}
+    for name in ("bos", "eos", "eot", "eom", "unk", "pad"):
+        key = {"unk": "unknown", "pad": "padding"}.get(name, name)
+        index = meta.get(f"tokenizer.ggml.{key}_token_id", _default_id(source, name))
+        if index is not None and not 0 <= index < len(tokens):
+            raise CheckpointError(f"{source.path}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
+        if index is not None:
+            ids[name] = index
+    prefix = [ids["bos"]] if "bos" in ids and _adds_bos(source) else []
+    suffix = [ids["eos"]] if "eos" in ids and meta.get("tokenizer.ggml.add_eos_token") else []
+    named = "tokenizer.chat_template."
+    templates = {key.removeprefix(named): text for key, text in meta.items() if key.startswith(named)}
+    if "tokenizer.chat_template" in meta:
+        templates["default"] = meta["tokenizer.chat_template"]
+    return {
+        "backend": backend,
+        "where": source.path,
+        "special_tokens": {f"{name}_token": tokens[ids[name]] for name in ("bos", "eos", "unk", "pad") if name in ids},
+        "eos_ids": [ids[name] for name in ("eos", "eot", "eom") if name in ids],
+        "affixes": (prefix, suffix),
+        "templates": templates,
+    }
+
+
 def build_backend(source: GgufTokenizerSource) -> Tokenizer:
     """The tokenizer that `tokenizer.ggml.*` describe. Raises CheckpointError for a kind that is not supported."""
     model = source.metadata.get("tokenizer.ggml.model")
@@ -51,7 +85,7 @@ def build_backend(source: GgufTokenizerSource) -> Tokenizer:
     )
 
 
-def adds_bos(source: GgufTokenizerSource) -> bool:
+def _adds_bos(source: GgufTokenizerSource) -> bool:
     """Whether a prompt begins with BOS, as the file states it, else the default of its kind of tokenizer."""
     stated = source.metadata.get("tokenizer.ggml.add_bos_token")
     if stated is not None:
@@ -59,7 +93,7 @@ def adds_bos(source: GgufTokenizerSource) -> bool:
     return source.metadata["tokenizer.ggml.model"] == "llama" or _pre_tokenizer(source).add_bos
 
 
-def default_id(source: GgufTokenizerSource, name: str) -> int | None:
+def _default_id(source: GgufTokenizerSource, name: str) -> int | None:
     """The id of a special token where a file does not state it: SentencePiece's own, if it is a control token."""
     index = {"bos": 1, "eos": 2}.get(name)
     types = source.metadata.get("tokenizer.ggml.token_type", ())

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 from twostroke.backends.interface import PAGE
 from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.server.contexts.schema import ContextBody
@@ -87,10 +86,8 @@ class Context:
         Pages that have left the pool are copied when the program starts: no thread but the one that steps may hold
         pages of the pool that a running request needs. Where there is no room for them they are computed.
         """
-        known, size = self.kv.token_array, self.kv.pool.page_size
-        count = min(len(known), len(prompt))
-        differ = np.flatnonzero(known[:count] != np.array(prompt[:count], np.int32))
-        kv = self.kv[: (int(differ[0]) if len(differ) else count) // size * size]
+        size = self.kv.pool.page_size
+        kv = self.kv[: num_common(self.kv.tokens, prompt) // size * size]
 
         def whole() -> Program:
             with suppress(OutOfPages):

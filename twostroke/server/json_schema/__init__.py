@@ -11,7 +11,8 @@ not handed to it as it is. It is read here, and written anew with the few keywor
     patterns.py       Python's regular expressions in the grammar library's syntax
     formats.py        `format` as regular expressions
     exclusion.py      whether a conjunction and a schema have no instance in common, as `oneOf` and `not` need
-    shapes.py         the places of a schema, and the shapes that a value may have there
+    shapes.py         a place of a schema, the shapes that a value may have there, and whether one exists
+    places.py         the conjunctions of each place as shapes
     writer.py         the schema for the grammar library
     unique_keys.py    keys of an open object that differ, which a grammar cannot say
 

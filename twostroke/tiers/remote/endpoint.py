@@ -20,6 +20,8 @@ from twostroke.tiers.remote.line import STALL_S, Late, Line, Unanswered, timed
 log = logging.getLogger(__name__)
 
 CONNECT_S = 0.2
+CALL_S = 0.5  # a call without pages may take this long
+BATCH_KEYS = 1024  # of one call
 CLOSE_S = 10.0  # seconds that closing waits for calls that are under way
 MOST_LINES = 8
 FORM = "redis://[[user]:password@]host[:port][/database] (rediss:// with TLS; special characters percent-encoded)"
@@ -27,6 +29,9 @@ FORM = "redis://[[user]:password@]host[:port][/database] (rediss:// with TLS; sp
 
 class Open(Exception):
     """The server is not asked: it failed before."""
+
+
+Trouble = (Open, Unanswered, Late)  # what a call may raise besides refusals
 
 
 class Endpoint:

@@ -7,9 +7,7 @@ after their last use; of one prompt, the deeper ones go first.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -24,8 +22,9 @@ from twostroke.tiers.traffic import Traffic
 
 try:
     with extra("redis", "a remote tier"):
-        from twostroke.tiers.remote.endpoint import Endpoint, Open
-        from twostroke.tiers.remote.line import Command, Late, Line, Refused, Unanswered, accepted
+        from twostroke.tiers.remote.endpoint import BATCH_KEYS, CALL_S, Endpoint, Open, Trouble
+        from twostroke.tiers.remote.lasting import Lasting
+        from twostroke.tiers.remote.line import Command, Late, Line, Refused, accepted
 except InvalidRequest as error:
     raise KVError(str(error)) from None
 
@@ -35,12 +34,9 @@ T = TypeVar("T")
 TTL_S = 7 * 86400.0
 PRIVATE_TTL_S = 600.0
 REFRESH_S = 120.0
-CALL_S = 0.5  # a call without pages may take this long
-SLOWEST = 8e6  # bytes/s; pages may take this long besides
+SLOWEST = 8e6  # bytes/s; a call with pages may take as long besides
 PRIVATE_S = 5.0  # more patience for pages that cannot be computed again
 BATCH_BYTES = 8 << 20  # under way at once
-BATCH_KEYS = 1024
-Trouble = (Open, Unanswered, Late)
 
 
 class RedisStore:
@@ -51,14 +47,9 @@ class RedisStore:
     def __init__(self, endpoint: Endpoint, key: bytes, ttl_s: float, private_ttl_s: float, refresh_s: float) -> None:
         self.where, self.traffic = endpoint.where, Traffic()
         self._endpoint, self._key = endpoint, key
-        self._ttl_s, self._private_ttl_s, self._refresh_s = ttl_s, private_ttl_s, refresh_s
+        self._ttl_s, self._private = ttl_s, Lasting(endpoint, private_ttl_s, refresh_s)
         self._forms: dict[Namespace, RemoteForm] = {}
         self._told: dict[str, float] = {}  # when each namespace's model was last told
-        self._private: set[bytes] = set()  # keys
-        self._lock = threading.Lock()
-        self._refresher: threading.Thread | None = None
-        self._ended = threading.Event()
-        weakref.finalize(self, self._ended.set)
 
     @classmethod
     def open(
@@ -166,7 +157,7 @@ class RedisStore:
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
         form, began = self._form(namespace), time.perf_counter()
         key = form.key(name, PRIVATE)
-        command = "SET", key, form.value(name, page), "PX", round(1e3 * self._private_ttl_s)
+        command = "SET", key, form.value(name, page), "PX", self._private.milliseconds
 
         def put(line: Line) -> None:
             accepted(line.replies([command]))
@@ -179,12 +170,7 @@ class RedisStore:
         except Refused as refused:
             self.traffic.skipped("full" if refused.full else "error")
             raise OutOfPages(f"{self.where} takes no value: {self._endpoint.describe(refused)}") from None
-        with self._lock:
-            self._private.add(key)
-            if self._refresher is None or not self._refresher.is_alive():  # a forked process has none
-                mine = weakref.ref(self), self._ended, self._refresh_s
-                self._refresher = threading.Thread(target=_keep_refreshing, args=mine, name="remote tier", daemon=True)
-                self._refresher.start()
+        self._private.add(key)
         self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
@@ -204,25 +190,12 @@ class RedisStore:
     def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
         form = self._form(namespace)
         keys = [form.key(name, PRIVATE) for name in names]
-        with self._lock:
-            self._private.difference_update(keys)
+        self._private.remove(keys)
         self._delete(keys)
 
     def close(self) -> None:
-        self._ended.set()
-        with self._lock:
-            keys, self._private = sorted(self._private), set()
-        self._delete(keys)
+        self._delete(self._private.close())
         self._endpoint.close()
-
-    def refresh(self) -> None:
-        """Tell the server that private pages stay."""
-        with self._lock:
-            keys = sorted(self._private)
-        milliseconds = round(1e3 * self._private_ttl_s)
-        for start in range(0, len(keys), BATCH_KEYS):
-            with suppress(*Trouble), self._endpoint.line(CALL_S) as line:
-                line.replies([("PEXPIRE", key, milliseconds) for key in keys[start : start + BATCH_KEYS]])
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -337,12 +310,3 @@ def _batches(count: int, page_bytes: int) -> Iterator[tuple[int, int]]:
     """Ranges of pages that are under way together."""
     most = max(1, min(BATCH_BYTES // page_bytes, BATCH_KEYS))
     return ((start, min(start + most, count)) for start in range(0, count, most))
-
-
-def _keep_refreshing(store: weakref.ref[RedisStore], ended: threading.Event, every_s: float) -> None:
-    """The thread that refreshes; it does not keep the store alive."""
-    while not ended.wait(every_s):
-        if (one := store()) is None:
-            return
-        one.refresh()
-        del one

@@ -27,5 +27,5 @@ def test_a_seed_replays() -> None:
 
 def test_leaps_change_nothing() -> None:
     """The same times, steps and faults as step by step."""
-    for seed in range(SEEDS, SEEDS + 12):
+    for seed in (*range(SEEDS, SEEDS + 12), 145):  # 145: all lanes ride, and nobody is left to ride with
         assert check(seed) == check(seed, leaps=False), seed

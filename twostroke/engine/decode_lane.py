@@ -82,8 +82,9 @@ class DecodeLane(Lane[Decode]):
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
             self.states = LastRows(stroke.states, len(self.guesses))
         self.track, self.seed, self.record = track, seed, record
-        pending = [] if stroke.kv.pending is None else [stroke.kv.pending]
-        self._prompt = np.concatenate([stroke.kv.token_array, np.array(pending, np.int32)])
+        pending, self._prompt = stroke.kv.pending, stroke.kv.token_array
+        if pending is not None:
+            self._prompt = np.concatenate([self._prompt, np.array([pending], np.int32)])
         if self.missing is None:
             self._begin()
 

@@ -55,7 +55,7 @@ def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCa
     whole = base.next_position == len(base) == base.canonical_length(model.id)
     if base.pool is not model.pool or not whole:
         return base, todo, None
-    tokens = np.concatenate([base.token_array, np.array(todo, np.int32)])
+    tokens = np.concatenate([base.token_array, np.fromiter(todo, np.int32, len(todo))])
     known = model.index.match(tokens[:-last])
     if len(known) > len(base):
         todo = tokens[len(known) :].tolist()

@@ -1,7 +1,7 @@
 """One forward pass: builds a ragged batch from the lanes' chunks and hands out rows of logits."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> No
         ends = zip(starts[1:], counts, strict=True)
         return np.array([row for end, count in ends for row in range(end - count, end)], np.int64)
 
-    token_ids = np.array([token for chunk in chunks for token in chunk.tokens], np.int64)
+    token_ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, starts[-1])
     positions, frames, slots = np.concatenate([chunk.places.rows for chunk in chunks], 1)
     batch = RaggedBatch(
         token_ids=token_ids,

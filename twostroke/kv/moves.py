@@ -192,7 +192,7 @@ class Moves(Pages):
 
     def fetch(self, pages: np.ndarray) -> None:
         """Bring spilled pages back into frames. Raises OutOfPages: nothing has changed."""
-        if (self._frames[pages] != NOWHERE).all():
+        if not np.count_nonzero(self._frames[pages] == NOWHERE):
             return
         with Arrival(self, np.unique(pages)) as arrival:
             arrival.load()

@@ -139,9 +139,11 @@ class Pages:
         with self.lock:
             frames = self._take_frames(count)
             pages = self._new_ids(count)
-            self._filled[pages] = 0
-            self._frames[pages] = frames
-            self._references[POOL][pages] = 1
+            one = count == 1  # as for most decodes: a number is a quicker index than a list
+            where = pages[0] if one else pages
+            self._filled[where] = 0
+            self._frames[where] = frames[0] if one else frames
+            self._references[POOL][where] = 1
             return pages
 
     def _new_ids(self, count: int) -> list[int]:

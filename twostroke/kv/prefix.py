@@ -105,8 +105,8 @@ class PrefixIndex(ABC):
         count = kv.canonical_length(self.model) // size
         # A value joined from pieces may be canonical but have partly filled pages: stop at the first of them.
         table = kv.table[:count]
-        whole = table[:, STOP] - table[:, START] == size
-        count = int(np.argmin(whole)) if not whole.all() else len(table)
+        cut = np.flatnonzero(table[:, STOP] - table[:, START] != size)
+        count = int(cut[0]) if len(cut) else len(table)
         keys = self._keys(kv.token_array[: count * size])
         with self.pool.lock:
             pages = self._add(keys, table[:count, PAGE].tolist())

@@ -6,7 +6,7 @@ is joined to its original prefix, and not when it is joined to any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,5 +59,5 @@ def extend(
     whole = next_position == len(tokens) == canonical_length(stretches, tokens, model)
     origin = model if whole else None
     if stretches and stretches[-1].model == origin:
-        return (*stretches[:-1], replace(stretches[-1], count=stretches[-1].count + count))
+        return (*stretches[:-1], Stretch(stretches[-1].count + count, origin, stretches[-1].before))
     return (*stretches, Stretch(count, origin, NOTHING))

@@ -137,6 +137,11 @@ class Writer:
         size = self.base.pool.page_size
         while self._num_spans + len(pages) > len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        if len(pages) == 1:  # as for most decodes
+            self._table[self._num_spans] = pages[0], 0, count, position
+            self.base.pool.claim(pages[0], 0, count)
+            self._num_spans += 1
+            return
         first = np.arange(len(pages)) * size
         spans = self._table[self._num_spans : self._num_spans + len(pages)]
         spans[:, PAGE], spans[:, START], spans[:, POSITION] = pages, 0, position + first
@@ -174,7 +179,7 @@ class Writer:
         return KVCache(
             base.pool,
             self.table.copy(),
-            np.concatenate([base.token_array, np.array(self._tokens, np.int32)]),
+            np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))]),
             extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens)),
             self.next_position,
             tail,

@@ -112,8 +112,8 @@ def hand(lane: DecodeLane, sampled: Sampled, handed: Sequence[float], number: in
     lane.track.ids += [sampled.id] * len(handed)
     request = lane.choice.request
     request.timings.tokens += handed
-    # Nobody takes these: the engine looks at the last alone.
-    request.events.append(Token(sampled.id, "", None, None, len(lane.track.ids) - 1, lane.choice.index, None))
+    if not request.events:  # nobody takes these: the engine asks only whether there is one
+        request.events.append(Token(sampled.id, "", None, None, len(lane.track.ids) - 1, lane.choice.index, None))
     if number is not None:
         lane._placeholder = left(lane) > 1  # no step enters the last token
         lane.todo = [-1 - number] if lane._placeholder else []

@@ -31,14 +31,14 @@ def may_ride(engine: Engine, model: Model, lanes: Lanes) -> bool:
     That is so if a step is in flight, all lanes find pages, and no other enters a token before one of theirs.
     """
     queues, pool, riders = engine._queues, model.pool, lanes.decoding
-    if len(riders) < LEAST or model not in engine._flight._drawings:
+    rest = [*lanes.others, *(place.lane for place in lanes.entering)]
+    if len(riders) < LEAST or not rest or model not in engine._flight._drawings:
         return False
     if queues.waiting and len(queues.running) < engine.config.max_running:  # what waits now waits for pages
         return False
     last = riders[-1].lane.choice.order
     if any(lane.todo and lane.choice.order < last for lane in lanes.others):
         return False
-    rest = [*lanes.others, *(place.lane for place in lanes.entering)]
     pages = sum(not place.room for place in riders) + sum(-(-len(lane.todo) // pool.page_size) + 1 for lane in rest)
     return engine._placement._could_hold(pool, pages)
 
@@ -89,5 +89,5 @@ def _drawing(lanes: list[DecodeLane], compiled: SimulatedModel, clock: VirtualCl
 @lru_cache
 def _without(config: SchedulerConfig, riders: int) -> SchedulerConfig:
     """What riders leave of the limits of a step."""
-    left = {name: max(1, getattr(config, name) - riders) for name in ("max_step_tokens", "max_running")}
-    return replace(config, **left)
+    tokens = max(1, config.max_step_tokens - riders)  # a prompt enters at least one
+    return replace(config, max_step_tokens=tokens, max_running=config.max_running - riders)

@@ -160,6 +160,7 @@ class Comparison:
     def measure(self, work: Path) -> None:
         """Everything that is missing. Raises ServerFailed, and what opening a model raises."""
         options = self.options
+        typer.echo(f"{self.model}: its steps are timed, then its server's HTTP")
         with LLM(self.model, kv_bytes=options.kv_bytes, itl_ms=options.itl_ms) as llm:
             scheduler = SchedulerConfig(itl_ms=options.itl_ms)
             setup = setup_of(llm, time_model(llm, options.timing_s), "radix", scheduler)

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "llm"}  # files of one layer with another name
 REFERENCE_FILES = ("backend", "decoder", "memory", "operations", "ranks", "tiles")
 REFERENCE = {f"backends/reference/{name}.py" for name in REFERENCE_FILES}
-WITH_TORCH = {*REFERENCE, "ranks/group.py", "pruning.py", "distilling.py"}
+WITH_TORCH = {*REFERENCE, "ranks/group.py", "ranks/links.py", "pruning.py", "distilling.py"}
 
 
 def layers() -> list[str]:

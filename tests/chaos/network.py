@@ -195,6 +195,8 @@ class Socket:
     def getpeername(self) -> Address:
         return self._address
 
+    getsockname = getpeername  # all are on one machine
+
     def setsockopt(self, *_: int) -> None: ...
 
     def settimeout(self, seconds: float | None) -> None:

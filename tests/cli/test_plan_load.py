@@ -103,3 +103,4 @@ def test_what_has_no_room_serves_nobody(asked: tuple[str, ...], run_json: Callab
     assert load["most_requests_per_second"] == 0
     assert load["apart"]["why"] == "not even one sequence has room"
     assert [step["lever"] for step in load["advice"]["steps"]][:1] == ["weights in int4"]
+    assert "to simulate it" not in load["commands"]

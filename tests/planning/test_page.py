@@ -154,7 +154,7 @@ def test_points_tell_the_load_s_figures() -> None:
     assert f"p99: {ms(1e3 * load.served.ttft.wanted)} at 2" in told["TTFT by rate"]
     assert f"p50: {ms(1e3 * load.served.itl.p50)} at 2" in told["ITL by rate"]
     assert f"prefill, of the time: {load.served.prefill_share:.0%} at 2" in told["Utilization by rate"]
-    assert f"as planned: {load.served.sequences:.2g} at 2" in told["Users by rate"]
+    assert f"sequences: {load.served.sequences:.2g} at 2" in told["Users by rate"]
     assert f"highest, {load.most:.3g}/s" in told["TTFT by rate"]
     assert "objective, 300 ms" in told["TTFT by rate"]
     closed = under(None, 3)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from tests.cli.test_serve import serving, wait_for
 from tests.tiny import write_model
@@ -112,12 +113,14 @@ def test_rank_0_that_is_killed(backend: str, path: Path) -> None:
         assert ended(pid)
 
 
-def test_what_is_refused(path: Path) -> None:
+def test_what_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"tp": 0}, "tp must be from 1 to 64 ranks, not 0"),
         ({"tp": True}, "tp must be from 1 to 64 ranks, not True"),
-        ({"tp": 2, "backend": "triton"}, "tp=2 computes on CPUs: leave out device and backend, or tp"),
-        ({"tp": 2, "device": "cuda"}, "tp=2 computes on CPUs: leave out device and backend, or tp"),
+        ({"tp": 4, "device": "cuda"}, "tp=4 needs 4 GPUs, and this machine has 1"),
+        ({"tp": 2, "device": "cuda", "backend": "reference"}, "tp=2 needs 2 GPUs, and this machine has 1"),
+        ({"tp": 2, "device": "cuda:1"}, "tp=2 computes on CPUs, or with device cuda on a GPU for each rank, not on"),
     ]
     for options, message in refused:
         with pytest.raises(InvalidRequest, match=message):

@@ -11,10 +11,11 @@ from blake3 import blake3
 from xxhash import xxh3_128
 
 from tests.kv.values import prefill
-from tests.wire.pairs import SOON_S
+from tests.wire.pairs import SECRET, SOON_S
 from tests.wire.small import Ends, same
 from twostroke.wire import checksum
 from twostroke.wire.checksum import Kind, is_right, kind_between
+from twostroke.wire.sender import Sender
 from twostroke.wire.surroundings import HERE, Machine
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -76,17 +77,23 @@ def test_where_there_may_be_a_network_it_is_blake3() -> None:
     assert HERE.machine == Machine().machine, "all processes of a machine have one name for it"
 
 
-@pytest.mark.parametrize(
-    ("machine", "kind"), [(HERE.machine, kind_between(HERE.machine, HERE.machine)), ("b", "blake3")]
-)
-def test_the_kind_in_a_transfer(machine: str | None, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def kinds_used(patch: pytest.MonkeyPatch) -> set[Kind]:
+    """The kinds of the checksums of pages that are made from now on."""
     made, used = checksum.checksum, set[Kind]()
 
     def noted(data: memoryview, kind: Kind) -> str:
         used.add(kind)
         return made(data, kind)
 
-    monkeypatch.setattr(checksum, "checksum", noted)
+    patch.setattr(checksum, "checksum", noted)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"), [(HERE.machine, kind_between(HERE.machine, HERE.machine)), ("b", "blake3")]
+)
+def test_the_kind_in_a_transfer(machine: str | None, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = kinds_used(monkeypatch)
     ends, there = Ends(), Machine()
     there.machine = machine
     receiver = ends.new_receiver(ends.here, around=there)
@@ -107,4 +114,17 @@ def test_a_receiver_moves_off_the_core_of_a_sender_on_its_machine(near: bool) ->
     assert same(received.kv, kv)
     assert bool(cores) == (near and HERE.machine is not None)
     assert set(cores) <= os.sched_getaffinity(0)
+    ends.close()
+
+
+def test_a_connection_to_another_address_may_leave_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the other side finds the same name, as in copies of a virtual machine."""
+    used = kinds_used(monkeypatch)
+    ends = Ends()
+    sender = Sender(ends.there, "m", host="127.0.0.2", secret=SECRET)
+    kv, outgoing = prefill(ends.there, range(30)), sender.offer()
+    outgoing.complete(kv)
+    assert same(ends.receiver.receive(outgoing.handle).result(SOON_S).kv, kv)
+    assert used == {"blake3"}
+    sender.close()
     ends.close()

@@ -33,7 +33,8 @@ def create_backend(
 
     "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log. On
     "cuda" it is the Triton backend, and the reference where that cannot run the model.
-    "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of ranks.
+    "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of ranks, each of
+    which has a GPU of its own on "cuda".
 
     Raises:
         InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
@@ -45,12 +46,12 @@ def create_backend(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     reason, on_cpu = None, device.partition(":")[0] == "cpu"
-    if tp > 1 and (backend == "triton" or not on_cpu):
-        raise InvalidRequest(f"tp={tp} computes on CPUs: leave out device and backend, or tp")
     if tp > 1:
+        if not on_cpu:
+            _require_gpus(device, tp)
         follow_torchrun()
     if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
-        made = _triton(device, dtype, config, matrices)
+        made = _triton(device, dtype, config, matrices, tp)
         if not isinstance(made, str):
             return made
         if backend == "triton":
@@ -90,13 +91,32 @@ def follow_torchrun() -> None:
         kind, *facts = group.receive(limit=ANY_TIME)
         if kind == "native":
             from twostroke.backends.native.hosts import follow
+        elif kind == "triton":
+            from twostroke.backends.triton.follower import follow
         else:
             from twostroke.backends.reference.follower import follow
         follow(group, *facts)
         raise SystemExit(0)
 
 
-def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor]) -> Backend | str:
+def _require_gpus(device: str, tp: int) -> None:
+    """Raise InvalidRequest unless each rank of this host can have a GPU."""
+    if device != "cuda":
+        raise InvalidRequest(f"tp={tp} computes on CPUs, or with device cuda on a GPU for each rank, not on {device}")
+    try:
+        import torch
+
+        from twostroke.ranks import links
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"device {device!r} needs {error.name}: pip install 'twostroke[gpu]'") from None
+    needed, found = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else tp, torch.cuda.device_count()
+    if found < (1 if links.ONE_GPU else needed):
+        raise InvalidRequest(f"tp={tp} needs {needed} GPUs, and this machine has {found}")
+    if not torch.distributed.is_nccl_available():
+        raise InvalidRequest(f"tp={tp} on GPUs needs NCCL, which this build of PyTorch does not have")
+
+
+def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor], tp: int) -> Backend | str:
     """The Triton backend, or why it cannot be used."""
     if dtype == "float32":
         return "it computes in bfloat16"
@@ -106,6 +126,6 @@ def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str,
         return f"it needs {error.name}: pip install 'twostroke[gpu]'"
     except (ImportError, OSError) as error:
         return f"Triton or PyTorch cannot be loaded: {str(error).splitlines()[0]}"
-    if reason := gpu.unavailable(device) or gpu.unsupported(config, matrices):
+    if reason := gpu.unavailable(device, tp) or gpu.unsupported(config, matrices):
         return reason
-    return gpu.TritonBackend(device)
+    return gpu.TritonBackend(device, tp)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory, Layout
+from twostroke.backends.memory import HostMemory, Layout, Memory
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.ranks.shares import Share
 
@@ -29,9 +29,13 @@ class Shapes:
         self.layout: Layout = layout
         self.heads = [Share(rank, size).of(shape[3]) for rank in range(size)]
 
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The shape of a rank's own."""
+        return *self.shape[:3], len(self.heads[rank]), *self.shape[4:]
+
     def memory(self, rank: int) -> HostMemory:
-        """A rank's own. Raises OutOfPages."""
-        return HostMemory((*self.shape[:3], len(self.heads[rank]), *self.shape[4:]), self.dtype, self.layout)
+        """A rank's own in ordinary memory. Raises OutOfPages."""
+        return HostMemory(self.of(rank), self.dtype, self.layout)
 
     def joined(self, parts: Sequence[bytes | memoryview]) -> memoryview:
         """A page's bytes, from those of all ranks. In every layout a head's are in one piece."""
@@ -56,8 +60,9 @@ class RankedMemory:
     `storage` has rank 0's heads alone; everything else is of whole pages and entries.
     """
 
-    def __init__(self, ranks: Asks, number: int, shapes: Shapes) -> None:
-        self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, shapes.memory(0)
+    def __init__(self, ranks: Asks, number: int, shapes: Shapes, own: Memory) -> None:
+        """`own`: rank 0's pages, of the shape that `shapes` gives it."""
+        self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, own
         self.storage = self.own.storage
         self.layout: Layout = shapes.layout
         self.page_bytes = int(np.prod(shapes.shape[1:])) * shapes.dtype.itemsize
@@ -96,7 +101,7 @@ class RankedMemory:
         self.ranks.ask("write", self.number, frames, slots, [np.ascontiguousarray(part) for part in parts[1:]])
 
 
-def act(memory: HostMemory, rank: int, action: str, places: list[Any]) -> Any:
+def act(memory: Memory, rank: int, action: str, places: list[Any]) -> Any:
     """By another rank: its part of what `RankedMemory` does to pages or entries; lists of parts are by rank."""
     if action.startswith("write"):
         places = [*places[:-1], places[-1][rank - 1]]

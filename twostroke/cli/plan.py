@@ -175,10 +175,12 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
     """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
-    found: dict[str, list[str] | None] = {"to simulate it": _simulate(made, load)}
-    if advised is not load:
+    found: dict[str, list[str] | None] = {}
+    if load.fits:
+        found["to simulate it"] = _simulate(made, load)
+    if advised is not load and advised.fits:
         found["to simulate what is advised"] = _simulate(made, advised)
-    if made.by_this_engine:
+    if made.by_this_engine and advised.fits:
         found["to start a worker like that" if advised.replicas > 1 else "to start it"] = _serve(made, advised)
     return {title: shlex.join(words) for title, words in found.items() if words is not None}
 

@@ -90,10 +90,10 @@ class Opening:
         backend = self.backend
         checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
         geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
+        _trim()  # what the tokenizer took is not to become the pool's zeros, nor to be there beside the weights
         pool, weights = pool_for(geometry), weight_bytes(checkpoint, backend)
         identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
         checkpoint.release()
-        _trim()  # what the tokenizer took is not to be there beside the weights
         compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
         if checkpoint.encoders != stored.encoders:
             log.warning(

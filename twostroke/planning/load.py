@@ -9,7 +9,8 @@ import numpy as np
 
 from twostroke.errors import InvalidRequest
 from twostroke.planning.plan import Plan, Workload
-from twostroke.planning.queueing import Closed, Queueing, Served
+from twostroke.planning.queueing import Queueing
+from twostroke.planning.served import Closed, Served
 from twostroke.planning.service_times import Server
 from twostroke.planning.specification import Specification
 from twostroke.planning.techniques import PLAIN, Repeated, Technique, Windowed

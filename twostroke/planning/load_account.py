@@ -10,8 +10,8 @@ from twostroke.planning.levers import Lever, Limits
 from twostroke.planning.load import Load
 from twostroke.planning.load_advice import LoadAdvice, changes_alone
 from twostroke.planning.plan import Plan
-from twostroke.planning.queueing import Served
 from twostroke.planning.roofline import StepTime
+from twostroke.planning.served import Served
 
 
 def load_facts(load: Load, limits: Limits, advised: LoadAdvice) -> dict[str, Any]:

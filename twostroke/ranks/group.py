@@ -1,4 +1,4 @@
-"""Messages and gathers between ranks without common memory, on one host or several (`torch.distributed`).
+"""Messages and bytes between ranks without common memory, on one host or several (`torch.distributed`).
 
 Rank 0 speaks, the others listen: every message is sent to each, and may take any time to come. Gathers and answers
 must come within a limit of time. The process group is not PyTorch's default one, which belongs to the user's program.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,8 @@ class Group:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
+        store: where they have met.
+        patience: how long a rank may let others wait for it.
         on_loss: called once when a rank is lost.
         turn: held by rank 0 for one message with all that belongs to it.
         failure: why nothing can be computed any more.
@@ -40,7 +41,8 @@ class Group:
 
     def __init__(self, store: Any, rank: int, size: int, patience_s: float) -> None:
         """Meet the other ranks at a store. Raises RankLost if they do not come."""
-        self.rank, self.size, self._patience = rank, size, timedelta(seconds=patience_s)
+        self.rank, self.size, self.patience = rank, size, timedelta(seconds=patience_s)
+        self.store = store
         self.turn = threading.RLock()
         self.failure: RankLost | None = None
         self.on_loss: Callable[[], object] | None = None
@@ -66,6 +68,11 @@ class Group:
                 self.on_loss()
         return self.failure
 
+    def check(self) -> None:
+        """Raise RankLost if a rank is lost."""
+        if self.failure is not None:
+            raise self.failure
+
     def _wait(self, work: Any, limit: timedelta) -> None:
         try:
             work.wait(limit)
@@ -75,13 +82,12 @@ class Group:
     # Single bytes and objects -----------------------------------------------------------------------------------
 
     def _send(self, data: torch.Tensor, to: int) -> None:
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         try:
             work = self._gloo.send([data], to, OBJECTS)
         except RuntimeError:
             raise self.lose(f"rank {to} of {self.size} has ended") from None
-        self._wait(work, self._patience)
+        self._wait(work, self.patience)
 
     def _receive(self, data: torch.Tensor, source: int, limit: timedelta) -> None:
         try:
@@ -99,9 +105,9 @@ class Group:
     def receive(self, source: int = 0, limit: timedelta | None = None) -> Any:
         """The next object of a rank, within the limit of time, or within another. Raises RankLost."""
         size = torch.empty(1, dtype=torch.int64)
-        self._receive(size, source, limit or self._patience)
+        self._receive(size, source, limit or self.patience)
         data = torch.empty(int(size), dtype=torch.uint8)
-        self._receive(data, source, self._patience)
+        self._receive(data, source, self.patience)
         return pickle.loads(data.numpy().data)
 
     def tell(self, *message: object) -> None:
@@ -113,14 +119,7 @@ class Group:
         """By rank 0: one answer of each other rank."""
         return [self.receive(rank) for rank in range(1, self.size)]
 
-    # Activations ------------------------------------------------------------------------------------------------
-
-    def gather(self, x: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
-        """All columns of an activation, [N, cuts[-1]], of which rank r has those from cuts[r] to cuts[r + 1]."""
-        counts = [stop - start for start, stop in pairwise(cuts)]
-        padded = x.new_zeros(len(x), max(counts))
-        padded[:, : x.shape[1]] = x
-        return torch.cat([part[:, :count] for part, count in zip(self._all(padded), counts, strict=True)], 1)
+    # Bytes of all ----------------------------------------------------------------------------------------------
 
     def exchange(self, mine: np.ndarray) -> list[np.ndarray]:
         """The bytes of all ranks, uint8 each, of any number."""
@@ -128,30 +127,40 @@ class Group:
         first = np.zeros(PACKET, np.uint8)
         first[:8] = np.frombuffer(len(mine).to_bytes(8, "little"), np.uint8)
         first[8 : 8 + len(mine)] = mine[:room]
-        found = [part.numpy() for part in self._all(torch.from_numpy(first))]
+        found = [part.numpy() for part in self.all_of(torch.from_numpy(first))]
         sizes = [int.from_bytes(part[:8].tobytes(), "little") for part in found]
         parts = [part[8 : 8 + size] for part, size in zip(found, sizes, strict=True)]
         if max(sizes) <= room:
             return parts
         rest = np.zeros(max(sizes) - room, np.uint8)
         rest[: max(len(mine) - room, 0)] = mine[room:]
-        more = [part.numpy() for part in self._all(torch.from_numpy(rest))]
+        more = [part.numpy() for part in self.all_of(torch.from_numpy(rest))]
         return [np.concatenate([a, b])[:size] for a, b, size in zip(parts, more, sizes, strict=True)]
 
-    def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+    def all_of(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks, which have one shape.
 
         Each is sent to each: gloo's own `allgather` takes ten times as long for what a row has (docs/log.md).
         """
-        if self.failure is not None:
-            raise self.failure
         parts = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
         others = [rank for rank in range(self.size) if rank != self.rank]
+        self._exchanged(dict.fromkeys(others, mine), {rank: parts[rank] for rank in others})
+        return parts
+
+    def broadcast(self, data: torch.Tensor) -> None:
+        """Give all other ranks what rank 0 has in a tensor."""
+        if self.rank:
+            self._exchanged({}, {0: data})
+        else:
+            self._exchanged(dict.fromkeys(range(1, self.size), data), {})
+
+    def _exchanged(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
+        """Send and receive activations, by rank."""
+        self.check()
         try:
-            works = [self._gloo.send([mine], rank, ACTIVATIONS) for rank in others]
-            works += [self._gloo.recv([parts[rank]], rank, ACTIVATIONS) for rank in others]
+            works = [self._gloo.send([data], rank, ACTIVATIONS) for rank, data in sent.items()]
+            works += [self._gloo.recv([data], rank, ACTIVATIONS) for rank, data in received.items()]
         except RuntimeError:
             raise self.lose(f"a rank of {self.size} has ended") from None
         for work in works:
-            self._wait(work, self._patience)
-        return parts
+            self._wait(work, self.patience)

@@ -8,6 +8,9 @@ ranks have one KV head more. Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
 by its inputs instead, and adds partial sums.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.models.config import ModelConfig
@@ -49,3 +52,35 @@ class Share:
             heads, size = self.kv_heads(config), count // config.num_kv_heads
             return range(heads.start * size, heads.stop * size)
         return self.of(count, VOCABULARY_UNIT if part in ("embed", "head") else UNIT)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which columns of an activation each rank computes: rank r those from cuts[r] to cuts[r + 1].
+
+    Attributes:
+        rank: this process's; in a single process it has all columns.
+    """
+
+    cuts: tuple[int, ...]
+    rank: int = 0
+
+    @property
+    def start(self) -> int:
+        """The first of this rank's columns."""
+        return self.cuts[self.rank]
+
+    @property
+    def own(self) -> int:
+        """The number of this rank's columns."""
+        return self.cuts[self.rank + 1] - self.cuts[self.rank]
+
+    @property
+    def width(self) -> int:
+        """The number of all columns."""
+        return self.cuts[-1]
+
+    @classmethod
+    def of(cls, ranges: Sequence[range], rank: int) -> Split:
+        """Of the columns of all ranks, which follow one another."""
+        return cls((*(own.start for own in ranges), ranges[-1].stop), rank)

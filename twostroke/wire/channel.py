@@ -45,6 +45,7 @@ class Channel:
 
     Attributes:
         peer: the other side's address, for messages.
+        machine: the machine's name (`Surroundings`) if the other side has the same address, so that nothing leaves it.
     """
 
     def __init__(self, connection: socket.socket, keys: secrets.Keys, around: Surroundings = HERE) -> None:
@@ -53,6 +54,7 @@ class Channel:
         self._seconds, self._hung_up = 0.0, False
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
+        self.machine = around.machine if connection.getsockname()[0] == host else None
 
     @classmethod
     def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S, around: Surroundings = HERE) -> Self:

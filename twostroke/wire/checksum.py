@@ -14,7 +14,7 @@ Kind = Literal["blake3", "xxh3"]
 
 
 def kind_between(here: str | None, there: str | None) -> Kind:
-    """The kind for bytes from one machine to another, by their names (`Surroundings.machine`)."""
+    """The kind for bytes from one machine to another, by their names (`Channel.machine`)."""
     return "xxh3" if here == there and here is not None else "blake3"
 
 

@@ -216,22 +216,20 @@ class Receiver:
         with self._lock:
             self._receptions[reception] = None
         try:
-            outcome = self._receive(reception, incoming, handle, extend)
+            outcome = self._receive(reception, incoming, handle, release, extend)
         except TwostrokeError as error:
             outcome = error.with_traceback(None)  # it would keep pages
         except Exception as error:
             log.exception("a value could not be received")
             outcome = WireError(f"a value could not be received: {error}")
+        reception.end(self._forget)  # first, so that who learns of a failure finds the room free
         if isinstance(outcome, Received):
-            incoming.set_result(outcome)  # first: the sender need not be waited for
-            reception.confirm(release)
-            reception.end(self._forget)
+            incoming.set_result(outcome)
         else:
-            reception.end(self._forget)  # first, so that who learns of a failure finds the room free
             incoming.set_exception(outcome)
 
     def _receive(
-        self, reception: Reception, incoming: Incoming, handle: Handle, extend: dict[str, Any] | None
+        self, reception: Reception, incoming: Incoming, handle: Handle, release: bool, extend: dict[str, Any] | None
     ) -> Received:
         began = self._around.now()
         incoming._reception = reception
@@ -239,7 +237,7 @@ class Receiver:
             raise WireError("nobody wants it any more")
         reception.open(handle, self._secret, extend)
         reception.accept_terms(self.identity if self._same_identity else None, self._convert)
-        kv, queries, state = reception.take()
+        kv, queries, state = reception.take(release)
         identity, seconds = reception.identity, self._around.now() - began
         canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
         return Received(kv, queries, state, identity, canonical, *took)

@@ -100,7 +100,7 @@ class Reception:
             page_size=pool.page_size,
             layout=pool.memory.layout,
             transport=self._transport.name,
-            machine=self._around.machine,
+            machine=channel.machine,
             **self._transport.claim(),
             **(extend or {}),
         )
@@ -109,7 +109,7 @@ class Reception:
         """Check what the sender says of its value, and reserve room. Raises KVError."""
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
-        self._near = terms["machine"] == self._around.machine is not None
+        self._near = terms["machine"] == self._open.machine is not None
         own, about = self._pool.geometry, terms["header"]
         same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
         self._theirs = own if same else _decoded(about.encode(), self._open).geometry
@@ -122,7 +122,7 @@ class Reception:
         self._landing = Landing(self._pool)
         self._grant(terms["expected"] if self._pages else 0)
 
-    def take(self) -> tuple[KVCache, Queries, Any]:
+    def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
         """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
         with self._around.moving_aside() as aside:
             while (message := self._message())["kind"] != "done":
@@ -139,14 +139,12 @@ class Reception:
         self.moving_s = float(message["moving_s"])
         if (told := self._told) is None:
             raise WireError(f"{self._open.peer} did not say what the value is made of")
-        return self._attached(told), told.queries, told.state
-
-    def confirm(self, release: bool) -> None:
-        """Tell the sender that the value is here, and whether its lease may end."""
+        kv = self._attached(told)
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself
             log.info("a sender did not hear that its value was received: %s", error)
+        return kv, told.queries, told.state
 
     def end(self, ended: Ended) -> None:
         """Close the channel, and free what is reserved once nothing can be written there any more.

@@ -200,7 +200,7 @@ class Sender:
 
     def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
         try:
-            way = self._transport, self._digesting, self._around
+            way = self._transport, self._digesting, self._around.now
             Transfer(channel, asked, outgoing, self._pool, self.identity, *way).run()
         except WireError:
             raise

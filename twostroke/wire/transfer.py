@@ -12,7 +12,7 @@ from twostroke.wire.checks import Ahead, Digesting
 from twostroke.wire.checksum import Kind, checksum, kind_between
 from twostroke.wire.form import GROUP_BYTES, Final, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
-from twostroke.wire.surroundings import Surroundings
+from twostroke.wire.secret import Clock
 from twostroke.wire.transport import Grant, PageWriter, Transport
 
 log = logging.getLogger(__name__)
@@ -34,23 +34,22 @@ class Transfer:
         identity: str,
         transport: Transport,
         digesting: Digesting,
-        around: Surroundings,
+        now: Clock,
     ) -> None:
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._transport, self._claim, self._digesting = transport, claim, digesting
-        self._machine = around.machine
-        self._kind: Kind = kind_between(self._machine, claim.get("machine"))
+        self._kind: Kind = kind_between(channel.machine, claim.get("machine"))
         self._grant = Grant("", [])
         self._sent = self._run = 0
         self._told = False  # whether the receiver knows what the value is made of
-        self._now, self._moving_s = around.now, 0.0  # seconds in which something was written
+        self._now, self._moving_s = now, 0.0  # seconds in which something was written
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        terms: dict[str, Any] = {"identity": self._identity, "machine": self._machine, "pages": self._pages}
+        terms: dict[str, Any] = {"identity": self._identity, "machine": channel.machine, "pages": self._pages}
         channel.send("terms", **terms, header=without_entries(self._pool), expected=outgoing.num_pages)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()

@@ -168,8 +168,8 @@ class NativeHosts:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
             self.ask("memory", number, shape, dtype)
             self._pools[number] = True
-            made = RankedMemory(self, number, shapes)
-        _lend(self._link, number, made.own, 0)
+            made = RankedMemory(self, number, shapes, own := shapes.memory(0))
+        _lend(self._link, number, own, 0)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made
 

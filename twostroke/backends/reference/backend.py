@@ -9,17 +9,19 @@ import numpy as np
 import torch
 
 from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
-from twostroke.backends.memory import HostMemory, Memory
+from twostroke.backends.memory import Memory
 from twostroke.backends.ranked_memory import RankedMemory
 from twostroke.backends.reference.decoder import Decoder
-from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
+from twostroke.backends.reference.memory import device_kv_room, new_memory
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
-from twostroke.backends.reference.ranks import RankedOperations, ReferenceRanks
+from twostroke.backends.reference.ranks import RankedOperations
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
+from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.errors import RankLost
 from twostroke.formats.blocks import numpy_dtype
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
+from twostroke.ranks.links import Links
 from twostroke.sampling import statistics
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
@@ -40,10 +42,12 @@ class ReferenceBackend:
     def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None, tp: int = 1) -> None:
         """Start other processes if there are to be several ranks.
 
-        `device`: any PyTorch device; "cpu" with ranks. Raises RuntimeError or AssertionError if it is not available.
+        `device`: any PyTorch device; "cpu" or "cuda" with ranks. Raises RuntimeError or AssertionError if it is not
+        available.
         """
-        self.ranks = ReferenceRanks(tp, dtype, threads or 1) if tp > 1 else None
-        ranked = self.ranks and RankedOperations(self.ranks.group, dtype, threads or 1)
+        options = dtype, threads or 1
+        self.ranks = TorchRanks("reference", tp, device, dtype, new_memory, options) if tp > 1 else None
+        ranked = self.ranks and RankedOperations(self.ranks.links, *options)
         self.operations = ranked or Operations(device, dtype, threads)
         self.device, self.threads = self.operations.device, self.operations.threads
         self.dtype = self.kv_dtype = dtype
@@ -60,21 +64,19 @@ class ReferenceBackend:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize
 
     def kv_room(self, weights: int) -> int:
-        return device_kv_room(self.device, weights)
+        return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
         if self.ranks is not None:
             return self.ranks.memory(shape)
-        if self.device == "cpu":
-            return HostMemory(shape, numpy_dtype(self.kv_dtype))
-        return DeviceMemory(shape, self.kv_dtype, self.device)
+        return new_memory(shape, self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
         if self.ranks is None:
             return ReferenceModel(Decoder(config, self.operations, weights))
         with self.ranks.compiling(config, weights) as (number, parts):
-            return RankedModel(Decoder(config, self.operations, parts), self.ranks, number)
+            return RankedModel(Decoder(config, self.operations, parts), self.ranks.links, (self.ranks, number))
 
 
 class ReferenceModel:
@@ -117,20 +119,34 @@ class ReferenceModel:
 
 
 class RankedModel(ReferenceModel):
-    """Rank 0's side of a model in several ranks; `number` is the model's."""
+    """A rank's part of a model in several ranks."""
 
-    def __init__(self, decoder: Decoder, ranks: ReferenceRanks, number: int) -> None:
+    def __init__(self, decoder: Decoder, links: Links, lead: tuple[TorchRanks, int] | None = None) -> None:
+        """`lead`: of rank 0, all ranks and the model's number there."""
         super().__init__(decoder)
-        self.ranks, self.number = ranks, number
+        self.links, self.lead = links, lead
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+        assert self.lead is not None
         assert isinstance(memory, RankedMemory)
-        batch = replace(batch, token_ids=resolved(batch), drawn=None)
-        with self.ranks.group.turn:
-            self.ranks.group.tell("forward", self.number, memory.number, batch)
+        (ranks, number), batch = self.lead, replace(batch, token_ids=resolved(batch), drawn=None)
+        with ranks.together("forward", number, memory.number, batch):
             return super().forward(batch, memory)
 
     def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
-        with self.ranks.group.turn:
-            self.ranks.group.tell("logits", self.number, hidden)
+        assert self.lead is not None
+        ranks, number = self.lead
+        with ranks.together("head", number, len(hidden)):
+            self.links.broadcast(hidden.contiguous())
             return super().logits(hidden)
+
+    def follow(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> None:
+        """By another rank: its part of a pass."""
+        super().forward(batch, memory)
+
+    def follow_head(self, rows: int) -> None:
+        """By another rank: its part of the logits of rank 0's rows."""
+        dtype = getattr(torch, self.operations.dtype)
+        hidden = torch.empty(rows, self.config.hidden_size, dtype=dtype, device=self.operations.device)
+        self.links.broadcast(hidden)
+        super().logits(hidden)

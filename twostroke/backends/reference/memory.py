@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from twostroke.backends.memory import Layout, host_kv_room
+from twostroke.backends.memory import HostMemory, Layout, Memory, host_kv_room
 from twostroke.backends.reference.operations import as_array, as_tensor
 from twostroke.errors import OutOfPages
+from twostroke.formats.blocks import numpy_dtype
 
 
 def device_kv_room(device: str, weights: int) -> int:
@@ -73,3 +74,8 @@ class DeviceMemory:
 
     def _index(self, places: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(places.astype(np.int64)).to(self.storage.device)
+
+
+def new_memory(shape: tuple[int, ...], dtype: str, device: str) -> Memory:
+    """Zeroed pages in ordinary memory or on a device. Raises OutOfPages."""
+    return HostMemory(shape, numpy_dtype(dtype)) if device == "cpu" else DeviceMemory(shape, dtype, device)

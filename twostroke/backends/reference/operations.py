@@ -23,6 +23,7 @@ from twostroke.backends.reference.tiles import Group, groups_of
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.rope import Rope, frequencies
+from twostroke.ranks.shares import Split
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
@@ -37,33 +38,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which columns of an activation each rank computes: rank r those from cuts[r] to cuts[r + 1].
-
-    Attributes:
-        rank: this process's; in a single process it has all columns.
-    """
-
-    cuts: tuple[int, ...]
-    rank: int = 0
-
-    @property
-    def start(self) -> int:
-        """The first of this rank's columns."""
-        return self.cuts[self.rank]
-
-    @property
-    def own(self) -> int:
-        """The number of this rank's columns."""
-        return self.cuts[self.rank + 1] - self.cuts[self.rank]
-
-    @property
-    def width(self) -> int:
-        """The number of all columns."""
-        return self.cuts[-1]
 
 
 @dataclass(frozen=True)

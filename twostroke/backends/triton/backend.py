@@ -17,13 +17,17 @@ import triton
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import Memory
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
+from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.packed import FORMS
+from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
 from twostroke.backends.triton.work import tall_of
-from twostroke.errors import OutOfPages
+from twostroke.errors import OutOfPages, RankLost
 from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
+from twostroke.ranks import links
+from twostroke.ranks.links import device_of
 
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 WIDEST_HEAD = 256
@@ -34,21 +38,29 @@ MOST_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
 class TritonBackend:
     """Implements `Backend`."""
 
-    name = label = "triton"
+    name = "triton"
     threads = 1
-    dtype = kv_dtype = "bfloat16"
+    dtype = kv_dtype = KV_DTYPE
     formats: Collection[str] | None = (*FORMS, "BF16")
 
-    def __init__(self, device: str = "cuda") -> None:
-        """`device`: "cuda", "cuda:1"; "cpu" in the interpreter. Raises RuntimeError if it cannot be used."""
-        if reason := unavailable(device):
+    def __init__(self, device: str = "cuda", tp: int = 1) -> None:
+        """Start other processes if there are to be several ranks, `tp`. Raises RuntimeError if it cannot be used.
+
+        `device`: "cuda", "cuda:1"; with ranks "cuda", a GPU for each; "cpu" in the interpreter.
+        """
+        if reason := unavailable(device, tp):
             raise RuntimeError(reason)
-        self.device = device
+        self.ranks = TorchRanks("triton", tp, device, KV_DTYPE, DeviceMemory) if tp > 1 else None
+        self.device = device = device if self.ranks is None else self.ranks.links.device
+        self.label = self.name + (f" in {tp} ranks" if tp > 1 else "")
         # The interpreter multiplies by numpy, whose sums depend on shapes.
-        self.failure = None
         self.exact = self.asynchronous = device.startswith("cuda")
         kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else "interpreter"
         self.arithmetic = f"triton {triton.__version__} {kind} {_digest()}"
+
+    @property
+    def failure(self) -> RankLost | None:
+        return None if self.ranks is None else self.ranks.group.failure
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         return unsupported(config, matrices)
@@ -57,19 +69,23 @@ class TritonBackend:
         return tensor.nbytes if tensor.format in FORMS else 2 * tensor.num_elements
 
     def kv_room(self, weights: int) -> int:
-        return device_kv_room(self.device, weights)
+        return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
         if num_pages * page_size >= MOST_SLOTS:
             raise OutOfPages(f"a pool on a GPU has at most {MOST_SLOTS:,} slots: give it less (kv_bytes)")
-        return DeviceMemory((num_pages, num_layers, 2, num_kv_heads, page_size, head_dim), self.kv_dtype, self.device)
+        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+        return DeviceMemory(shape, KV_DTYPE, self.device) if self.ranks is None else self.ranks.memory(shape)
 
     def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
-        return TritonModel(config, self.device, weights)
+        if self.ranks is None:
+            return TritonModel(config, self.device, weights)
+        with self.ranks.compiling(config, weights) as (number, parts):
+            return RankedModel(config, self.ranks.links, parts, (self.ranks, number))
 
 
-def unavailable(device: str) -> str | None:
-    """Why the backend cannot run on a device; None if it can."""
+def unavailable(device: str, ranks: int = 1) -> str | None:
+    """Why the backend cannot run on a device, or on those of so many ranks of this host; None if it can."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return None if INTERPRET.value else f"it computes on a GPU (--device cuda), not on {device}"
@@ -79,9 +95,10 @@ def unavailable(device: str) -> str | None:
         return "PyTorch finds no CUDA device"
     if number and not (number.isdecimal() and int(number) < torch.cuda.device_count()):
         return f"there is no {device}: PyTorch finds {torch.cuda.device_count()}"
-    if (found := torch.cuda.get_device_capability(device)) != CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        return f"its tiles and its bits are those of Hopper (H100, H200), and this is a {name} ({found[0]}.{found[1]})"
+    for one in {device if ranks == 1 else device_of(rank, device, links.ONE_GPU) for rank in range(ranks)}:
+        if (found := torch.cuda.get_device_capability(one)) != CAPABILITY:
+            name, version = torch.cuda.get_device_name(one), ".".join(map(str, found))
+            return f"its tiles and its bits are those of Hopper (H100, H200), and this is a {name} ({version})"
     return None
 
 

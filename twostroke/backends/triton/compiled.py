@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -32,9 +32,12 @@ NONE = Extras()
 class Flying:
     """Tokens that the device draws; implements `Drawn`. They come to pinned memory while the host goes on."""
 
-    def __init__(self, ids: torch.Tensor) -> None:
-        """`ids`: int32 [rows], in a buffer that nobody writes again."""
-        self.ids, self._host = ids, ids
+    def __init__(self, ids: torch.Tensor, check: Callable[[], object] = lambda: None) -> None:
+        """Args:
+        ids: int32 [rows], in a buffer that nobody writes again.
+        check: called when they are there; raises if they mean nothing.
+        """
+        self.ids, self._host, self._check = ids, ids, check
         self._read: list[Sampled] | None = None
         self._done: torch.cuda.Event | None = None
         if ids.is_cuda:
@@ -50,6 +53,7 @@ class Flying:
         if self._read is None:
             if self._done is not None:
                 self._done.synchronize()
+            self._check()
             self._read = [Sampled(token) for token in self._host.tolist()]
         return self._read
 
@@ -73,12 +77,15 @@ class DeviceStatistics:
 class TritonModel:
     """Implements `CompiledModel` and `backends.rows.Head`. Hidden states are float32 tensors, [R, hidden]."""
 
+    CAPTURES = True  # passes on a GPU as graphs
+
     def __init__(self, config: ModelConfig, device: str, weights: Weights) -> None:
-        self.config, self.device, self.captures = config, device, device.startswith("cuda")
+        self.config, self.device, self.pins = config, device, device.startswith("cuda")
+        self.captures = self.pins and self.CAPTURES
         self._turn = threading.Lock()
         self._drawn = torch.zeros(DRAWN, dtype=torch.int32, device=device)
         with self._own():
-            self.decoder = Decoder(config, device, weights)
+            self.decoder = self._decoder(weights)
             self.sampler, self.graphs = DeviceSampler(device), Graphs(device)
             self.statistics: Statistics = DeviceStatistics(self.sampler)
             self._memory: Memory | None = None  # that graphs write to
@@ -88,6 +95,9 @@ class TritonModel:
             self._x = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.float32, device=device)
             self._h = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.bfloat16, device=device)
             self._out = torch.zeros(HEAD_ROWS, self.decoder.head.features, dtype=torch.float32, device=device)
+
+    def _decoder(self, weights: Weights) -> Decoder:
+        return Decoder(self.config, self.device, weights)
 
     @contextmanager
     def _own(self) -> Generator[None]:
@@ -105,7 +115,7 @@ class TritonModel:
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
         kv = memory.storage
-        work = plan(batch, kv.shape[4], self.config, self.decoder.windows)
+        work = plan(batch, kv.shape[4], self.decoder.own, self.decoder.windows)
         with self._own():
             extras = NONE
             given = (batch.dropout, batch.query_rows, batch.state_rows)
@@ -160,15 +170,19 @@ class TritonModel:
             ids = drawn.ids
         else:
             ids = torch.tensor([sampled.id for sampled in drawn.read()], dtype=torch.int32)
-        if len(ids) > len(self._drawn):
-            self._drawn = self._drawn.new_zeros(2 * len(ids))
+        self._drawn_room(len(ids)).copy_(ids, non_blocking=True)
+
+    def _drawn_room(self, count: int) -> torch.Tensor:
+        """Where a pass reads so many tokens that were drawn."""
+        if count > len(self._drawn):
+            self._drawn = self._drawn.new_zeros(2 * count)
             self.graphs.clear()
-        self._drawn[: len(ids)].copy_(ids, non_blocking=True)
+        return self._drawn[:count]
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         """A copy on the device."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.captures else tensor.clone()
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.pins else tensor.clone()
 
     # Sampling --------------------------------------------------------------------------------------------------
 
@@ -176,10 +190,10 @@ class TritonModel:
         """The device draws whatever it can, whatever else is asked of the step: a row's token depends on its draw."""
         if not rows:  # its `read` waits for the pass
             with self._own():
-                return Flying(torch.empty(0, dtype=torch.int32, device=self.device))
+                return self._flying(torch.empty(0, dtype=torch.int32, device=self.device))
         if all(map(supports, draws)):
             with self._own():
-                return Flying(self._ids(rows, draws))
+                return self._flying(self._ids(rows, draws))
         made: dict[int, Sampled] = {}
         there = [i for i, draw in enumerate(draws) if supports_report(draw)]
         with self._own():
@@ -189,6 +203,9 @@ class TritonModel:
         if here := [i for i in range(len(rows)) if i not in made]:
             made |= zip(here, sample_rows(self, [rows[i] for i in here], [draws[i] for i in here]), strict=True)
         return Ready(made[i] for i in range(len(rows)))
+
+    def _flying(self, ids: torch.Tensor) -> Flying:
+        return Flying(ids)
 
     def _ids(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> torch.Tensor:
         """Tokens of draws that report nothing: int32 [rows]."""

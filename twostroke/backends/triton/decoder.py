@@ -61,7 +61,7 @@ class Buffers:
 
     def __init__(self, decoder: Decoder, rows: int, entries: int) -> None:
         config, device = decoder.config, decoder.device
-        heads, dim = config.num_heads, config.head_dim
+        heads, dim = decoder.own.num_heads, config.head_dim
         self.rows, self.entries = -(-rows // PADDING) * PADDING, entries
         tall = self.rows
 
@@ -91,35 +91,45 @@ class Layer:
         layer, scratch = config.layers[index], decoder.scratch
         self.attention, self.feed_forward = layer.attention, layer.feed_forward
         self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
-        self.qkv = Linear([matrix(name) for name in ("q", "k", "v")], scratch)
-        self.o = Linear([matrix("o")], scratch)
+        heads, hidden = config.num_heads + 2 * config.num_kv_heads, config.hidden_size
+        self.qkv = Linear([matrix(name) for name in ("q", "k", "v")], scratch, of=heads * config.head_dim)
+        self.o = Linear([matrix("o")], scratch, of=hidden)
         biased, normed = layer.attention.bias, layer.attention.qk_norm
         self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if biased else None
         self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
-            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms)
+            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms, decoder.whole_gated)
         else:
             gelu = layer.feed_forward.activation == "gelu_tanh"
             self.gated, self.down = (
                 Gated(matrix("gate"), matrix("up"), gelu, scratch),
-                Linear([matrix("down")], scratch),
+                Linear([matrix("down")], scratch, of=hidden),
             )
 
 
 class Decoder:
-    """A model's weights on a device, and its pass over a ragged batch."""
+    """A model's weights on a device, and its pass over a ragged batch.
 
-    def __init__(self, config: models.ModelConfig, device: str, weights: Weights) -> None:
+    Attributes:
+        own: the description with those heads that are computed here.
+    """
+
+    def __init__(
+        self, config: models.ModelConfig, device: str, weights: Weights, own: models.ModelConfig | None = None
+    ) -> None:
+        """`own`: of a rank, if there are several."""
         self.config, self.device, self.scratch = config, device, Scratch(device)
+        self.own = config if own is None else own
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
-        self.table = self.head.pieces[0] if config.tied else place(weights("embed"), device)
+        head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it
+        self.table = head if config.tied else place(weights("embed"), device)
         self.rooms = Rooms(device)
         self.layers = [Layer(self, i, weights) for i in range(config.num_layers)]
         self.norm = self.vector(weights("norm").dequantize())
-        dim, heads = config.head_dim, config.num_heads
+        dim, heads = config.head_dim, self.own.num_heads
         self.sums = torch.empty(MOST_PARTS * heads * dim, dtype=torch.float32, device=device)
         self.tops, self.totals = (torch.empty(MOST_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
         self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -177,28 +187,29 @@ class Decoder:
             work.spans, work.starts, to.cells, to.positions, shape.spans,
             PAGE=page_size, SPANS=spans, LANES=lanes,
         )  # fmt: skip
-        self._embed(rows, to)
+        self.embed(rows, to)
         parts, post = 0, None
         for i, layer in enumerate(self.layers):
             self._norm(rows, to, parts, post, layer.attn_norm)
             if extras.state_rows is not None:  # the norm has added the parts of the layer before
                 states.append(to.x[extras.state_rows])
             layer.qkv(to.h, to.parts, rows)
-            self._store(i, layer, rows, work, to, kv)
+            self.store(i, layer, rows, work, to, kv)
             if extras.query_rows is not None:
-                taken = to.q[extras.query_rows].view(-1, config.num_heads, config.head_dim)
+                taken = self.whole_heads(to.q[extras.query_rows], len(extras.query_rows))
+                taken = taken[: len(extras.query_rows)].view(-1, config.num_heads, config.head_dim)
                 queries.append(taken.float() * layer.attention.scale)
-            self._attend(i, layer.attention, shape, work, to, kv)
-            parts = self._add(layer.o, to.attended, rows, to, layer.post_norms[0])
+            self.attend(i, layer.attention, shape, work, to, kv)
+            parts = self.add(layer.o, self.whole_heads(to.attended, rows), rows, to, layer.post_norms[0])
             dropout = None if extras.dropout is None else extras.dropout[i]
             self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout)
             if isinstance(layer.feed_forward, models.Experts):
-                layer.mixture(to.h, to.parts, rows)
-                parts = 1
+                parts = self.mix(layer.mixture, rows, to)
             else:
                 gated = to.gated.view(-1)[: to.rows * layer.gated.rows].view(to.rows, layer.gated.rows)
                 layer.gated(to.h, gated, rows)
-                parts = self._add(layer.down, gated, rows, to, layer.post_norms[1])
+                gated = self.whole_gated(gated, rows, layer.feed_forward.intermediate_size)
+                parts = self.add(layer.down, gated, rows, to, layer.post_norms[1])
             post = layer.post_norms[1]
         if parts:
             self._norm(rows, to, parts, post, None)
@@ -206,7 +217,15 @@ class Decoder:
             states.append(to.x[extras.state_rows])
         return queries, states
 
-    def _add(self, linear: Linear, x: torch.Tensor, rows: int, to: Buffers, post: torch.Tensor | None) -> int:
+    def whole_heads(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        """All columns of heads [padded rows, own heads * D]; a single process has them."""
+        return x
+
+    def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+        """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
+        return gated
+
+    def add(self, linear: Linear, x: torch.Tensor, rows: int, to: Buffers, post: torch.Tensor | None) -> int:
         """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""
         if rows > FEW_TOKENS and post is None:
             linear(x, to.x.view(-1), rows, add=True)
@@ -214,16 +233,27 @@ class Decoder:
         linear(x, to.parts, rows)
         return linear.parts(rows)
 
-    def _embed(self, rows: int, to: Buffers) -> None:
+    def mix(self, mixture: Mixture, rows: int, to: Buffers) -> int:
+        """A mixture of experts, as parts, whose number is returned."""
+        mixture(to.h, to.parts, rows)
+        return 1
+
+    def embed(self, rows: int, to: Buffers) -> None:
+        """`to.x` becomes the embeddings of `to.ids`."""
+        self.look_up(to.ids, to.x, rows)
+
+    def look_up(self, ids: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """Rows of the table, times the model's factor: float32."""
         config, table = self.config, self.table
+        assert table is not None
         if isinstance(table, Packed):
             quantized.unpack_kernel[(rows, table.blocks)](
-                *table.arrays, to.ids, to.x, config.embedding_scale, config.vocab_size, config.hidden_size,
+                *table.arrays, ids, out, config.embedding_scale, table.rows, config.hidden_size,
                 table.units, 1, True, False, table.form.code,
             )  # fmt: skip
         else:
             pointwise.embed_kernel[(rows,)](
-                to.ids, table.matrix, to.x, config.embedding_scale, config.hidden_size,
+                ids, table.matrix, out, config.embedding_scale, config.hidden_size,
                 power_of_two(config.hidden_size),
             )  # fmt: skip
 
@@ -239,8 +269,9 @@ class Decoder:
             num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
-    def _store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
-        config, turns = self.config, self.turns
+    def store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
+        """Queries to `to.q`, keys and values to their pages."""
+        config, turns = self.own, self.turns
         assert turns is not None, "`reach` comes first"
         rope = self.ropes.index(layer.attention.rope)
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -253,10 +284,11 @@ class Decoder:
             HALF=power_of_two(config.head_dim // 2), num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
 
-    def _attend(
+    def attend(
         self, i: int, attention: models.Attention, shape: Shape, work: Integers, to: Buffers, kv: torch.Tensor
     ) -> None:
-        config, which = self.config, self.windows.index(attention.window)
+        """What heads attend to, to `to.attended`."""
+        config, which = self.own, self.windows.index(attention.window)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         block = max(16, power_of_two(dim))
         attending.attention_kernel[(shape.items[which], kv_heads)](
@@ -280,7 +312,7 @@ class Decoder:
             power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.
-        step = FEW_TOKENS if isinstance(self.head.pieces[0], Packed) else rows
+        step = FEW_TOKENS if any(isinstance(piece, Packed) for piece in self.head.pieces) else rows
         for first in range(0, rows, step):
             self.head(h[first:], out[first:].view(-1), min(step, rows - first))
 

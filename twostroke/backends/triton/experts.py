@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +40,8 @@ class Room:
         ids, weights: [tokens, chosen] int32 and float32, by ascending id.
         order: [pairs] int32, pairs in the order of their experts.
         blocks: [blocks, 3] int32.
-        gated: [pairs, intermediate] bfloat16, in the order of experts.
-        made: [pairs, hidden] float32, by the pairs' numbers.
+        gated: [pairs, width] bfloat16, in the order of experts.
+        made: [pairs, features] float32, by the pairs' numbers.
     """
 
     logits: torch.Tensor
@@ -59,9 +60,9 @@ class Rooms:
         self.device, self.tokens = device, tokens
         self._made: dict[tuple[int, ...], Room] = {}
 
-    def of(self, experts: Experts, hidden: int) -> Room:
-        """The room for layers of this shape."""
-        shape = experts.count, experts.chosen, experts.intermediate_size, hidden
+    def of(self, experts: Experts, width: int, features: int) -> Room:
+        """The room for layers of this shape: outputs of a first product, and of a second one."""
+        shape = experts.count, experts.chosen, width, features
         if shape not in self._made:
             pairs = self.tokens * experts.chosen
 
@@ -74,34 +75,47 @@ class Rooms:
                 weights=room(self.tokens, experts.chosen),
                 order=room(pairs, dtype=torch.int32),
                 blocks=room(experts.count + pairs // min(TILES), 3, dtype=torch.int32),
-                gated=room(pairs, experts.intermediate_size, dtype=torch.bfloat16),
-                made=room(pairs, hidden),
+                gated=room(pairs, width, dtype=torch.bfloat16),
+                made=room(pairs, features),
             )
         return self._made[shape]
 
 
-class Mixture:
-    """The mixture of one layer. A row's result depends on nothing but the row."""
+Whole = Callable[[torch.Tensor, int, int], torch.Tensor]
 
-    def __init__(self, experts: Experts, prefix: str, weights: Weights, rooms: Rooms) -> None:
-        """`prefix`: of the layer's tensors, such as "layers.0.".
+
+def alone(gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """All columns of gated values [rows.., own], of which there are `width`: a single process has them."""
+    return gated
+
+
+class Mixture:
+    """The mixture of one layer. A row's result depends on nothing but the row.
+
+    Attributes:
+        width, features: outputs of the first and of the second product that are computed here.
+    """
+
+    def __init__(self, experts: Experts, prefix: str, weights: Weights, rooms: Rooms, whole: Whole = alone) -> None:
+        """`prefix`: of the layer's tensors, such as "layers.0."; `whole` joins what several ranks have made.
 
         Matrices stay in their format if there are kernels for it and all experts have the same, else they are bfloat16.
         Raises torch.OutOfMemoryError if there is no room.
         """
         router = weights(prefix + "router")
-        self.experts, self.hidden, self.rooms = experts, router.shape[1], rooms
+        self.experts, self.hidden, self.rooms, self.whole = experts, router.shape[1], rooms, whole
         self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
 
-        def stack(*names: str) -> torch.Tensor | Packed:
+        def stack(*names: str) -> tuple[torch.Tensor | Packed, int]:
             every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
-            return _stacked([weights(name) for name in every], rooms.device)
+            raws = [weights(name) for name in every]
+            return _stacked(raws, rooms.device), raws[0].shape[0]
 
-        self.gate_up, self.down = stack("gate", "up"), stack("down")
-        self.room = rooms.of(experts, self.hidden)
+        (self.gate_up, self.width), (self.down, self.features) = stack("gate", "up"), stack("down")
+        self.room = rooms.of(experts, self.width, self.features)
 
     def __call__(self, h: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
-        """The first `tokens` rows of h [padded, hidden] bfloat16, into out, float32, as [tokens, hidden].
+        """The first `tokens` rows of h [padded, hidden] bfloat16, into out, float32, as [tokens, features].
 
         It only launches kernels, whose grids depend on `tokens` alone: it can be captured in a graph.
         """
@@ -110,7 +124,7 @@ class Mixture:
             count = min(self.rooms.tokens, tokens - first)
             self._route(h[first:], count)
             self._multiply(h[first:], count)
-            self._sum(out[first * self.hidden :], count)
+            self._sum(out[first * self.features :], count)
 
     def _route(self, h: torch.Tensor, tokens: int) -> None:
         """Each token's experts and their weights."""
@@ -126,17 +140,26 @@ class Mixture:
 
     def _multiply(self, h: torch.Tensor, tokens: int) -> None:
         """What each token's experts make of it."""
-        experts, hidden, room = self.experts, self.hidden, self.room
-        count, chosen, width = experts.count, experts.chosen, experts.intermediate_size
-        pairs, gelu = tokens * chosen, experts.activation == "gelu_tanh"
+        experts, room = self.experts, self.room
+        pairs = tokens * experts.chosen
         most = PACKED_TILE if isinstance(self.gate_up, Packed) else max(TILES)
-        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // count)))
-        few = pairs < count + pairs // tile.tokens
-        blocks = pairs if few else count + pairs // tile.tokens
-        kernels.group_kernel[(count,)](
+        tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // experts.count)))
+        few = pairs < experts.count + pairs // tile.tokens
+        blocks = pairs if few else experts.count + pairs // tile.tokens
+        kernels.group_kernel[(experts.count,)](
             room.ids, room.order, room.blocks, pairs, tile.tokens, few,
             min(MOST_CHUNK, max(128, power_of_two(pairs))), num_warps=4,
         )  # fmt: skip
+        if self.width:
+            self._first(h, tile, blocks)
+        gated = self.whole(room.gated, pairs, experts.intermediate_size)
+        if self.features:
+            self._second(gated, tile, blocks)
+
+    def _first(self, h: torch.Tensor, tile: Tiles, blocks: int) -> None:
+        """h -> `room.gated`, of the pairs in so many blocks."""
+        chosen, width, hidden, room = self.experts.chosen, self.width, self.hidden, self.room
+        gelu = self.experts.activation == "gelu_tanh"
         if isinstance(self.gate_up, Packed):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
                 h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
@@ -149,28 +172,34 @@ class Mixture:
                 tile.features, tile.tokens, tile.columns, num_warps=tile.warps,
                 num_stages=GATED_STAGES if tile.features == 64 else tile.stages,
             )  # fmt: skip
+
+    def _second(self, gated: torch.Tensor, tile: Tiles, blocks: int) -> None:
+        """All columns of gated values -> `room.made`."""
+        features, columns, room = self.features, self.experts.intermediate_size, self.room
         if isinstance(self.down, Packed):
-            quantized.packed_experts_down_kernel[(blocks, -(-hidden // ROWS))](
-                room.gated, *self.down.arrays, room.order, room.blocks, room.made, hidden, width,
+            quantized.packed_experts_down_kernel[(blocks, -(-features // ROWS))](
+                gated, *self.down.arrays, room.order, room.blocks, room.made, features, columns,
                 self.down.units, tile.tokens, self.down.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
-            kernels.experts_down_kernel[(blocks, -(-hidden // tile.features))](
-                room.gated, self.down, room.order, room.blocks, room.made, hidden, width,
+            kernels.experts_down_kernel[(blocks, -(-features // tile.features))](
+                gated, self.down, room.order, room.blocks, room.made, features, columns,
                 tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
 
     def _sum(self, out: torch.Tensor, tokens: int) -> None:
-        room, hidden = self.room, self.hidden
-        kernels.weighted_sum_kernel[(tokens, -(-hidden // SUMMED))](
-            room.made, room.weights, out, self.experts.chosen, hidden, min(SUMMED, power_of_two(hidden)), num_warps=4
-        )
+        room, features = self.room, self.features
+        if features:
+            kernels.weighted_sum_kernel[(tokens, -(-features // SUMMED))](
+                room.made, room.weights, out, self.experts.chosen, features, min(SUMMED, power_of_two(features)),
+                num_warps=4,
+            )  # fmt: skip
 
 
 def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | Packed:
     """Matrices of one shape, one after the other: packed, or bfloat16 [count, rows, columns]."""
     rows, columns = raws[0].shape
-    if raws[0].format in FORMS and len({raw.format for raw in raws}) == 1:
+    if rows and raws[0].format in FORMS and len({raw.format for raw in raws}) == 1:
         packed: list[Packed] = []
         for raw in raws:
             packed.append(pack(raw, device))

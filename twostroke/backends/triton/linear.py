@@ -127,7 +127,7 @@ class Scratch:
 
 def place(raw: RawTensor, device: str) -> Matrix:
     """A matrix on the device, in its own format if there are kernels for it, else in bfloat16."""
-    if raw.format in FORMS:
+    if raw.format in FORMS and raw.shape[0]:  # a rank may have no rows
         made: Matrix = pack(raw, device)
     else:
         made = Dense(raw.shape[0], raw.shape[1], bfloat16(raw, device))
@@ -151,14 +151,20 @@ class Linear:
     They are [segments, FEW_TOKENS, features] for few tokens and [1, tokens, features] for many.
     """
 
-    def __init__(self, matrices: Sequence[Matrix], scratch: Scratch, whole: bool = False) -> None:
-        """`whole`: never more than one part; if it is packed, never more than FEW_TOKENS."""
+    def __init__(
+        self, matrices: Sequence[Matrix], scratch: Scratch, whole: bool = False, of: int | None = None
+    ) -> None:
+        """Args:
+        whole: never more than one part; if it is packed, never more than FEW_TOKENS.
+        of: the number of features that the matrices of all ranks have together. Segments are those of the whole
+            product, so bits do not depend on the number of ranks.
+        """
         self.features, self.columns = sum(matrix.rows for matrix in matrices), matrices[0].columns
-        self.pieces, self.scratch = _merged(matrices), scratch
+        self.pieces, self.scratch = _merged([matrix for matrix in matrices if matrix.rows]), scratch
         for piece in self.pieces if not whole else ():
             scratch.reserve(piece)
         # One number for all pieces, so that their parts can be added together.
-        self.segments = 1 if whole else segments(self.features, self.columns)
+        self.segments = 1 if whole else segments(self.features if of is None else of, self.columns)
         unit = BLOCK if any(isinstance(piece, Packed) for piece in self.pieces) else UNIT
         self.length = segment_columns(self.columns, self.segments, unit)
 
@@ -235,6 +241,8 @@ class Gated:
     def __call__(self, x: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
         """x [padded tokens, columns] -> out [padded tokens, rows], both bfloat16."""
         pair = self.pair
+        if not self.rows:
+            return
         if tokens <= FEW_TOKENS:
             chosen = few(tokens)
             tall = -(-tokens // chosen.tokens)
@@ -274,7 +282,7 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
 
 def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:
     """Neighbours of one form as one matrix, if the first fills its tiles."""
-    merged = [matrices[0]]
+    merged = list(matrices[:1])
     for one in matrices[1:]:
         last = merged[-1]
         if isinstance(last, Dense) and isinstance(one, Dense):

@@ -9,7 +9,7 @@ from twostroke.planning.load import Load
 from twostroke.planning.load_account import utilization
 from twostroke.planning.page.chart import Axis, Point, Series, chart
 from twostroke.planning.page.marks import ADVISED, DECODE, LIMIT, OTHER, PREFILL, across, count, ms, objective, upright
-from twostroke.planning.queueing import Closed, Served, Spread
+from twostroke.planning.served import Closed, Served, Spread
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the highest rate
 BEYOND = 1.25  # times the rate that is asked for: where the axis ends, if not at the highest rate
@@ -86,7 +86,8 @@ class _ByRate:
     def _users(self) -> list[Series]:
         """Empty where answers have one token, so that nobody decodes."""
         series: list[Series] = []
-        for load, name, colour in ((self.load, "as planned", PREFILL), (self.advised, "as advised", ADVISED)):
+        first = "sequences" if self.advised is None else "as planned"
+        for load, name, colour in ((self.load, first, PREFILL), (self.advised, "as advised", ADVISED)):
             points = [] if load is None else [(rate, one.sequences) for rate, one in self._served(load)]
             if any(value > 0 for _, value in points):
                 series.append(Series(name, [point for point in points if point[1] > 0], colour))

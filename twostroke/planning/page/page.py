@@ -71,7 +71,7 @@ def _verdict(facts: Mapping[str, Any]) -> str:
     verdicts, text = [facts["verdict"]], facts["verdict"].capitalize()
     if "load" in facts:
         verdicts.append(facts["load"]["verdict"])
-        text += f" without queueing; under the load: {verdicts[-1]}"
+        text += f"; under the load: {verdicts[-1]}"
     kinds = [KINDS[one] for one in verdicts]
     kind = next(one for one in ("bad", "warn", "good") if one in kinds)
     return f"<p class='verdict {kind}'>{_e(text)}</p>"

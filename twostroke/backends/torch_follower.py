@@ -1,0 +1,95 @@
+"""A rank other than 0 that computes with PyTorch tensors: it does what rank 0 says (`torch_ranks.py`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from twostroke.backends.interface import RaggedBatch, Weights
+from twostroke.backends.memory import Memory
+from twostroke.backends.ranked_memory import Shapes, act
+from twostroke.backends.reference.memory import device_kv_room
+from twostroke.backends.torch_ranks import Facts, NewMemory
+from twostroke.errors import OutOfPages, RankLost
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import ModelConfig
+from twostroke.ranks import processes
+from twostroke.ranks.group import ANY_TIME, Group, dist
+from twostroke.ranks.links import Links
+from twostroke.ranks.processes import Peer
+
+
+class Followed(Protocol):
+    """A model in another rank than 0."""
+
+    def follow(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> None:
+        """This rank's part of a pass."""
+        ...
+
+    def follow_head(self, rows: int) -> None:
+        """This rank's part of the logits of so many rows, which rank 0 has."""
+        ...
+
+
+def started(file: int, parent: int, follow: Callable[..., None]) -> None:
+    """In a process that rank 0 has started on its host: follow it until it has ended, or a rank is lost."""
+    processes.end_with(parent)
+    facts: Facts = Peer(socket.socket(fileno=file)).wait()
+    if facts.cores:
+        os.sched_setaffinity(0, facts.cores)
+    try:
+        group = Group(dist.FileStore(facts.store, facts.size), facts.rank, facts.size, facts.patience_s)
+        follow(group, *facts.options)
+    except RankLost:
+        os._exit(1)
+
+
+class Follower:
+    """The models and the pages of one rank."""
+
+    def __init__(
+        self, links: Links, dtype: str, new_memory: NewMemory, compile: Callable[[ModelConfig, Weights], Followed]
+    ) -> None:
+        """`dtype`: of keys and values. `compile` makes this rank's part of a model."""
+        self.links, self.group, self.dtype = links, links.group, dtype
+        self._new_memory, self._compile = new_memory, compile
+        self._models: list[Followed] = []
+        self._pools: dict[int, Memory] = {}
+
+    def run(self) -> None:
+        """Follow until the end. Raises RankLost."""
+        while (message := self.group.receive(limit=ANY_TIME)) != ("end",):
+            match message:
+                case ("compile", config):
+                    self._models.append(self._compile(config, self._weights))
+                case ("memory", number, shape):
+                    self.group.send(self._memory(number, shape), 0)
+                case ("room", weights):
+                    self.group.send(device_kv_room(self.links.device, weights), 0)
+                case ("forward", model, number, batch):
+                    self._models[model].follow(batch, self._pools[number])
+                case ("head", model, rows):
+                    self._models[model].follow_head(rows)
+                case (action, number, *places):
+                    self.group.send(self._act(number, action, places), 0)
+                case _:
+                    raise AssertionError(message)
+        self.links.end()
+
+    def _act(self, number: int, action: str, places: list[Any]) -> Any:
+        return act(self._pools[number], self.group.rank, action, places)
+
+    def _weights(self, _: str) -> RawTensor:
+        return self.group.receive(limit=ANY_TIME)  # rank 0 may have to encode it first
+
+    def _memory(self, number: int, shape: tuple[int, ...]) -> Exception | None:
+        own = Shapes(shape, self.dtype, self.group.size).of(self.group.rank)
+        try:
+            self._pools[number] = self._new_memory(own, self.dtype, self.links.device)
+        except OutOfPages as error:
+            return error
+        return None

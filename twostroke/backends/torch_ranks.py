@@ -1,0 +1,211 @@
+"""Ranks that compute with PyTorch tensors, as rank 0 has them: processes, weights, and pages.
+
+Rank 0 has the checkpoint, and sends each rank its rows of every matrix. Pages are shared out by KV heads, and go in
+and out as whole pages: rank 0 puts them together.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.memory import Memory, host_kv_room
+from twostroke.backends.ranked_memory import RankedMemory, Shapes
+from twostroke.backends.reference.memory import device_kv_room
+from twostroke.errors import RankLost
+from twostroke.formats.tensor import RawTensor
+from twostroke.models.config import ROUTER, ModelConfig
+from twostroke.ranks import links, processes
+from twostroke.ranks.group import Group, dist
+from twostroke.ranks.links import Links, device_of
+from twostroke.ranks.processes import Followers
+from twostroke.ranks.shares import Share, Split
+
+FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
+NewMemory = Callable[[tuple[int, ...], str, str], Memory]  # of a shape, a dtype, and a device
+
+
+@dataclass(frozen=True, eq=False)
+class RankPart(RawTensor):
+    """A rank's rows of a matrix, or its numbers of a bias. `split`: who has which."""
+
+    split: Split
+
+
+def split_of(config: ModelConfig, name: str, count: int, rank: int, size: int) -> Split:
+    """Who has which of the rows of a matrix, by its Twostroke name and their number."""
+    return Split.of([Share(i, size).rows(config, name, count) for i in range(size)], rank)
+
+
+def split_of_heads(config: ModelConfig, rank: int, size: int) -> Split:
+    """Who has which columns of what heads attend to."""
+    return split_of(config, "q", config.num_heads * config.head_dim, rank, size)
+
+
+def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int) -> RawTensor:
+    """What a rank has of a tensor: some rows of a matrix and of its bias, and all of a norm or a router."""
+    matrix = name.removesuffix("_bias")
+    if matrix == name and (len(raw.shape) == 1 or name.endswith(f".{ROUTER}")):
+        return raw
+    split = split_of(config, matrix, raw.shape[0], rank, size)
+    if len(raw.shape) == 1:
+        values = raw.dequantize()[split.start : split.start + split.own]
+        part = RawTensor.from_bytes(name, "F32", values.shape, values.view(np.uint8), raw.source)
+    else:
+        part = raw.rows(split.start, split.start + split.own)
+    return RankPart(part.name, part.format, part.shape, part.data, part.source, split)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank on the same host has to know first. `options`: what its backend's `follow` wants."""
+
+    store: str
+    rank: int
+    size: int
+    patience_s: float
+    cores: list[int]
+    options: tuple[object, ...]
+
+
+class TorchRanks:
+    """All ranks, as rank 0 has them.
+
+    Attributes:
+        group: sends messages.
+        links: joins what ranks have computed.
+    """
+
+    def __init__(
+        self, backend: str, size: int, device: str, dtype: str, new_memory: NewMemory, options: Sequence[object] = ()
+    ) -> None:
+        """Meet the ranks that `torchrun` has started, or start them on this host. Raises InvalidRequest, RankLost.
+
+        Args:
+            backend: "reference", "triton".
+            device: of all ranks: "cpu", or "cuda" for a GPU each.
+            dtype: of keys and values.
+            options: what else `follow` wants.
+        """
+        self.dtype, self._new_memory = dtype, new_memory
+        self._module = FOLLOWER.format(backend)
+        self._pools: dict[int, bool] = {}  # number -> whether it is in use
+        self._models = 0
+        self.followers: Followers | None = None  # those that it has started
+        staged = links.ONE_GPU
+        own, options = device_of(0, device, staged), (device, staged, *options)
+        if processes.under_torchrun():
+            self.group = Group.of_torchrun(processes.PATIENCE_S, size)
+            self.group.tell(backend, *options)
+            self._meet(own, staged)
+        else:
+            self._start(size, own, staged, options)
+        self.group.on_loss = partial(_let_go, self.links, self.followers)
+        weakref.finalize(self, _end, self.group, self.links, self.followers)
+
+    def _start(self, size: int, own: str, staged: bool, options: tuple[object, ...]) -> None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")  # all ranks are on this host
+        cores, patience_s = processes.cores_of(size), processes.PATIENCE_S
+        with tempfile.TemporaryDirectory() as directory:
+            store = os.path.join(directory, "store")
+            facts = [Facts(store, i, size, patience_s, cores[i], options) for i in range(1, size)]
+            group: list[Group] = []
+
+            def lose(rank: int) -> None:
+                if group:
+                    group[0].lose(f"rank {rank} of {size} has ended")
+
+            self.followers = Followers(self._module, facts, (), lose)
+            try:
+                group.append(Group(dist.FileStore(store, size), 0, size, patience_s))
+                self.group = group[0]
+                self.group.on_loss = self.followers.end
+                self._meet(own, staged)  # the store must not go before
+            except BaseException:
+                self.followers.end()
+                raise
+
+    def _meet(self, own: str, staged: bool) -> None:
+        for answer in self.group.answers():
+            if isinstance(answer, Exception):
+                raise answer
+        self.links = Links(self.group, own, staged)
+
+    def ask(self, *message: object) -> list[Any]:
+        """Send a message to all other ranks, and take their answers. Raises RankLost."""
+        with self.group.turn:
+            self.group.tell(*message)
+            return self.group.answers()
+
+    @contextmanager
+    def together(self, *message: object) -> Generator[None]:
+        """Tell all other ranks to compute what the caller computes meanwhile. Raises RankLost."""
+        with self.group.turn:
+            self.group.tell(*message)
+            try:
+                yield
+                self.group.check()  # a device that waited for a lost rank has been let go, with any numbers
+            except RankLost:
+                raise
+            except BaseException as error:  # they wait for what will not come
+                self.group.lose(f"rank 0 of {self.group.size} has not finished a step ({error})")
+                raise
+
+    @contextmanager
+    def compiling(self, config: ModelConfig, weights: Weights) -> Generator[tuple[int, Weights]]:
+        """Let the others make a model; rank 0 makes it of what is given: its number, and its part of each tensor."""
+
+        def tensor(name: str) -> RawTensor:
+            raw, size = weights(name), self.group.size
+            for rank in range(1, size):
+                self.group.send(part_of(raw, name, config, rank, size), rank)
+            return part_of(raw, name, config, 0, size)
+
+        with self.group.turn:
+            self.group.tell("compile", config)
+            yield self._models, tensor
+            self._models += 1
+
+    def kv_room(self, weights: int) -> int:
+        """Bytes for whole pages beside `weights` bytes, which are shared out: by the device with the least room."""
+        if self.links.device == "cpu":
+            return host_kv_room()
+        each = -(-weights // self.group.size)
+        return self.group.size * min(device_kv_room(self.links.device, each), *self.ask("room", each))
+
+    def memory(self, shape: tuple[int, ...]) -> RankedMemory:
+        """Zeroed pages. Raises OutOfPages."""
+        with self.group.turn:
+            number = next((one for one, used in self._pools.items() if not used), len(self._pools))
+            shapes = Shapes(shape, self.dtype, self.group.size)
+            for answer in self.ask("memory", number, shape):
+                if isinstance(answer, Exception):
+                    raise answer
+            self._pools[number] = True
+            own = self._new_memory(shapes.of(0), self.dtype, self.links.device)
+            made = RankedMemory(self, number, shapes, own)
+        weakref.finalize(made, self._pools.__setitem__, number, False)
+        return made
+
+
+def _let_go(links: Links, followers: Followers | None) -> None:
+    if followers is not None:
+        followers.end()
+    links.end()
+
+
+def _end(group: Group, links: Links, followers: Followers | None) -> None:
+    if followers is None and group.failure is None:
+        with suppress(RankLost):
+            group.tell("end")
+    _let_go(links, followers)

@@ -1,0 +1,33 @@
+"""A rank other than 0 of the GPU backend."""
+
+from __future__ import annotations
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.reference.memory import DeviceMemory
+from twostroke.backends.torch_follower import Follower, started
+from twostroke.backends.triton.backend import unavailable
+from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
+from twostroke.errors import InvalidRequest
+from twostroke.models.config import ModelConfig
+from twostroke.ranks.group import Group
+from twostroke.ranks.links import Links, device_of
+
+
+def main(file: int, parent: int) -> None:
+    """A process that rank 0 has started on its host."""
+    started(file, parent, follow)
+
+
+def follow(group: Group, device: str, staged: bool) -> None:
+    """Do what rank 0 says until the end. Raises RankLost."""
+    own = device_of(group.rank, device, staged)
+    reason = unavailable(own)
+    group.send(reason and InvalidRequest(f"rank {group.rank} cannot compute: {reason}"), 0)
+    if reason:
+        return
+    links = Links(group, own, staged)
+
+    def compile(config: ModelConfig, weights: Weights) -> RankedModel:
+        return RankedModel(config, links, weights)
+
+    Follower(links, KV_DTYPE, DeviceMemory, compile).run()

@@ -93,18 +93,6 @@ def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Placement, "_room_to_start", lambda self, choice: _pages_held(choice))
 
 
-def the_youngest_forgets_what_it_needs(patch: pytest.MonkeyPatch) -> None:
-    """A choice that found no pages starts again with as many as it had."""
-
-    def preempt_youngest(self: Placement, *_: Any) -> bool:
-        active = self._queues.active
-        if len(active) > 1:
-            self._preempt(active[-1])
-        return len(active) > 1
-
-    patch.setattr(Placement, "_preempt_youngest", preempt_youngest)
-
-
 def a_prefill_that_is_given_up_is_offered_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outgoing, "fail", lambda self, why: None)
 
@@ -122,14 +110,13 @@ def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
     (pages_are_free_at_once, 14, "a late write reaches a page of somebody else"),
     (bytes_are_not_checked, 1, "tokens differ"),
-    (leases_never_end, 0, "still hold what nobody wants"),
+    (leases_never_end, 1, "still hold what nobody wants"),
     (an_answer_begins_again, 3, "comes after"),
-    (the_preempted_start_at_once, 71, "preempted again and again"),
-    (the_youngest_forgets_what_it_needs, 22, "preempted again and again"),
+    (the_preempted_start_at_once, 132, "preempted again and again"),
     (a_prefill_that_is_given_up_is_offered_for_ever, 1, "still hold|has ended and holds"),
     (a_teacher_holds_one_choice, 3, "hang"),
 ]
-NEAR = 40  # seeds in which it has to be found, so that another order of events does not fail the test
+NEAR = 150  # seeds in which it has to be found, so that another order of events does not fail the test
 
 
 @pytest.mark.parametrize(("bug", "seed", "found"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.conftest import no_page_may_be_lost
 from tests.tiny import write_model
 from twostroke.engine import placement
 from twostroke.engine.request import Request
-from twostroke.engine.strokes import Prefill, Program
+from twostroke.engine.strokes import Await, Prefill, Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.llm import LLM
@@ -159,6 +160,31 @@ def test_a_program_starts_again_when_pages_in_quarantine_are_back_and_not_to_loo
     llm.pool.release(held)
     llm.engine.finish([request])
     assert (len(starts), request.result) == (2, [5] * 70)
+
+
+def test_a_prompt_without_room_behind_one_that_only_waits_does_not_start_again_and_again(tiny_llm: TinyLLM) -> None:
+    """It is the youngest, so it is preempted for itself."""
+    llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
+    future, starts = Future[None](), list[int]()
+
+    def waiting() -> Program:
+        yield Await(lambda: future)
+
+    def program() -> Program:
+        starts.append(1)
+        return (yield Prefill([5] * 70)).tokens
+
+    held = np.array(llm.pool.allocate(8))
+    older = llm.engine.submit(Request(waiting, SamplingParams(), llm.tokenizer))
+    request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
+    for _ in range(20):
+        llm.engine.step()
+    assert (len(starts), request.preemptions, request.done) == (1, 1, False)
+    llm.pool.release(held)
+    llm.engine.finish([request])
+    assert (len(starts), request.result, older.done) == (2, [5] * 70, False)
+    future.set_result(None)
+    llm.engine.finish([older])
 
 
 def test_what_others_do_not_give_back_ends_a_request(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:

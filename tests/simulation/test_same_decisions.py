@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.real import RealSetup
@@ -158,6 +158,20 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     return Traffic(arrivals, pattern)
 
 
+# A transfer frees pages of the sender, which is in the midst of a leap.
+@example(
+    requests=[(0.0, [(0, 40)], 1), (0.0, [(0, 40)], 1)],
+    concurrency=None,
+    engine={
+        "pages": 10,
+        "index": "radix",
+        "asynchronous": False,
+        "scheduler": SchedulerConfig(max_step_tokens=1, max_running=2),
+    },
+    fleet={"sizes": (0, 1, 1), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
+    stalls=(),
+    front=Front(),
+)
 @settings(max_examples=30, deadline=None)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),

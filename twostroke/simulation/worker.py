@@ -241,9 +241,13 @@ class Worker:
             self._tell_router(self, changes)
 
     def has_room(self, kv: KVCache) -> bool:
-        """Whether a value and a page to continue it fit, and its choice may run."""
+        """Whether a value and a page to continue it fit, and its choice may run.
+
+        A value that takes all pages fits as well: requests that need more than the pool has were refused.
+        """
         self.settle()
-        index, missing = self.model.index, kv.num_pages + 1 - self.pool.num_free
+        index, wanted = self.model.index, min(kv.num_pages + 1, self.pool.num_pages)
+        missing = wanted - self.pool.num_free
         fits = missing <= 0 or (index is not None and index.can_free(missing))
         return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
 

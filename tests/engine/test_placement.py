@@ -162,6 +162,32 @@ def test_a_program_starts_again_when_pages_in_quarantine_are_back_and_not_to_loo
     assert (len(starts), request.result) == (2, [5] * 70)
 
 
+def test_two_programs_that_wait_for_quarantine_do_not_take_turns_in_starting(tiny_llm: TinyLLM) -> None:
+    """Neither runs alone, so each would be preempted for the other."""
+    llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
+    starts: list[int] = []
+
+    def program() -> Program:
+        starts.append(1)
+        yield Await(lambda: done)
+        llm.pool.release(np.array(llm.pool.allocate(6)))  # as a receiver does in a program's name
+        return (yield Prefill([5] * 70)).tokens
+
+    done = Future[None]()
+    done.set_result(None)
+    held = np.array(llm.pool.allocate(8))
+    llm.pool.num_returning = 8
+    requests = [llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer)) for _ in range(2)]
+    for _ in range(40):
+        llm.engine.step()
+        time.sleep(placement.RETRY_S / 4)
+    assert len(starts) <= 8  # what each is taken to need doubles, up to what is there
+    llm.pool.num_returning = 0
+    llm.pool.release(held)
+    llm.engine.finish(requests)
+    assert [request.result for request in requests] == [[5] * 70] * 2
+
+
 def test_a_prompt_without_room_behind_one_that_only_waits_does_not_start_again_and_again(tiny_llm: TinyLLM) -> None:
     """It is the youngest, so it is preempted for itself."""
     llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)

@@ -165,7 +165,8 @@ class Placement:
         Returns False if it runs alone and has nothing to wait for.
 
         The number of pages that the program needs is not known. It is therefore doubled each time before the choice is
-        admitted again; otherwise others could take the freed pages first, again and again.
+        admitted again; otherwise others could take the freed pages first, again and again. Beyond the size of the pool
+        it runs alone.
         """
         active = self._queues.active
         if active == [choice]:
@@ -176,6 +177,8 @@ class Placement:
         for one in dict.fromkeys((active[-1], choice)):  # in order: a set's order differs between runs
             self._preempt(one)
         choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
+        if self._returning:  # else it would start as soon as nobody runs, and ask again for what is not there
+            self._expect(choice, self._clock())
         return True
 
     def _waits(self, choice: Choice, error: OutOfPages) -> bool:

@@ -90,6 +90,15 @@ def an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
+    """They need what they held, and nothing of what was missing."""
+
+    def preempt_youngest(self: Placement, lane: Any, error: Any) -> bool:
+        active = self._queues.active
+        if len(active) > 1:
+            self._preempt(active[-1])
+        return len(active) > 1
+
+    patch.setattr(Placement, "_preempt_youngest", preempt_youngest)
     patch.setattr(Placement, "_room_to_start", lambda self, choice: _pages_held(choice))
 
 

@@ -238,8 +238,8 @@ class Placement:
     def _preempt_youngest(self, lane: Lane, error: OutOfPages) -> bool:
         """Preempt the youngest choice, for a lane that found no pages. Returns False if one runs alone.
 
-        If that is the lane's own, or if pages are expected back, it starts again when there is room for these pages too.
-        Else it would start at once, where it or an older choice holds little and only waits for its value.
+        If that is the lane's own, or if pages are expected back, it starts again when there is room for these pages
+        too. Else it would start at once, where it or an older choice holds little and only waits for its value.
         """
         active, pool = self._queues.active, lane.model.pool
         if len(active) == 1:

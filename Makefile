@@ -59,7 +59,7 @@ bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, restarts, many conversation
 	$(BIN)/python -m benchmarks.tiers
 	$(BIN)/python -m benchmarks.tiers_served
 
-bench-wire: $(CLUSTER)/installed  ## GB/s of a value into another process, beside NIXL and a socket alone; 5 minutes
+bench-wire: $(CLUSTER)/installed  ## GB/s of a value into another process, beside NIXL and a socket alone; a minute
 	$(IN_CLUSTER) -m benchmarks.wire
 
 bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from statistics import median
@@ -39,7 +38,6 @@ from twostroke.wire.nixl import NixlWriter, unavailable
 from twostroke.wire.receiver import Receiver
 from twostroke.wire.reception import Reception
 from twostroke.wire.sender import Sender
-from twostroke.wire.surroundings import Machine
 
 SHAPES = {  # layers, KV heads, head size
     "smollm2-135m": (30, 3, 64),
@@ -316,10 +314,7 @@ def main() -> None:
     parser.add_argument("--page-sizes", nargs="+", type=int, default=PAGE_SIZES, help="entries of a page")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--anywhere", action="store_true", help="let the system choose the receiver's core")
     arguments = parser.parse_args()
-    if arguments.anywhere:
-        Machine.moving_aside = lambda self: nullcontext(lambda core: None)
     missing = unavailable(pool_of(arguments.models[0], 16, 1))
     parts = Parts(RECEIVER)
     kinds = ["tcp"] if missing else ["nixl", "tcp"]
@@ -332,7 +327,7 @@ def main() -> None:
         }
         save("wire", DEFINITIONS, model, {"pages": facts})
         cells = [cell for one in facts.values() for cell in one["cells"].values()]
-        crowds = [turn["others_cpu"] - 1 for cell in cells for way in cell.values() for turn in way["turns"]]
+        crowds = [turn["others_cpu"] for cell in cells for way in cell.values() for turn in way["turns"]]
         print("\n".join([table(model, facts), "", parts_table(facts), "", *doubt(crowds)]), flush=True)
 
 

@@ -10,7 +10,6 @@ import random
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -335,12 +334,6 @@ class Machine:
 
     def now(self) -> float:
         return self._tasks.events.now
-
-    def core(self) -> int | None:
-        return None
-
-    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
-        return nullcontext(lambda core: None)
 
     def sleep(self, seconds: float) -> None:
         self._tasks.sleep(seconds)

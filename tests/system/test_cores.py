@@ -1,21 +1,17 @@
-"""The number of threads: a container's limit, and refused values. Threads that move off a core."""
+"""The number of threads: a container's limit, and refused values."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.llm import LLM
-from twostroke.system.cores import MOST, count_threads, current_core, moving_aside, usable_cores
+from twostroke.system.cores import MOST, count_threads, usable_cores
 
-T = TypeVar("T")
 SECOND, FIRST = "0::/system/a.service", "4:cpu,cpuacct:/docker/a\n3:memory:/b"
 V1 = "cpu,cpuacct/docker/a/cpu.cfs_"
 
@@ -80,47 +76,3 @@ except InvalidRequest as error:
         "",
         0,
     )
-
-
-def in_a_thread(job: Callable[[], T]) -> T:
-    """What a job returns, in a thread of its own: what it does to that thread ends with it."""
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(job).result()
-
-
-def test_a_thread_knows_its_core() -> None:
-    def cores() -> list[int | None]:
-        found: list[int | None] = []
-        for core in usable:
-            os.sched_setaffinity(0, {core})
-            found.append(current_core())
-        return found
-
-    usable = sorted(os.sched_getaffinity(0))
-    assert in_a_thread(cores) == usable
-
-
-def test_a_thread_moves_aside_while_it_is_asked_to() -> None:
-    def masks() -> list[set[int]]:
-        found: list[set[int]] = []
-        with moving_aside() as aside:
-            for core in (None, *sorted(own), max(own) + 1):
-                aside(core)
-                found.append(os.sched_getaffinity(0))
-        return [*found, os.sched_getaffinity(0)]
-
-    own = os.sched_getaffinity(0)
-    each = [own - {core} or own for core in sorted(own)]
-    assert in_a_thread(masks) == [own, *each, each[-1], own]
-    assert os.sched_getaffinity(0) == own
-
-
-def test_a_thread_with_one_core_stays_there() -> None:
-    def masks() -> list[set[int]]:
-        os.sched_setaffinity(0, {core})
-        with moving_aside() as aside:
-            aside(core)
-            return [os.sched_getaffinity(0)]
-
-    core = min(os.sched_getaffinity(0))
-    assert in_a_thread(masks) == [{core}]

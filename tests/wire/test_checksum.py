@@ -1,8 +1,6 @@
 """What a checksum finds, which kind is used between whom, and what neighbours know of each other."""
 
-import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, get_args
 
 import numpy as np
@@ -100,20 +98,6 @@ def test_the_kind_in_a_transfer(machine: str | None, kind: Kind, monkeypatch: py
     kv = prefill(ends.there, range(30))
     assert same(receiver.receive(ends.offered(kv).handle).result(SOON_S).kv, kv)
     assert used == {kind}
-    ends.close()
-
-
-@pytest.mark.parametrize("near", [True, False])
-def test_a_receiver_moves_off_the_core_of_a_sender_on_its_machine(near: bool) -> None:
-    """Of another machine's cores it knows nothing."""
-    ends, there, cores = Ends(), Machine(), list[int | None]()
-    there.machine = HERE.machine if near else "b"
-    there.moving_aside = lambda: nullcontext(cores.append)
-    kv = prefill(ends.there, range(30))
-    received = ends.new_receiver(ends.here, around=there).receive(ends.offered(kv).handle).result(SOON_S)
-    assert same(received.kv, kv)
-    assert bool(cores) == (near and HERE.machine is not None)
-    assert set(cores) <= os.sched_getaffinity(0)
     ends.close()
 
 

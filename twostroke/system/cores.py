@@ -1,10 +1,8 @@
-"""The cores that this process may use: the number of threads to compute with, and where a thread runs."""
+"""The number of threads to compute with."""
 
-import ctypes
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest
@@ -42,36 +40,3 @@ def _quota(group: Path) -> Iterator[float]:
         quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         if quota > 0:  # -1: no limit
             yield quota / period
-
-
-def current_core() -> int | None:
-    """The core on which the calling thread runs now; None where the system does not tell."""
-    ask = _sched_getcpu()
-    return None if ask is None else ask()
-
-
-@cache
-def _sched_getcpu() -> Callable[[], int] | None:
-    try:
-        return ctypes.CDLL(None).sched_getcpu
-    except (AttributeError, OSError):
-        return None
-
-
-@contextmanager
-def moving_aside() -> Generator[Callable[[int | None], None]]:
-    """A function that moves the calling thread off a core if it may use another. At the end it may use all again."""
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
-    off: int | None = None
-
-    def aside(core: int | None) -> None:
-        nonlocal off
-        if core != off and (rest := own - {core}) and rest != own:
-            os.sched_setaffinity(0, rest)
-            off = core
-
-    try:
-        yield aside
-    finally:
-        if off is not None:
-            os.sched_setaffinity(0, own)

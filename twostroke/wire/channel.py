@@ -146,11 +146,6 @@ class Channel:
             left = _behind(left, count)
 
     @property
-    def core(self) -> int | None:
-        """The core on which this side's thread runs now."""
-        return self._around.core()
-
-    @property
     def readable(self) -> bool:
         """Whether a message, or the end of the connection, is there to be received."""
         return self._around.readable(self._socket)

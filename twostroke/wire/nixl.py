@@ -237,9 +237,7 @@ class NixlWriter:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL could not write to {self._channel.peer}")
         about: dict[str, Any] = {"numbers": list(written.numbers), "digests": written.digests}
-        self._channel.send(
-            "pages", **about, generation=grant.generation, inline=False, tag=tag, core=self._channel.core
-        )
+        self._channel.send("pages", **about, generation=grant.generation, inline=False, tag=tag)
 
     def _is_done(self, written: "Written") -> bool:
         """Look at a write once. On one machine, that is where its bytes are copied."""

@@ -61,7 +61,6 @@ class Reception:
         self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
         self._told: Told | None = None
-        self._near = False  # whether the sender is on this machine
         self._come: set[int] = set()  # numbers of the pages that are there
         self._num_entries = 0
         self._checks = Checks(digesting)
@@ -109,7 +108,6 @@ class Reception:
         """Check what the sender says of its value, and reserve room. Raises KVError."""
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
-        self._near = terms["machine"] == self._open.machine is not None
         own, about = self._pool.geometry, terms["header"]
         same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
         self._theirs = own if same else _decoded(about.encode(), self._open).geometry
@@ -124,18 +122,15 @@ class Reception:
 
     def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
         """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
-        with self._around.moving_aside() as aside:
-            while (message := self._message())["kind"] != "done":
-                if message["kind"] == "pages":
-                    if self._near:  # the system likes to run this thread where the one that woke it runs
-                        aside(message.get("core"))
-                    self._fill(message)
-                elif message["kind"] == "entries":
-                    self._keep_entries(message)
-                elif message["kind"] == "value":
-                    self._told = self._read(message)
-                elif message["kind"] == "more":
-                    self._grant(message["count"])
+        while (message := self._message())["kind"] != "done":
+            if message["kind"] == "pages":
+                self._fill(message)
+            elif message["kind"] == "entries":
+                self._keep_entries(message)
+            elif message["kind"] == "value":
+                self._told = self._read(message)
+            elif message["kind"] == "more":
+                self._grant(message["count"])
         self.moving_s = float(message["moving_s"])
         if (told := self._told) is None:
             raise WireError(f"{self._open.peer} did not say what the value is made of")

@@ -8,11 +8,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from twostroke.system.cores import current_core, moving_aside
 from twostroke.tiers.workers import Workers
 
 Address = tuple[str, int]
@@ -83,14 +82,6 @@ class Surroundings(Protocol):
         """Whether bytes, or the end of the connection, are there to be received. Never waits."""
         ...
 
-    def core(self) -> int | None:
-        """The core on which the calling thread runs now, if the system tells."""
-        ...
-
-    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
-        """A function that moves the calling thread off a core (`system.cores`)."""
-        ...
-
 
 class Machine:
     """This machine; implements `Surroundings`."""
@@ -132,12 +123,6 @@ class Machine:
             return bool(poll.poll(0))
         except (OSError, ValueError):  # it was closed
             return True
-
-    def core(self) -> int | None:
-        return current_core()
-
-    def moving_aside(self) -> AbstractContextManager[Callable[[int | None], None]]:
-        return moving_aside()
 
 
 HERE = Machine()

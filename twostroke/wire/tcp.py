@@ -45,4 +45,4 @@ class TcpWriter:
             views = [source.data() for source in sources[some]]
             channel = self._channel
             about: dict[str, Any] = {"numbers": list(numbers[some]), "digests": digests(numbers[some])}
-            channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="", core=channel.core)
+            channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="")

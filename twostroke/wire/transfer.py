@@ -49,7 +49,7 @@ class Transfer:
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        terms: dict[str, Any] = {"identity": self._identity, "machine": channel.machine, "pages": self._pages}
+        terms: dict[str, Any] = {"identity": self._identity, "pages": self._pages}
         channel.send("terms", **terms, header=without_entries(self._pool), expected=outgoing.num_pages)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()

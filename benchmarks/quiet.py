@@ -10,6 +10,8 @@ from pathlib import Path
 from benchmarks.peer.report import OTHERS_LIMIT
 from twostroke.system.machine import busy_seconds
 
+ROUNDING_S = 4 / os.sysconf("SC_CLK_TCK")  # the system counts in ticks, for each core and each process
+
 
 def own_seconds() -> float:
     """Processor time of this process and of those that it started and that still run, such as other ranks."""
@@ -31,7 +33,7 @@ class Others:
     @property
     def cpu(self) -> float:
         """Processor time so far per second of wall time: 1 is a whole core."""
-        theirs = busy_seconds() - own_seconds() - self._theirs
+        theirs = busy_seconds() - own_seconds() - self._theirs - ROUNDING_S  # a short turn is within it
         return max(0.0, theirs) / (time.perf_counter() - self._began)
 
 

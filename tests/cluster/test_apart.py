@@ -142,6 +142,9 @@ def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[
             cluster.ready(forgotten=True)
             for document in own * 2:  # what is asked twice goes to the disk
                 answered(document)
+            files = -1
+            while files != (files := sum(1 for _ in (tmp_path / directory).rglob("*"))):  # it writes behind answers
+                time.sleep(0.5)
             worker.kill()
         workers = [start("one"), start("two")]
         cluster.ready(forgotten=True)

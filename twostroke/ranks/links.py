@@ -98,6 +98,14 @@ class Links:
                 whole[:, start : start + count] = part[:, :count]
         return whole
 
+    def of_owners(self, found: torch.Tensor, ids: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """For each of `ids` [N] the row that its rank has `found` for it: [N, width].
+
+        `found`: [N, width], whose other rows may be anything. Rank r has the ids below ends[r] that no rank before has.
+        """
+        owners = torch.bucketize(ids, ends, right=True)
+        return self.stack(found)[owners, torch.arange(len(ids), device=ids.device)]
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give all other ranks what rank 0 has in a contiguous tensor."""
         if self._nccl is not None:

@@ -43,6 +43,5 @@ class TcpWriter:
     def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
         for some in form.pieces(len(sources), form.piece(sources)):
             views = [source.data() for source in sources[some]]
-            channel = self._channel
             about: dict[str, Any] = {"numbers": list(numbers[some]), "digests": digests(numbers[some])}
-            channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="")
+            self._channel.send("pages", views, **about, generation=grant.generation, inline=True, tag="")

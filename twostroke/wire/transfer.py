@@ -1,7 +1,6 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
-from typing import Any
 
 import numpy as np
 
@@ -49,8 +48,8 @@ class Transfer:
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
-        terms: dict[str, Any] = {"identity": self._identity, "pages": self._pages}
-        channel.send("terms", **terms, header=without_entries(self._pool), expected=outgoing.num_pages)
+        about, expected = without_entries(self._pool), outgoing.num_pages
+        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         self._take_grant()
         writer = self._transport.writer(self._claim, channel) if self._pages else None

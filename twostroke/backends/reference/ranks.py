@@ -41,15 +41,14 @@ class RankedOperations(Operations):
         return self.links.gather(x, split)
 
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
-        """Each rank looks up the tokens that it has; for every token the numbers of the rank that has it are taken."""
+        """Each rank looks up the tokens that it has."""
         split, hidden = weight.split, weight.matrix.shape[1]
         if split.own:
             found = F.embedding((token_ids - split.start).clamp(0, split.own - 1), weight.matrix)
         else:
             found = weight.matrix.new_zeros(len(token_ids), hidden)
         ends = torch.tensor(split.cuts[1:], device=token_ids.device)
-        owners = torch.bucketize(token_ids, ends, right=True)
-        rows = self.links.stack(found)[owners, torch.arange(len(token_ids), device=token_ids.device)]
+        rows = self.links.of_owners(found, token_ids, ends)
         return rows if scale == 1.0 else rows * scale
 
     def attention(

@@ -87,13 +87,12 @@ class RankedDecoder(Decoder):
         return 1
 
     def embed(self, rows: int, to: Buffers) -> None:
-        """Each rank looks up the tokens that it has; for every token the numbers of the rank that has it are taken."""
+        """Each rank looks up the tokens that it has."""
         split, ids = self.vocabulary, to.ids[:rows]
         found = torch.zeros(rows, self.config.hidden_size, dtype=torch.float32, device=self.device)
         if split.own:
             self.look_up((ids - split.start).clamp(0, split.own - 1), found, rows)
-        owners = torch.bucketize(ids, self._ends, right=True)
-        to.x[:rows] = self.links.stack(found)[owners, torch.arange(rows, device=self.device)]
+        to.x[:rows] = self.links.of_owners(found, ids, self._ends)
 
     def store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
         if self.heads.own:

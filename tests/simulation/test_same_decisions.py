@@ -172,6 +172,20 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     stalls=(),
     front=Front(),
 )
+# The same, and what the sender's step in flight has ended keeps no page.
+@example(
+    requests=[(0.0, [(0, 15)], 1), (0.0, [(0, 1)], 1), (0.0, [(0, 1)], 1)],
+    concurrency=None,
+    engine={
+        "pages": 10,
+        "index": "radix",
+        "asynchronous": True,
+        "scheduler": SchedulerConfig(max_step_tokens=7, max_running=2),
+    },
+    fleet={"sizes": (0, 2, 2), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
+    stalls=(),
+    front=Front(),
+)
 @settings(max_examples=30, deadline=None)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
-from twostroke.engine.flight import Drawing
+from twostroke.engine.flight import Flight
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.scheduler import share
@@ -59,14 +60,15 @@ class Leap:
         model: Model,
         clock: VirtualClock,
         lanes: Lanes,
-        drawing: Drawing | None,
+        flight: Flight,
         chunks: Sequence[Sequence[int]],
     ) -> None:
         """Lanes that decode, and lanes that enter `chunks` [steps, lanes] of their prompts.
 
-        `drawing` draws the tokens of the step in flight, if there is one.
+        `flight` has the step in flight, if there is one.
         """
-        self._model, self._clock, self._drawing = model, clock, drawing
+        self._model, self._clock, self._flight = model, clock, flight
+        self._drawing = None if flight.step is None else flight._drawings.get(model)
         self._places, self.decode = [*lanes.decoding, *lanes.entering], len(lanes.decoding)
         self._compiled: SimulatedModel = model.compiled  # pyright: ignore[reportAttributeAccessIssue]
         self._chunks = chunks
@@ -159,8 +161,10 @@ class Leap:
                 del lane.todo[:entered]
         self._clock.now, self._compiled.free_at = self.steps.ended[count - 1], ended
         self._compiled.steps += count
-        if self._drawing is not None:
+        if self._drawing is not None and (step := self._flight.step) is not None:
             self._drawing.drawn = Tokens(self._clock, ended, [sampled] * len(self._drawing.lanes))
+            mine = {place.lane for place in self._places}  # a lane that ended with the step before must not keep pages
+            self._flight.step = replace(step, chunks=[chunk for chunk in step.chunks if chunk.lane in mine])
 
     def _pages(self, count: int, told: Callable[[float], None]) -> list[list[int]]:
         """New pages of each lane, allocated in the order in which the steps would have."""
@@ -189,7 +193,7 @@ def plan_leap(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -
     chunks = _chunks(
         [place.lane for place in lanes.entering], engine.config.max_step_tokens - len(lanes.decoding), lanes.most
     )
-    leap = Leap(model, clock, lanes, drawing, chunks) if chunks else None
+    leap = Leap(model, clock, lanes, flight, chunks) if chunks else None
     return leap if leap is not None and leap.steps.began else None
 
 

@@ -95,8 +95,17 @@ class Placement:
         return sum(model.index.evicted_pages for model in self._models if model.index is not None)
 
     def _fits(self, choice: Choice) -> bool:
-        """Whether the pages that a choice held when it was preempted fit again, in each of its pools."""
-        return all(self._could_hold(pool, pages) for pool, pages in choice.needs.items())
+        """Whether the pages that a choice held when it was preempted fit again, in each of its pools.
+
+        Older choices that started again may not hold yet what they need. Without room for that too, this one would take
+        the pages, and be preempted for them as before.
+        """
+        return all(self._could_hold(pool, pages + self._owed(pool, choice)) for pool, pages in choice.needs.items())
+
+    def _owed(self, pool: PagePool, choice: Choice) -> int:
+        """Number of pages that active choices older than this one need, since they were preempted, and do not hold."""
+        older = [one for one in self._queues.active if one.order < choice.order and pool in one.needs]
+        return sum(max(0, one.needs[pool] - _pages_held(one).get(pool, 0)) for one in older)
 
     def certain(self, lane: DecodeLane) -> bool:
         """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
@@ -150,7 +159,7 @@ class Placement:
                         break
                     if self._waits(lane.choice, error):
                         if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
-                            self._stand_back(lane.choice, error)
+                            self._stand_back(lane.choice, max(error.pages, lane.least_pages))
                         break
                     failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
@@ -171,7 +180,7 @@ class Placement:
         active = self._queues.active
         if active == [choice]:
             if waits := self._waits(choice, error):
-                self._stand_back(choice, error)
+                self._stand_back(choice, error.pages)
             return waits
         room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
         for one in dict.fromkeys((active[-1], choice)):  # in order: a set's order differs between runs
@@ -208,13 +217,13 @@ class Placement:
         held = any(pages >= own.get(pool, 1) for pool, pages in in_use.items())
         return held or all(self._could_hold(pool, count) for pool in in_use)
 
-    def _stand_back(self, choice: Choice, error: OutOfPages) -> None:
-        """Preempt a choice until it finds pages, or has waited long enough."""
+    def _stand_back(self, choice: Choice, missing: int) -> None:
+        """Preempt a choice until it finds the missing pages, or has waited long enough."""
         before = self._in_use()
         self._preempt(choice)
         others, now = self._in_use(), self._clock()
         own = {pool: max(0, before[pool] - others[pool]) for pool in before}  # also by values of its program
-        choice.needs = {pool: min(pages + error.pages, pool.num_pages) for pool, pages in own.items()}
+        choice.needs = {pool: min(pages + missing, pool.num_pages) for pool, pages in own.items()}
         choice.retry_at = now + RETRY_S
         if not any(others.values()):  # what it does not find now, it never will
             choice.short_until = choice.retry_at = now

@@ -3,8 +3,8 @@
     python -m benchmarks.wire
 
 Two processes on one machine. A value of random bytes goes from one pool to the other, with everything that a transfer
-does: connection, handshake, claim, grant, a digest of every page made and checked. In turn with it, NIXL alone writes
-the same pages between the same pools (a list of pages, one request), and a plain socket sends as many bytes into
+does: connection, handshake, claim, a digest of every page made and checked. In turn with it, NIXL alone writes, and
+reads, the same pages between the same pools (a list of pages, one request), and a plain socket sends as many bytes into
 memory. The run fails unless what arrives is what was sent.
 """
 
@@ -34,7 +34,7 @@ from twostroke.models.rope import Rope
 from twostroke.wire import checksum
 from twostroke.wire.channel import Channel
 from twostroke.wire.choose import open_transport
-from twostroke.wire.nixl import NixlWriter, unavailable
+from twostroke.wire.nixl import NixlReader, NixlReading, unavailable
 from twostroke.wire.receiver import Receiver
 from twostroke.wire.reception import Reception
 from twostroke.wire.sender import Sender
@@ -51,7 +51,8 @@ SECRET = "a secret of the benchmark"
 DEFINITIONS = {
     "bytes_per_s": "bytes of K and V / seconds from the call of `receive` to the value; the median over rounds",
     "nixl, tcp": "our transfers, by transport",
-    "nixl alone": "bytes / seconds of one WRITE of the same pages with NIXL's Python API, from posting it to its end",
+    "nixl write, nixl read": "bytes / seconds of one WRITE or READ of the same pages with NIXL's Python API, from "
+    "posting it to its end",
     "socket alone": "bytes / seconds of the same bytes over one loopback connection into one buffer, as seen there",
     "others_cpu": "processor time of everything else on the machine during the turn, the sender's included",
     "parts": "seconds in parts of a transfer, on either side (SENDER, RECEIVER); both sides work at once",
@@ -96,11 +97,11 @@ class Parts:
 
 SENDER = {
     "digests": [(checksum, "checksum")],
-    "copies": [(NixlWriter, "_begin"), (NixlWriter, "_is_done")],
     "messages": [(Channel, "send")],
 }
 RECEIVER = {
     "opening": [(Reception, "open"), (Reception, "accept_terms")],
+    "copies": [(NixlReader, "begin"), (NixlReading, "wait")],
     "checks": [(checksum, "is_right")],
     "attaching": [(Reception, "_attached"), (Reception, "end")],
 }
@@ -140,6 +141,9 @@ def sending(pipe: Connection, model: str, page_size: int, pages: int, kinds: lis
         if what == "parts":
             pipe.send(parts.take())
             continue
+        if what == "memory":
+            pipe.send(transports["nixl"].memory())
+            continue
         if length not in values:
             values[length] = value_of(pool, length)
         kv = values[length]
@@ -147,8 +151,10 @@ def sending(pipe: Connection, model: str, page_size: int, pages: int, kinds: lis
             with socket.create_connection(("127.0.0.1", more)) as connection:
                 for page in kv.table[:, 0].tolist():
                     connection.sendall(pool.memory.read_pages([pool.frame(page)])[0])
-        elif what == "nixl alone":
-            pipe.send(written(transports["nixl"], more, [pool.frame(page) for page in kv.table[:, 0].tolist()]))
+        elif what == "nixl read":
+            pipe.send(None)
+        elif what == "nixl write":
+            pipe.send(moved("WRITE", transports["nixl"], more, len(kv.table)))
         else:
             outgoing = senders[what].offer()
             outgoing.complete(kv)
@@ -159,10 +165,10 @@ def sending(pipe: Connection, model: str, page_size: int, pages: int, kinds: lis
         transport.close()
 
 
-def written(nixl: Any, claim: dict[str, Any], frames: list[int]) -> float:
-    """Seconds that NIXL takes to write pages to the same frames of another pool."""
-    peer, indices = nixl._peer(claim), np.array(frames, np.int32)
-    handle = nixl.agent.make_prepped_xfer("WRITE", nixl.pages, indices, peer.pages, indices)
+def moved(operation: str, nixl: Any, memory: dict[str, Any], count: int) -> float:
+    """Seconds that NIXL takes to write the first pages of this pool to another's, or to read them from there."""
+    peer, indices = nixl._peer(memory), np.arange(count, dtype=np.int32)
+    handle = nixl.agent.make_prepped_xfer(operation, nixl.pages, indices, peer.pages, indices)
     began = time.perf_counter()
     state = nixl.agent.transfer(handle)
     while state == "PROC":
@@ -194,6 +200,10 @@ class Here:
         self.process.start()
         assert self.pipe.recv() == "ready"
         self.parts = parts
+        self.theirs: dict[str, Any] = {}
+        if "nixl" in kinds:
+            self.pipe.send(("memory", 0, None))
+            self.theirs = self.pipe.recv()
         self.buffer = np.ones(self.pages // 2 * self.pool.page_bytes, np.uint8)
 
     def turn(self, what: str, length: int, checked: bool) -> Turn:
@@ -201,9 +211,14 @@ class Here:
         others, parts = Others(), dict[str, float]()
         if what == "socket alone":
             seconds, cpu = self._socket(length, size), others.cpu
-        elif what == "nixl alone":
-            self.pipe.send((what, length, self.transports["nixl"].claim()))
+        elif what == "nixl write":
+            self.pipe.send((what, length, self.transports["nixl"].memory()))
             seconds, cpu = self.pipe.recv(), others.cpu
+        elif what == "nixl read":
+            self.pipe.send((what, length, None))  # now the value is there
+            self.pipe.recv()
+            seconds = moved("READ", self.transports["nixl"], self.theirs, length // self.pool.page_size)
+            cpu = others.cpu
         else:
             self.pipe.send((what, length, None))
             handle = self.pipe.recv()
@@ -251,7 +266,7 @@ def measure(
 ) -> dict[str, Any]:
     """All lengths of one kind of page, in turn."""
     here = Here(model, page_size, lengths, kinds, parts)
-    ways = [*kinds, *([] if "nixl" not in kinds else ["nixl alone"]), "socket alone"]
+    ways = [*kinds, *(["nixl write", "nixl read"] if "nixl" in kinds else []), "socket alone"]
     cells: dict[str, Any] = {}
     try:
         for length in lengths:
@@ -275,16 +290,17 @@ def table(model: str, facts: dict[str, Any]) -> str:
     lines = [
         f"**{model}**, GB/s",
         "",
-        "| page | tokens | NIXL | NIXL alone | | TCP | socket alone | |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| page | tokens | NIXL | NIXL's WRITE alone | | NIXL's READ alone | | TCP | socket alone | |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for page_size, one in facts.items():
         for length, cell in one["cells"].items():
             rates = {way: some["bytes_per_s"] / 1e9 for way, some in cell.items()}
             shown: list[str] = []
-            for ours, alone in (("nixl", "nixl alone"), ("tcp", "socket alone")):
-                both = [rates[ours], rates[alone]] if ours in rates else []
-                shown += [*(f"{rate:.2f}" for rate in both), f"{both[0] / both[1]:.0%}"] if both else ["", "", ""]
+            for ours, others in (("nixl", ("nixl write", "nixl read")), ("tcp", ("socket alone",))):
+                shown.append(f"{rates[ours]:.2f}" if ours in rates else "")
+                for alone in others:
+                    shown += [f"{rates[alone]:.2f}", f"{rates[ours] / rates[alone]:.0%}"] if ours in rates else ["", ""]
             page = f"{page_size} entries, {one['page_bytes'] / 1024:,.0f} KiB"
             lines.append(f"| {page} | {int(length):,} | {' | '.join(shown)} |")
     return "\n".join(lines)

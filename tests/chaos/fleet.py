@@ -12,10 +12,10 @@ from typing import Any, cast
 from tests.chaos.front import Client, Front
 from tests.chaos.matrix import Matrix
 from tests.chaos.network import Link, Network
+from tests.chaos.reads import Luck, Reads
 from tests.chaos.standin import Sizes
-from tests.chaos.tasks import Tasks
+from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
-from tests.chaos.writes import Luck, Writes
 from twostroke.simulation.events import Events
 from twostroke.simulation.router import Router, make_router
 from twostroke.wire.tcp import Tcp
@@ -37,7 +37,7 @@ class Plan:
         sizes: of workers of each role. transports: one of "nixl", "tcp" for each new worker, drawn.
         latency_s: of the network; room: bytes that a stream takes before they are read.
         notice_s: seconds until a front end knows of a death; down_s: until another worker comes.
-        lost, late, damaged, page_s: see `Luck`.
+        lost: share of what a receiver says that is lost, with the connection. damaged, page_s: see `Luck`.
     """
 
     seed: int
@@ -54,7 +54,6 @@ class Plan:
     notice_s: float
     down_s: float
     lost: float
-    late: float
     damaged: float
     page_s: float
 
@@ -74,20 +73,20 @@ class Fleet:
         self.events = Events()
         self.tasks = Tasks(self.events)
         # Each kind of chance has numbers of its own, so that one more of one kind does not change the others.
-        self._faults, network, writes, self._drawn = (
-            random.Random(f"{what} {plan.seed}") for what in ("faults", "network", "writes", "transports")
+        self._faults, network, reads, self._drawn, self._lost = (
+            random.Random(f"{what} {plan.seed}") for what in ("faults", "network", "reads", "transports", "lost")
         )
-        self.network = Network(self.tasks, network, plan.latency_s, plan.room)
-        self._luck = Luck(writes, plan.lost, plan.late, plan.damaged, plan.page_s)
+        self.network = Network(self.tasks, network, plan.latency_s, plan.room, self._loses)
+        self._luck = Luck(reads, plan.damaged, plan.page_s)
         self.happened: Counter[str] = Counter()
         self.matrix: Matrix = Matrix()
         self.leases: dict[str, Client] = {}
-        self.transports: dict[str, Writes] = {}
+        self.transports: dict[str, Reads] = {}
         self.front = Front(self)
         self.workers: list[Worker] = []
         self.streams: dict[Worker, dict[Any, None]] = {}
         self.steps = 0  # of workers that are gone
-        self._numbers = 0
+        self._numbers, self._closed = 0, False
         self._awaited = {moment: deque[str](maxlen=MOST_AWAITED) for moment in self.MOMENTS}  # kinds of faults
         self.routers: dict[str, Router] = {}
         for role in ROLES:
@@ -99,7 +98,7 @@ class Fleet:
     def transport(self, worker: Worker) -> Transport:
         if self._drawn.choice(self.plan.transports) == "tcp":
             return Tcp()
-        made = Writes(self.network, worker.process, self._luck, self.happened)
+        made = Reads(self.network, worker.process, self._luck, self.happened)
         made.worker = worker
         self.transports[worker.process.name] = made
         return made
@@ -109,6 +108,8 @@ class Fleet:
         return self.steps + sum(worker.steps for worker in self.workers)
 
     def _join(self, role: str) -> None:
+        if self._closed:  # a worker that joins now would never end
+            return
         worker = Worker(self, self._numbers, role, self.plan.sizes[role], self.plan.student)
         self._numbers += 1
         self.workers.append(worker)
@@ -158,6 +159,14 @@ class Fleet:
         elif kind == "front end":
             self.happened["front end dies"] += 1
             self.front.die()
+
+    def _loses(self, waits: Task) -> bool:
+        """Whether what is said to a task is lost, with its connection: what a receiver says to a task that sends."""
+        lease = next((worker.sending[waits] for worker in self.workers if waits in worker.sending), None)
+        if lease is None or self.events.now > self.plan.until_s or self._lost.random() >= self.plan.lost:
+            return False
+        self.hit("what the receiver says is lost", self.leases[lease])
+        return True
 
     def _moving(self, prefill: Worker, decode: Worker) -> list[Client]:
         """The clients whose value moves between two workers."""
@@ -252,6 +261,7 @@ class Fleet:
         return all(client.fate is not None for client in self.front.clients) and all(one.idle for one in self.workers)
 
     def close(self) -> None:
+        self._closed = True
         for process in [self.front.process, *(worker.process for worker in self.workers)]:
             self.tasks.kill(process)
         while self.tasks.alive and self.events.step():

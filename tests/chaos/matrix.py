@@ -12,7 +12,7 @@ FAULTS = (
     "prefill dies during the transfer",
     "prefill dies after the transfer",
     "decode dies",  # when its client has got tokens
-    "a notification is lost",
+    "what the receiver says is lost",
     "the lease is outlived",
     "the network stalls",  # while the value moves
     "the client leaves",

@@ -81,9 +81,12 @@ class Link:
 class Network:
     """All links, and who listens where."""
 
-    def __init__(self, tasks: Tasks, rng: random.Random, latency_s: float, room: int) -> None:
-        """`room`: bytes that a stream takes before its reader has to take some."""
-        self.tasks, self._rng, self._latency_s, self.room = tasks, rng, latency_s, room
+    def __init__(
+        self, tasks: Tasks, rng: random.Random, latency_s: float, room: int, loses: Callable[[Task], bool]
+    ) -> None:
+        """`room`: bytes that a stream takes before its reader has to take some. `loses`: whether what is sent to a task
+        that waits for it is lost."""
+        self.tasks, self._rng, self._latency_s, self.room, self.loses = tasks, rng, latency_s, room, loses
         self.listeners: dict[Address, Listener] = {}
         self._links: dict[frozenset[Process], Link] = {}
         self._ports = 1000
@@ -212,6 +215,10 @@ class Socket:
             self._wait(until, "_writer")
         self._check_sending()
         data = b"".join(views)[:room]
+        if (waits := self._peer._reader) is not None and self._network.loses(waits):
+            self._link.carry(partial(self._peer.broken, errno.ECONNRESET))
+            self.broken(errno.ECONNRESET)
+            return len(data)
         self._under_way += len(data)
         self._last = self._link.carry(partial(self._peer._come, data), self._last)
         return len(data)

@@ -80,8 +80,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         room=rng.choice((1 << 10, 1 << 20)),
         notice_s=rng.choice((0.0, 0.1, 2.0)),
         down_s=rng.choice((0.0, 0.5, 5.0)),
-        lost=rng.choice((0.0, 0.4)),
-        late=rng.choice((0.0, 0.3)),
+        lost=rng.choice((0.0, 0.2)),
         damaged=rng.choice((0.0, 0.02)),
         page_s=rng.choice((2e-3, 0.05, 0.4)),
     )

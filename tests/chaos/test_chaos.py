@@ -117,7 +117,7 @@ def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
-    (pages_are_free_at_once, 14, "a late write reaches a page of somebody else"),
+    (pages_are_free_at_once, 14, "a late read reaches a page of somebody else"),
     (bytes_are_not_checked, 1, "tokens differ"),
     (leases_never_end, 1, "still hold what nobody wants"),
     (an_answer_begins_again, 3, "comes after"),

@@ -241,10 +241,7 @@ class Worker:
         while self.receptions and self.fleet.events.now < until:  # in quarantine
             self.tasks.sleep(0.5)
         used, pins = self.llm.pool.num_used, len(self.llm.pool._pins)
-        # A write that is under way over a silent network cannot be stopped; it ends with the process.
-        assert (used, pins) == (0, 0) or self.sends, (
-            f"{self.process.name} has ended and holds {used} pages, {pins} pins"
-        )
+        assert (used, pins) == (0, 0), f"{self.process.name} has ended and holds {used} pages, {pins} pins"
         self.fleet.ended(self)
 
     # Counting ---------------------------------------------------------------------------------------------------------
@@ -298,11 +295,17 @@ class Worker:
     def landings(self) -> list[Landing]:
         return [one._landing for one in self.receptions if one._landing is not None]
 
-    def must_be_granted(self, generation: str, frame: int) -> None:
-        """A write lands in a frame: it must be reserved for it."""
-        pool = self.llm.pool
-        granted = [pool.frame(page) for one in self.landings if one.generation == generation for page in one.pages]
-        assert frame in granted, "a late write reaches a page of somebody else"
+    def landing_of(self, frame: int) -> Landing:
+        """Whose page is in a frame."""
+        return next(one for one in self.landings if frame in self._frames(one))
+
+    def must_be_reserved(self, landing: Landing, frame: int) -> None:
+        """What was read lands in a frame: it must still be reserved for it."""
+        assert landing in self.landings, "a late read reaches a page of somebody else"
+        assert frame in self._frames(landing), "a late read reaches a page of somebody else"
+
+    def _frames(self, landing: Landing) -> list[int]:
+        return [self.llm.pool.frame(page) for page in landing.pages]
 
     def tell_ends(self) -> None:
         """Count how its leases have ended, before it ends itself."""

@@ -45,28 +45,11 @@ def test_the_last_of_a_page_counts(digesting: Digesting) -> None:
     first, second, other = (memoryview(value * 4096) for value in (b"a", b"b", b"c"))
     right = {view: checksum(view, KIND) for view in (first, second, other)}
     came = Checks(digesting)
-    came.add([0, 1], [first, other], [right[second], right[other]], lambda limit: None)
-    came.add([0], [second], [right[second]], lambda limit: None)
+    came.add([0, 1], [first, other], [right[second], right[other]])
+    came.add([0], [second], [right[second]])
     assert came.settle()
-    came.add([1], [other], [right[first]], lambda limit: None)
+    came.add([1], [other], [right[first]])
     assert not came.settle()
-    came.close()
-
-
-def test_bytes_that_come_after_their_message(digesting: Digesting) -> None:
-    view, waits = memoryview(bytearray(4096)), list[float]()
-    wanted = checksum(memoryview(b"x" * 4096), KIND)
-
-    def arrived(limit_s: float) -> None:
-        waits.append(limit_s)
-        view[:] = b"x" * 4096
-
-    came = Checks(digesting)
-    came.add([0], [view], [wanted], arrived)
-    assert came.settle()
-    came.add([0], [view], [wanted], arrived)
-    assert came.settle()
-    assert waits == [checks.NOTICE_S, 0.0], "who is late is waited for; else it is only looked"
     came.close()
 
 

@@ -3,7 +3,7 @@
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,16 +11,14 @@ import pytest
 from tests.kv.values import make_pool, prefill
 from tests.wire.pairs import SECRET, SOON_S
 from tests.wire.relay import Relay
-from tests.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
+from tests.wire.small import Ends, arrives, nothing_is_held, same, soon
 from twostroke.errors import KVError, OutOfPages
-from twostroke.kv.moves import Source
-from twostroke.wire import checks, checksum, reception
+from twostroke.wire import checksum, reads, reception, transfer
 from twostroke.wire.channel import Channel, WireError
 from twostroke.wire.lease import Lease
 from twostroke.wire.receiver import Extended, Incoming, Receiver
 from twostroke.wire.sender import Sender
-from twostroke.wire.tcp import Tcp, TcpWriter
-from twostroke.wire.transport import Digests, Grant
+from twostroke.wire.tcp import Tcp
 
 
 def transferred(ends: Ends) -> int:
@@ -64,7 +62,6 @@ def test_a_page_that_is_damaged_where_it_arrives(ends: Ends, monkeypatch: pytest
 
 def test_a_network_that_stalls(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reception, "STALL_S", 0.3)
-    monkeypatch.setattr(reception, "END_S", 0.2)
     total, kv = transferred(ends), prefill(ends.there, range(30))
     outgoing = ends.offered(kv)
     for most in range(200, total, total // 3):
@@ -84,11 +81,12 @@ def test_a_receiver_that_dies(ends: Ends) -> None:
         channel = Channel.connect(outgoing.handle.address, ends.receiver._secret)
         handle, pool = outgoing.handle, ends.here
         facts: dict[str, Any] = {"geometry": pool.geometry.fingerprint, "page_size": 4, "layout": "plain"}
+        facts |= {"transport": ends.receiver._transport.name}
         if messages:
             channel.send("claim", lease=handle.lease, incarnation=handle.incarnation, **facts)
         if messages > 1:
             assert channel.receive(SOON_S)["kind"] == "terms"
-            channel.send("grant", generation="g", places=[])
+            channel.send("read")
         channel.close()
     outgoing.complete(kv)
     assert same(arrives(ends.receiver, outgoing), kv)
@@ -232,47 +230,63 @@ def test_who_does_not_know_the_secret(ends: Ends) -> None:
 
 
 class Late(Tcp):
-    """A transport that writes into the receiver's memory when it likes, as RDMA does, also after it turned away."""
+    """A transport that reads when it likes, as RDMA does, also after the receiver has turned away. It serves one side's
+    memory to the other's."""
 
-    late = True
+    name = "late"
 
     def __init__(self) -> None:
-        self.go, self.written = threading.Event(), 0
-        self.memory: Any = None
+        self.go, self.read = threading.Event(), 0
+        self.there: Any = None
+        self.here: Any = None
 
-    def places(self, frames: Sequence[int]) -> list[int]:
-        return list(frames)
+    def memory(self) -> Any:
+        return {}
 
-    def writer(self, claim: dict[str, Any], channel: Channel) -> Any:
-        return LateWriter(self, channel)
+    def reader(self, memory: dict[str, Any]) -> Any:
+        return self
+
+    def begin(self, places: Sequence[int], frames: Sequence[int]) -> "LateReading":
+        return LateReading(self, places, frames)
 
 
-class LateWriter(TcpWriter):
-    def __init__(self, late: Late, channel: Channel) -> None:
-        super().__init__(channel)
-        self._late = late
+class LateReading:
+    def __init__(self, late: Late, places: Sequence[int], frames: Sequence[int]) -> None:
+        self._late, self._thread = late, threading.Thread(target=self._read, args=(places, frames))
+        self._thread.start()
 
-    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
+    def _read(self, places: Sequence[int], frames: Sequence[int]) -> None:
         assert self._late.go.wait(SOON_S)
-        for number, source in zip(numbers, sources, strict=True):
-            self._late.memory.write_page(grant.places[number], source.data())
-            self._late.written += 1
-        about: dict[str, Any] = {"numbers": list(numbers), "digests": digests(numbers)}
-        self._channel.send("pages", **about, generation=grant.generation, inline=False, tag="")
+        for place, frame in zip(places, frames, strict=True):
+            self._late.here.write_page(frame, self._late.there.read_pages([place])[0])
+            self._late.read += 1
+
+    def wait(self, limit_s: float) -> bool:
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Late, Ends]]:
+    monkeypatch.setattr(reception, "END_S", 0.05)
+    transport = Late()
+    ends = Ends(pages=20, transport=transport)
+    transport.here, transport.there = ends.here.memory, ends.there.memory
+    yield transport, ends
+    transport.go.set()
+    ends.close()
+    nothing_is_held(ends.here, ends.there)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "too late", "closed"])
-def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the writer has stopped, the pages are nobody's."""
-    monkeypatch.setattr(reception, "END_S", 0.05)
-    late = Late()
-    ends = Ends(pages=20, transport=late)
-    late.memory = ends.here.memory
+def test_a_late_read_never_reaches_a_page_of_somebody_else(how: str, late: tuple[Late, Ends]) -> None:
+    """Until it has ended, the pages are nobody's."""
+    transport, ends = late
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle, limit_s=SOON_S if how == "cancelled" else 1.5)
     assert soon(lambda: ends.here.num_used == 10)
     if how == "closed":
-        ends.sender.close(0.1)  # its writes go on
+        ends.sender.close(0.1)
     if how == "cancelled":
         incoming.cancel()
     else:
@@ -283,23 +297,51 @@ def test_a_late_write_never_reaches_a_page_of_somebody_else(how: str, monkeypatc
     before = mine.entries()
     with pytest.raises(OutOfPages):
         prefill(ends.here, range(4))
-    late.go.set()
+    transport.go.set()
     assert soon(lambda: ends.here.num_used == 10 and ends.receiver.num_quarantined == 0)
-    assert late.written == 10
+    assert transport.read == 10
     assert (mine.entries() == before).all()
-    del mine, incoming
-    ends.close()
-    del kv
-    nothing_is_held(ends.here, ends.there)
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS[1:])
-def test_a_notification_that_is_lost(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checksums say that the pages are there."""
-    monkeypatch.setattr(checks, "NOTICE_S", 0.05)
-    ends = Ends(kind)
-    agent = ends.receiver._transport.agent  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(agent, "get_new_notifs", dict)
-    kv = prefill(ends.there, range(30))
-    assert same(arrives(ends.receiver, ends.offered(kv)), kv)
-    ends.close()
+def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
+    late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender holds its pages for so long and no longer; the receiver sees that it has read others."""
+    monkeypatch.setattr(transfer, "ANSWER_S", 0.2)
+    monkeypatch.setattr(reads, "ALIVE_S", SOON_S)  # it says nothing meanwhile
+    transport, ends = late
+    kv = prefill(ends.there, range(40))
+    outgoing = ends.offered(kv)
+    incoming = ends.receiver.receive(outgoing.handle)
+    assert soon(lambda: ends.here.num_used == 10)
+    outgoing.fail("nobody wants it any more")
+    del kv, outgoing
+    assert soon(lambda: ends.there.num_used == 0), "the sender does not wait for ever"
+    other = prefill(ends.there, range(100, 180))
+    transport.go.set()
+    with pytest.raises(WireError):
+        incoming.result(SOON_S)
+    del other
+
+
+def test_a_slow_read_keeps_its_sender_waiting(late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver says that it is alive."""
+    monkeypatch.setattr(transfer, "ANSWER_S", 0.6)
+    monkeypatch.setattr(reads, "ALIVE_S", 0.1)
+    transport, ends = late
+    kv = prefill(ends.there, range(40))
+    incoming = ends.receiver.receive(ends.offered(kv).handle)
+    threading.Timer(1.5, transport.go.set).start()
+    assert same(incoming.result(SOON_S).kv, kv)
+
+
+def test_a_read_that_takes_too_long_is_given_up(late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "STALL_S", 0.3)
+    transport, ends = late
+    kv = prefill(ends.there, range(40))
+    incoming = ends.receiver.receive(ends.offered(kv).handle)
+    with pytest.raises(WireError, match="memory does not answer"):
+        incoming.result(SOON_S)
+    assert ends.receiver.num_quarantined == 10
+    transport.go.set()
+    nothing_is_held(ends.here)

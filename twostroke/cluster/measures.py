@@ -22,7 +22,7 @@ class Measures(Collector):
             yield GaugeMetricFamily("twostroke_offered_values", "Values held for decode workers", offered)
         if isinstance(self._answering, Decoding):
             held = self._answering.receiver.num_quarantined
-            yield GaugeMetricFamily("twostroke_quarantined_pages", "Pages that a late write may still reach", held)
+            yield GaugeMetricFamily("twostroke_quarantined_pages", "Pages that a read given up still fills", held)
             text = "Answers begun by other workers, by where most of the prompt's KV came from"
             taken = CounterMetricFamily("twostroke_taken_over", text, labels=["source"])
             for source, count in sorted(self._answering.taken_over.items()):

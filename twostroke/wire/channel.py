@@ -21,7 +21,7 @@ from twostroke.wire.surroundings import HERE, Address, Surroundings
 
 CONNECT_S = 5.0  # seconds for a connection and its handshake
 MOST_JSON = 256 << 20  # bytes; a header of some million entries
-LOOK_S = 0.2  # seconds after which a thread that receives looks whether this side has hung up
+WAIT_S = 0.2  # seconds of one wait for bytes: a limit that stays the same is set once
 MAC_BYTES = 16
 BUFFERS = 256  # that one call of the system gets at once
 SOCKET_BYTES = 4 << 20  # of the system's buffers, asked for
@@ -41,7 +41,7 @@ class WireError(KVError):
 
 
 class Channel:
-    """Messages in both directions, for one thread. Any other may only end it: `hang_up`, `stop`, `shut`.
+    """Messages in both directions, for one thread. Any other may only end it: `shut`.
 
     Attributes:
         peer: the other side's address, for messages.
@@ -51,7 +51,7 @@ class Channel:
     def __init__(self, connection: socket.socket, keys: secrets.Keys, around: Surroundings = HERE) -> None:
         self._socket, self._keys, self._around = connection, keys, around
         self._sent = self._received = 0
-        self._seconds, self._hung_up = 0.0, False
+        self._seconds = 0.0
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
         self.machine = around.machine if connection.getsockname()[0] == host else None
@@ -132,10 +132,10 @@ class Channel:
     def _fill_all(self, views: Sequence[memoryview], until: float) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
         while left:
-            if (seconds := until - self._around.now()) <= 0 or self._hung_up:
-                raise WireError(f"{self.peer} does not answer" if seconds <= 0 else "nobody wants it any more")
+            if (seconds := until - self._around.now()) <= 0:
+                raise WireError(f"{self.peer} does not answer")
             try:
-                self._limit(min(LOOK_S, seconds))
+                self._limit(min(WAIT_S, seconds))
                 count = self._socket.recvmsg_into(left[:BUFFERS])[0]
             except OSError as error:
                 if isinstance(error, TimeoutError) and error.errno is None:  # of `settimeout`
@@ -149,39 +149,6 @@ class Channel:
     def readable(self) -> bool:
         """Whether a message, or the end of the connection, is there to be received."""
         return self._around.readable(self._socket)
-
-    def wait_for_end(self, limit_s: float) -> bool:
-        """Throw away what comes until the other side closes the connection, or its process ends.
-
-        Returns whether it has. Raises WireError: the network failed, so nobody knows.
-        """
-        until = self._around.now() + limit_s
-        try:
-            while (left := until - self._around.now()) > 0:
-                self._limit(left)
-                if not self._socket.recv(1 << 16):
-                    return True
-        except ConnectionResetError:
-            return True
-        except OSError as error:
-            if not isinstance(error, TimeoutError) or error.errno is not None:
-                raise self._failed(error) from None
-        return False
-
-    def hang_up(self) -> None:
-        """Tell the other side that this one turns away: it stops, and closes the connection. Never waits.
-
-        A thread that receives here ends soon.
-        """
-        self._hung_up = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def stop(self) -> None:
-        """Let a thread that works here end soon. The other side learns of it when that thread closes the connection."""
-        self._hung_up = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
 
     def shut(self) -> None:
         """End the connection. The other side, and a thread that waits here, learn of it at once."""

@@ -11,12 +11,10 @@ from twostroke.system.cores import usable_cores
 from twostroke.wire import checksum, form
 from twostroke.wire.checksum import Kind
 
-NOTICE_S = 1.0  # seconds for the notification of pages whose writer says that they are written
 MOST_THREADS = 4
 MOST_PENDING = 4  # messages of pages that have come and are not checked yet
 
 T = TypeVar("T")
-Arrived = Callable[[float], object]
 
 
 class Digesting:
@@ -99,23 +97,14 @@ class Checks:
         self._pending: deque[Future[set[int]]] = deque()
         self._by_page: dict[int, Future[set[int]]] = {}  # the page's last check, which returns the pages that are wrong
 
-    def add(
-        self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str], arrived: Arrived
-    ) -> None:
-        """Check pages soon. `arrived` waits for bytes that may still be under way, if they are not there."""
+    def add(self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str]) -> None:
+        """Check pages soon."""
         while len(self._pending) >= MOST_PENDING:
             wait([self._pending.popleft()])
 
-        def wrong() -> set[int]:
+        def check() -> set[int]:
             found = zip(numbers, views, digests, strict=True)
             return {number for number, view, digest in found if not checksum.is_right(view, digest)}
-
-        def check() -> set[int]:
-            if not wrong():
-                arrived(0.0)
-                return set()
-            arrived(NOTICE_S)
-            return wrong()
 
         self._pending.append(self._digesting.submit(check))
         self._by_page |= dict.fromkeys(numbers, self._pending[-1])

@@ -1,7 +1,7 @@
 """What shows that bytes have arrived as they were sent.
 
 Between machines it is BLAKE3. Its digests travel in messages that the secret authenticates, so nobody on the network
-can change a page unseen. Within one machine there is no network between the two. There a write can be late, missing or
+can change a page unseen. Within one machine there is no network between the two. There a read can be late or
 damaged, and XXH3 with 128 bits (github.com/Cyan4973/xxHash) finds that several times as quickly.
 """
 

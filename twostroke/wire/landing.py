@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from secrets import token_hex
 
 import numpy as np
 
@@ -14,12 +13,10 @@ class Landing:
     """Reserves pages, which nobody else sees until a value is made of them.
 
     Attributes:
-        generation: names this landing, and no other ever.
         pages: the reserved pages, by their numbers in the transfer.
     """
 
     def __init__(self, pool: PagePool) -> None:
-        self.generation = token_hex(8)
         self.pages: list[int] = []
         self._pool = pool
         pool.pin(self)
@@ -29,20 +26,22 @@ class Landing:
         """The pages as a pinned holder has them."""
         return spans.of_pages(np.array(self.pages, np.int64))
 
-    def reserve(self, count: int) -> list[int]:
-        """Reserve pages, and return their frames. Raises OutOfPages: nothing has changed."""
-        self._pool.make_room(count)
-        pages = self._pool.allocate(count)
-        self.pages += pages
-        return [self._pool.frame(page) for page in pages]
+    def have(self, count: int) -> None:
+        """Reserve what is missing to so many pages. Raises OutOfPages: nothing has changed."""
+        if (missing := count - len(self.pages)) > 0:
+            self._pool.make_room(missing)
+            self.pages += self._pool.allocate(missing)
+
+    def frames(self, numbers: Sequence[int]) -> list[int]:
+        """Where pages are in the pool's memory."""
+        return [self._pool.frame(self.pages[number]) for number in numbers]
 
     @contextmanager
     def filling(self, numbers: Sequence[int]) -> Generator[list[memoryview]]:
         """The memory of pages, to be written."""
         memory = self._pool.memory
         with ExitStack() as views:
-            frames = [self._pool.frame(self.pages[number]) for number in numbers]
-            yield [views.enter_context(memory.filling(frame)) for frame in frames]
+            yield [views.enter_context(memory.filling(frame)) for frame in self.frames(numbers)]
 
     def keep(self, numbers: Sequence[int], stops: Sequence[int]) -> np.ndarray:
         """The pages that a value needs, with their slots before `stops` claimed; the others are freed.

@@ -39,7 +39,7 @@ class Received:
         canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
         bytes_received: bytes of K and V that came.
         seconds: from the call of `receive` on.
-        moving_s: seconds of these in which the sender wrote, and did not wait for its prefill.
+        moving_s: seconds of these in which something moved, and the sender did not wait for its prefill.
     """
 
     kv: KVCache
@@ -180,7 +180,7 @@ class Receiver:
 
     @property
     def num_quarantined(self) -> int:
-        """Number of pages that nobody may use yet, since a sender that was given up may still write to them."""
+        """Number of pages that nobody wants, and that nobody may use yet, since something is still read into them."""
         with self._lock:
             return sum(reception.num_quarantined for reception in self._receptions)
 

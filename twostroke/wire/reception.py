@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,29 +23,30 @@ from twostroke.wire.checksum import is_right
 from twostroke.wire.form import Told
 from twostroke.wire.handle import Handle
 from twostroke.wire.landing import Landing
+from twostroke.wire.reads import Read, Reads
 from twostroke.wire.surroundings import HERE, Surroundings
-from twostroke.wire.transport import Transport
+from twostroke.wire.transport import PageReader, Transport
 
 log = logging.getLogger(__name__)
 
 STALL_S = 10.0  # seconds in which a sender gives a sign of life
 REFUSED = "the value does not fit here"
-LOST_S = 60.0  # seconds in which a sender stops after the network between both has failed
-END_S = 1.0  # seconds in which a sender stops once this side has turned away
+LOST_S = 60.0  # seconds that others wait for pages into which something is still read
+END_S = 1.0  # seconds in which a read ends, as a rule, once this side has turned away
 
 
 Ended = Callable[["Reception"], None]
 
 
 class Reception:
-    """A value on its way into a pool: claimed, granted, filled, verified, and attached at last.
+    """A value on its way into a pool: claimed, filled, verified, and attached at last.
 
     Nothing of it is visible until all of it is there and right.
 
     Attributes:
         identity: of the sender's model.
         bytes_received: bytes of K and V so far.
-        moving_s: seconds in which the sender wrote them; it waited for the rest of the time.
+        moving_s: seconds in which they moved; the sender waited for the rest of the time.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class Reception:
         self._pages = False  # whether pages come as they are
         self._told: Told | None = None
         self._come: set[int] = set()  # numbers of the pages that are there
+        self._reader: PageReader | None = None
+        self._reads = Reads(around, self._was_read, lambda: self._open.send("alive"))
         self._num_entries = 0
         self._checks = Checks(digesting)
         self._lock = threading.Lock()
@@ -73,9 +76,7 @@ class Reception:
             channel, landing = self._channel, self._landing
         if landing is not None:
             self._expect(len(landing.pages))
-        if channel is not None and self._transport.late:
-            channel.hang_up()
-        elif channel is not None:
+        if channel is not None:
             channel.shut()
 
     @property
@@ -100,7 +101,6 @@ class Reception:
             layout=pool.memory.layout,
             transport=self._transport.name,
             machine=channel.machine,
-            **self._transport.claim(),
             **(extend or {}),
         )
 
@@ -118,7 +118,10 @@ class Reception:
             raise KVError(f"{REFUSED}: its pages have another size or layout")
         own.require(replace(self._theirs, kv_dtype=own.kv_dtype), REFUSED)
         self._landing = Landing(self._pool)
-        self._grant(terms["expected"] if self._pages else 0)
+        if terms["memory"] is not None:
+            self._reader = self._transport.reader(terms["memory"])
+        if self._pages:
+            self._landing.have(terms["expected"])
 
     def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
         """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
@@ -129,8 +132,6 @@ class Reception:
                 self._keep_entries(message)
             elif message["kind"] == "value":
                 self._told = self._read(message)
-            elif message["kind"] == "more":
-                self._grant(message["count"])
         self.moving_s = float(message["moving_s"])
         if (told := self._told) is None:
             raise WireError(f"{self._open.peer} did not say what the value is made of")
@@ -142,34 +143,25 @@ class Reception:
         return kv, told.queries, told.state
 
     def end(self, ended: Ended) -> None:
-        """Close the channel, and free what is reserved once nothing can be written there any more.
+        """Close the channel, and free what is reserved once nothing is read into it any more.
 
-        `ended` is called then: now, or by a thread that waits for a sender that does not stop.
+        `ended` is called then: now, or by a thread that waits for a read that does not end.
         """
         self._ended = True
         self._checks.close()
         channel, landing = self._channel, self._landing
-        if channel is not None and landing is not None and landing.pages and self._transport.late:
+        if channel is not None and landing is not None:
             self._expect(len(landing.pages))
-            channel.hang_up()
-            if not self._stopped(channel, END_S):
-                log.warning("%s does not stop: %d pages are in quarantine", channel.peer, len(landing.pages))
-                self._around.start("wire quarantine", partial(self._wait, channel, ended))
+            channel.shut()
+            if not self._reads.end(END_S):
+                log.warning("%s: a read does not end: %d pages are in quarantine", channel.peer, len(landing.pages))
+                self._around.start("wire quarantine", partial(self._wait, ended))
                 return
         self._close(ended)
 
-    def _stopped(self, channel: Channel, limit_s: float) -> bool:
-        try:
-            return channel.wait_for_end(limit_s)
-        except WireError:
-            return False
-
-    def _wait(self, channel: Channel, ended: Ended) -> None:
-        try:
-            while not channel.wait_for_end(LOST_S):
-                self._expect(0)  # it does not answer, and it lives: whoever waits for room has waited long enough
-        except WireError:  # the sender learns of it too, and stops
-            self._around.sleep(LOST_S)
+    def _wait(self, ended: Ended) -> None:
+        while not self._reads.end(LOST_S):
+            self._expect(0)  # whoever waits for room has waited long enough
         self._close(ended)
 
     def _close(self, ended: Ended) -> None:
@@ -207,22 +199,29 @@ class Reception:
             raise WireError(f"{self._open.peer} does not have the value: {message['why']}")
         return message
 
-    def _grant(self, count: int) -> None:
-        landing = self._landing
-        assert landing is not None
-        places = self._transport.places(landing.reserve(count)) if count else []
-        self._open.send("grant", generation=landing.generation, places=places)
-
     def _fill(self, message: Message) -> None:
-        landing, channel = self._landing, self._open
+        """Pages come behind their message, or are to be read from the sender's memory."""
+        landing, numbers, digests, places = self._landing, message["numbers"], message["digests"], message.get("places")
         assert landing is not None
-        numbers, digests = message["numbers"], message["digests"]
-        if message["generation"] != landing.generation or max(numbers) >= len(landing.pages):
-            raise WireError(f"{channel.peer} sent pages that it was not asked for")
+        landing.have(max(numbers) + 1)
         with landing.filling(numbers) as views:
-            if message["inline"]:
-                channel.fill(views, self._left())
-            self._checks.add(numbers, views, digests, partial(self._transport.arrived, message["tag"]))
+            if places is None:
+                self._open.fill(views, self._left())
+                self._arrived(numbers, views, digests)
+                return
+            if self._reader is None:
+                raise WireError(f"{self._open.peer} lets read from a memory of which it has not told")
+            reading = self._reader.begin(places, landing.frames(numbers))
+        self._reads.add(Read(reading, numbers, views, digests), self._left)
+        if message["answer"]:
+            self._reads.settle(self._left)
+            self._open.send("read")
+
+    def _was_read(self, read: Read) -> None:
+        self._arrived(read.numbers, read.views, read.digests)
+
+    def _arrived(self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str]) -> None:
+        self._checks.add(numbers, views, digests)
         self._come.update(numbers)
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
@@ -245,9 +244,9 @@ class Reception:
         if not self._pages:
             index = np.arange(self._num_entries, self._num_entries + len(slots))
             numbers, slots = index // pool.page_size, index % pool.page_size
-            landing.reserve(max(0, int(numbers[-1]) + 1 - len(landing.pages)))
-        if numbers.max() >= len(landing.pages) or slots.max() >= pool.page_size:
-            raise WireError(f"{self._open.peer} sent entries that it was not asked for")
+        if slots.max() >= pool.page_size:
+            raise WireError(f"{self._open.peer} sent entries that no page has")
+        landing.have(int(numbers.max()) + 1)
         entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
         pool.write(np.array(landing.pages, np.int64)[numbers], slots, entries)
         self._come.update(numbers.tolist())
@@ -262,8 +261,9 @@ class Reception:
         data = rest.view(np.uint8).data
         self._open.fill([data], self._left())
         self._check(data, message["digest"])
-        if self._pages:
+        if self._pages and self._landing is not None:
             self._pool.geometry.require(header.geometry, "this value cannot be placed here")
+            self._landing.have(header.num_pages)
         queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
         order = np.array(message["order"], np.int64)
         return Told(header, order, rest[: header.num_logits], queries, message["state"])

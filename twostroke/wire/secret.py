@@ -20,7 +20,7 @@ VARIABLE = "TWOSTROKE_WIRE_SECRET"
 LEAST = 16  # characters: whoever sees a handshake can try guesses
 NONCE_BYTES = 32
 MAC_BYTES = 32
-MAGIC = b"2SWIRE2\n"
+MAGIC = b"2SWIRE3\n"
 
 Clock = Callable[[], float]  # seconds; never goes backwards
 

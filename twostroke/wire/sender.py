@@ -125,10 +125,7 @@ class Sender:
         for outgoing in offers:
             outgoing.fail("its sender was closed")
         for channel in channels:
-            if self._transport.late:  # its end says that no byte is under way any more
-                channel.stop()
-            else:
-                channel.shut()
+            channel.shut()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(limit_s)

@@ -1,18 +1,20 @@
 """The sender's side of one transfer: a value goes to one receiver over one channel."""
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
 from twostroke.kv import spans
+from twostroke.kv.moves import Source
 from twostroke.kv.pool import PagePool
 from twostroke.wire.channel import Channel, Message, WireError
 from twostroke.wire.checks import Ahead, Digesting
 from twostroke.wire.checksum import Kind, checksum, kind_between
-from twostroke.wire.form import GROUP_BYTES, Final, without_entries
+from twostroke.wire.form import GROUP_BYTES, Final, piece, pieces, without_entries
 from twostroke.wire.outgoing import Look, Outgoing
 from twostroke.wire.secret import Clock
-from twostroke.wire.transport import Grant, PageWriter, Transport
+from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ ANSWER_S = 10.0  # seconds in which a receiver answers
 
 
 class Transfer:
-    """Messages of the sender: terms; value once, and more, pages, entries and alive in any number; done. Or gone."""
+    """Messages of the sender: terms; value once, and pages, entries and alive in any number; done. Or gone."""
 
     def __init__(
         self,
@@ -38,22 +40,22 @@ class Transfer:
         self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
-        self._transport, self._claim, self._digesting = transport, claim, digesting
+        self._memory = transport.memory() if self._pages and claim["transport"] == transport.name else None
+        self._digesting = digesting
         self._kind: Kind = kind_between(channel.machine, claim.get("machine"))
-        self._grant = Grant("", [])
         self._sent = self._run = 0
         self._told = False  # whether the receiver knows what the value is made of
-        self._now, self._moving_s = now, 0.0  # seconds in which something was written
+        self._now, self._moving_s = now, 0.0  # seconds in which something moved
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
         outgoing, channel = self._outgoing, self._channel
         about, expected = without_entries(self._pool), outgoing.num_pages
-        channel.send("terms", identity=self._identity, header=about, pages=self._pages, expected=expected)
+        channel.send(
+            "terms", identity=self._identity, header=about, pages=self._pages, expected=expected, memory=self._memory
+        )
         outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
-        self._take_grant()
-        writer = self._transport.writer(self._claim, channel) if self._pages else None
-        final = self._send_pages(writer) if writer is not None else self._send_entries()
+        final = self._send_pages() if self._pages else self._send_entries()
         self._finish(final)
         answer = channel.receive(ANSWER_S)
         if answer["kind"] != "received":
@@ -61,19 +63,6 @@ class Transfer:
         if answer["release"] and outgoing.lease is not None:
             outgoing.lease.taken()
             outgoing.sweep()
-
-    def _take_grant(self) -> None:
-        answer = self._channel.receive(ANSWER_S)
-        if answer["kind"] != "grant":
-            raise WireError(f"{self._channel.peer} has turned away")
-        self._grant.generation = answer["generation"]
-        self._grant.places += answer["places"]
-
-    def _need(self, count: int) -> None:
-        """Have places for so many pages."""
-        if (missing := count - len(self._grant.places)) > 0:
-            self._channel.send("more", count=missing)
-            self._take_grant()
 
     def _look(self) -> Look:
         """What there is to send; says now and then that this side lives. Raises WireError if the other has gone."""
@@ -89,14 +78,13 @@ class Transfer:
                 return look
             self._channel.send("alive")
 
-    def _send_pages(self, writer: PageWriter) -> Final:
+    def _send_pages(self) -> Final:
         group = max(1, HELD_BYTES // self._pool.page_bytes)
         while True:
-            look = self._look()  # it holds the value as long as its pages are written
+            look = self._look()  # it holds the value until its pages are there
             if not look.pages:
                 assert look.final is not None
                 return look.final
-            self._need(self._sent + len(look.pages) if look.final is None else look.final.num_pages)
             some = np.array(look.pages[:group], np.int64)
             numbers = range(self._sent, self._sent + len(some))
             with (
@@ -104,11 +92,29 @@ class Transfer:
                 Ahead(self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests) as digests,
             ):
                 began = self._now()
-                writer.write(numbers, sources, self._grant, digests)
+                self._send_some(numbers, sources, digests)
                 self._moving_s += self._now() - began
             self._sent += len(some)
             self._outgoing.count(len(some) * self._pool.page_bytes)
             del look  # while it waits for more, it holds nothing
+
+    def _send_some(self, numbers: Sequence[int], sources: Sequence[Source], digests: Ahead) -> None:
+        """Send whole pages, or let the receiver read them. Returns when nobody reads them any more."""
+        read = [i for i, source in enumerate(sources) if self._memory is not None and source.copy is None]
+        for some in pieces(len(read), piece(sources)):
+            places = [sources[i].frame for i in read[some]]
+            mine = [numbers[i] for i in read[some]]
+            # The receiver reads on while the next are digested. It tells once, when it has read them all.
+            self._channel.send(
+                "pages", numbers=mine, digests=digests(mine), places=places, answer=some.stop >= len(read)
+            )
+        other = sorted({*range(len(sources))}.difference(read))
+        for some in pieces(len(other), piece(sources)):
+            views = [sources[i].data() for i in other[some]]
+            mine = [numbers[i] for i in other[some]]
+            self._channel.send("pages", views, numbers=mine, digests=digests(mine))
+        while read and self._channel.receive(ANSWER_S)["kind"] != "read":
+            """It is alive."""
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
@@ -146,7 +152,6 @@ class Transfer:
 
     def _finish(self, final: Final) -> None:
         if self._pages:
-            self._need(final.num_pages)
             for part in final.parts:
                 self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
         self._channel.send("done", moving_s=f"{self._moving_s:012.6f}")  # its length does not depend on the time

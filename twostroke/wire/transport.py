@@ -1,42 +1,29 @@
 """How whole pages get from one pool's memory into another's. Everything else goes over the channel.
 
-A receiver *grants* places for pages, under a *generation* that no other grant has. A sender writes only to granted
-places, and stops before it closes its channel. So a place is given to somebody else only when its writer has
-confirmed that it is done, or when its process has ended.
+The receiver fetches them: with the channel's bytes, or from the sender's memory, if the transport reaches it. So only a
+pool's own process writes into it, and a sender that dies or is slow can never reach a page there.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from twostroke.kv.moves import Source
-from twostroke.wire.channel import Channel
 
+class Reading(Protocol):
+    """Pages that are being read into this pool's memory. It cannot be taken back."""
 
-@dataclass
-class Grant:
-    """What a receiver allows a sender to write to.
+    def wait(self, limit_s: float) -> bool:
+        """Wait until nothing of it is under way any more, at most for so many seconds: with 0 it looks once.
 
-    Attributes:
-        generation: names the grant.
-        places: where each page goes, by its number in the transfer; what a place is, is the transport's matter.
-    """
-
-    generation: str
-    places: list[int]
-
-
-Digests = Callable[[Sequence[int]], list[str]]  # of some of the pages that are written, by their numbers
-
-
-class PageWriter(Protocol):
-    """The sender's side of one transfer."""
-
-    def write(self, numbers: Sequence[int], sources: Sequence[Source], grant: Grant, digests: Digests) -> None:
-        """Put whole pages into their places, and send the message "pages" with their digests.
-
-        It returns when no byte of them is under way any more. Raises WireError.
+        Returns whether it has ended. Raises WireError: it has ended, and has failed.
         """
+        ...
+
+
+class PageReader(Protocol):
+    """Reads from one sender's memory."""
+
+    def begin(self, places: Sequence[int], frames: Sequence[int]) -> Reading:
+        """Begin to read pages from the sender's places into frames of this pool. Raises WireError."""
         ...
 
 
@@ -44,30 +31,17 @@ class Transport(Protocol):
     """Moves whole pages. One object serves a pool, for sending and receiving.
 
     Attributes:
-        name: "tcp" or "nixl".
-        late: whether bytes may still come after the receiver has turned away, until the sender has stopped.
+        name: "tcp" or "nixl". Memory is read if both sides have the same one that can.
     """
 
     name: str
-    late: bool
 
-    def claim(self) -> dict[str, Any]:
-        """What a receiver tells a sender once, for JSON."""
+    def memory(self) -> dict[str, Any] | None:
+        """What a receiver needs to read from this pool's memory, for JSON. None: pages go over the channel."""
         ...
 
-    def places(self, frames: Sequence[int]) -> list[int]:
-        """Where frames of the pool are, for a grant."""
-        ...
-
-    def writer(self, claim: dict[str, Any], channel: Channel) -> PageWriter:
-        """The sender's side of a transfer to who has sent the claim. Raises WireError."""
-        ...
-
-    def arrived(self, tag: str, limit_s: float) -> None:
-        """Wait for the notification that pages have been written. It may be lost: digests decide what has come.
-
-        There is one for all pages of a `PageWriter.write`. With a limit of 0 it looks, and takes it if it is there.
-        """
+    def reader(self, memory: dict[str, Any]) -> PageReader:
+        """Reads from the memory of a sender that has told of it. Raises WireError."""
         ...
 
     def close(self) -> None: ...

@@ -6,8 +6,13 @@ import heapq
 from collections.abc import Callable
 
 
+STEPS = 1 << 30  # from this rank on: steps of engines
+
+
 class Events:
-    """A queue by time. At the same time, steps of engines come last; else the order is that of planning.
+    """A queue by time. At the same time lower ranks come first, and steps of engines last; else the order is that of
+    planning. What several engines do at one time has their numbers as ranks, so that it is the same however many steps
+    each of them takes together.
 
     Attributes:
         now: the time of the event that runs.
@@ -17,12 +22,12 @@ class Events:
     def __init__(self) -> None:
         self.now = 0.0
         self.count = 0
-        self._queue: list[tuple[float, bool, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, int, Callable[[], None]]] = []
         self._planned = 0
 
-    def at(self, moment: float, action: Callable[[], None], step: bool = False) -> None:
-        """Plan an action, which may be a step; a moment that has passed is now."""
-        heapq.heappush(self._queue, (max(moment, self.now), step, self._planned, action))
+    def at(self, moment: float, action: Callable[[], None], rank: int = 0) -> None:
+        """Plan an action; a moment that has passed is now."""
+        heapq.heappush(self._queue, (max(moment, self.now), rank, self._planned, action))
         self._planned += 1
 
     @property

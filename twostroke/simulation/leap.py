@@ -14,7 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -161,25 +162,33 @@ class Leap:
                 del lane.todo[:entered]
         self._clock.now, self._compiled.free_at = self.steps.ended[count - 1], ended
         self._compiled.steps += count
-        if self._drawing is not None and (step := self._flight.step) is not None:
+        if self._drawing is not None:
             self._drawing.drawn = Tokens(self._clock, ended, [sampled] * len(self._drawing.lanes))
-            mine = {place.lane for place in self._places}  # a lane that ended with the step before must not keep pages
-            self._flight.step = replace(step, chunks=[chunk for chunk in step.chunks if chunk.lane in mine])
 
     def _pages(self, count: int, told: Callable[[float], None]) -> list[list[int]]:
         """New pages of each lane, allocated in the order in which the steps would have."""
         pool, pages = self._model.pool, [list[int]() for _ in self._places]
-        used = pool.num_used
-        for step, lane, fresh in self._needs:
+        for step, needs in groupby(self._needs, key=itemgetter(0)):
             if step >= count:
                 break
-            self.used += [used] * (step - len(self.used))
-            pages[lane] += pool.allocate(fresh)
-            used = pool.num_used
-            if self.evicts:
-                told(self.steps.ended[step])
-        self.used += [used] * (count - len(self.used))
+            self._pass_by(step)
+            for _, lane, fresh in needs:
+                pages[lane] += pool.allocate(fresh)
+                if self.evicts:
+                    told(self.steps.ended[step])
+        self._pass_by(count)
         return pages
+
+    def _pass_by(self, step: int) -> None:
+        """Count the pages in use at each step before this one. What the first lands does not keep its pages: lanes that
+        have ended with the step before it."""
+        pool = self._model.pool
+        if step and not self.used:
+            self.used.append(pool.num_used)
+            if (landed := self._flight.step) is not None:
+                mine = {place.lane for place in self._places}
+                self._flight.step = replace(landed, chunks=[chunk for chunk in landed.chunks if chunk.lane in mine])
+        self.used += [pool.num_used] * (step - len(self.used))
 
 
 def plan_leap(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -> Leap | None:

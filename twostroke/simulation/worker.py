@@ -17,7 +17,7 @@ from twostroke.simulation.call import Call
 from twostroke.simulation.clock import VirtualClock
 from twostroke.simulation.costs import Taken
 from twostroke.simulation.device import SimulatedModel
-from twostroke.simulation.events import Events
+from twostroke.simulation.events import STEPS, Events
 from twostroke.simulation.lanes import Lanes, lanes_of
 from twostroke.simulation.leap import MOST, Leap, plan_leap
 from twostroke.simulation.names import Announcer
@@ -137,7 +137,7 @@ class Worker:
     def _wake_at(self, moment: float) -> None:
         self._awake = True
         self._turn += 1
-        self._events.at(moment, partial(self._step, self._turn), step=True)
+        self._events.at(moment, partial(self._step, self._turn), STEPS + self.number)
 
     def settle(self) -> None:
         """Let the engine be in the state of now: called before anybody looks at it, or changes it."""
@@ -191,7 +191,7 @@ class Worker:
         ended = [call for call in self._in_engine if self.calls[call].done]
         for call in sorted(ended, key=lambda call: call.number):
             self._in_engine.discard(call)
-            self._events.at(self.clock.now, partial(self._tell, call))
+            self._events.at(self.clock.now, partial(self._tell, call), self.number)
 
     def _tell(self, call: Call) -> None:
         if self.alive:
@@ -234,7 +234,7 @@ class Worker:
         if moment <= self._events.now:
             self._report(changes)
         else:
-            self._events.at(moment, partial(self._report, changes))
+            self._events.at(moment, partial(self._report, changes), self.number)
 
     def _report(self, changes: Changes) -> None:
         if self.alive and self._tell_router is not None:

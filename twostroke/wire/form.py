@@ -27,7 +27,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
-PIECE_BYTES = 8 << 20  # of pages that go at once, and are digested while they are in a cache
+PIECE_BYTES = 4 << 20  # of pages that go at once, and are digested while they are in a cache
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from twostroke.wire.surroundings import HERE, Surroundings
 class Look:
     """What there is to send: pages, the number of the first of them, and the run that they belong to.
 
-    `kv` holds the pages; `final` is the complete value, once it is. `digests` of the run's pages are kept for all
+    `kv` holds the pages; `final` is the complete value, at the latest when there are no more pages. `digests` of the run's pages are kept for all
     receivers.
     """
 
@@ -105,7 +105,7 @@ class Outgoing:
         logits = form.logits_of(kv)  # by who computes; the rest is done by who sends
         with self._changed:
             if self._given is None and self._why is None:
-                self._promise([], kv.table[:, PAGE].tolist())
+                self._promise(whole_pages(kv), kv.table[:, PAGE].tolist())
                 self._kv = kv
                 self._given = lambda: Final.of(kv, self._promised, logits, state, queries)
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
@@ -176,13 +176,20 @@ class Outgoing:
             self.sweep()
             if self._why is not None:
                 raise KVError(self._why)
-            if self._final is None and self._given is not None:
-                self._final = self._given()
             sent = sent if run == self._run else 0
-            pages = self._promised if self._final is None else self._final.whole
-            return Look(
-                self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, self._final, self._digests
-            )
+            final = self._final if len(self._promised) > sent else self._described()
+            pages = self._promised if final is None else final.whole
+            return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, final, self._digests)
+
+    def described(self) -> Final | None:
+        """What a complete value is made of; None before it is complete, and when it is gone. It takes some time."""
+        with self._changed:
+            return self._described()
+
+    def _described(self) -> Final | None:
+        if self._final is None and self._given is not None:
+            self._final = self._given()
+        return self._final
 
     def count(self, size: int) -> None:
         """Count bytes that were sent."""

@@ -54,7 +54,6 @@ class Transfer:
         channel.send(
             "terms", identity=self._identity, header=about, pages=self._pages, expected=expected, memory=self._memory
         )
-        outgoing.look(0, 0, 0)  # a complete value is described while the receiver makes room
         final = self._send_pages() if self._pages else self._send_entries()
         self._finish(final)
         answer = channel.receive(ANSWER_S)
@@ -72,8 +71,7 @@ class Transfer:
             look = self._outgoing.look(self._sent, self._run, ALIVE_S)
             self._outgoing.renew()
             self._sent, self._run = look.first, look.run
-            if look.final is not None and not self._told:
-                self._tell(look.final)
+            self._tell(look.final)
             if look.pages or look.final is not None:
                 return look
             self._channel.send("alive")
@@ -113,8 +111,15 @@ class Transfer:
             views = [sources[i].data() for i in other[some]]
             mine = [numbers[i] for i in other[some]]
             self._channel.send("pages", views, numbers=mine, digests=digests(mine))
-        while read and self._channel.receive(ANSWER_S)["kind"] != "read":
-            """It is alive."""
+        if read:
+            self._tell(self._outgoing.described())  # while the receiver reads
+            self._wait_until_read()
+
+    def _wait_until_read(self) -> None:
+        """Wait for the message "read". What comes before it says that the receiver is alive."""
+        said = ""
+        while said != "read":
+            said = self._channel.receive(ANSWER_S)["kind"]
 
     def _send_entries(self) -> Final:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
@@ -135,8 +140,10 @@ class Transfer:
         self._moving_s += self._now() - began
         self._outgoing.count(len(view))
 
-    def _tell(self, final: Final) -> None:
-        """Say what the value is made of. The receiver reads it while the last pages are on their way."""
+    def _tell(self, final: Final | None) -> None:
+        """Say once what the value is made of, if that is known."""
+        if final is None or self._told:
+            return
         queries = final.queries
         rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
         self._channel.send(

@@ -82,7 +82,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
         down_s=rng.choice((0.0, 0.5, 5.0)),
         lost=rng.choice((0.0, 0.2)),
         damaged=rng.choice((0.0, 0.02)),
-        page_s=rng.choice((2e-3, 0.05, 0.4)),
+        page_s=rng.choice((2e-3, 0.05, 0.2)),  # a read may take 10 s
     )
     return plan, _clients(rng, plan, longest)
 

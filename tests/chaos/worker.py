@@ -316,7 +316,8 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not (self.streams or self._asking or self.offers or self.receptions or self.llm.engine.num_requests)
+        held = self.streams or self._asking or self.offers or self.receptions or self.llm.engine.num_requests
+        return not held and not self.sends  # a transfer holds its value for some seconds after the lease
 
     def must_be_empty(self) -> None:
         """Nobody wants anything any more: the prefix index alone may hold pages."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-
 STEPS = 1 << 30  # from this rank on: steps of engines
 
 

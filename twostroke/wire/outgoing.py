@@ -22,8 +22,8 @@ from twostroke.wire.surroundings import HERE, Surroundings
 class Look:
     """What there is to send: pages, the number of the first of them, and the run that they belong to.
 
-    `kv` holds the pages; `final` is the complete value, at the latest when there are no more pages. `digests` of the run's pages are kept for all
-    receivers.
+    `kv` holds the pages; `final` is the complete value, at the latest when there are no more pages. `digests` of the
+    run's pages are kept for all receivers.
     """
 
     kv: KVCache | None

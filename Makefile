@@ -100,7 +100,7 @@ KEPT := benchmarks/results/compression
 
 bench-compression: $(VENV)/installed  ## prompt compression beside plain, repeat and PTDO: accuracy and KV of LIMIT items of two tasks, TTFT of TIMED; 20 minutes
 	$(BIN)/twostroke eval cloze --passages 6 --words 60 $(ACCURACY) --output $(KEPT)-cloze
-	$(BIN)/twostroke eval arc-easy --shots 8 $(ACCURACY) --measure answers --max-tokens 8 --output $(KEPT)-arc
+	$(BIN)/twostroke eval arc-easy --order question --shots 8 $(ACCURACY) --measure answers --max-tokens 8 --output $(KEPT)-arc
 	$(BIN)/twostroke eval cloze --passages 12 --words 60 $(COMPRESSION) --limit $(TIMED) --measure answers --batch 1 --output $(KEPT)-times
 
 check: $(VENV)/installed-dev

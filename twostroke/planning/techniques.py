@@ -22,6 +22,7 @@ STUDENT = FORMATS["int4"]  # the engine's `--student int4`
 ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9}
 SEGMENT = 100  # tokens that compression judges at once
 WITH_DRAFT = ("speculative-draft", "compress")
+PADDING = 1024  # rows by which vocabularies of one tokenizer may differ: 151,936 and 152,064 in Qwen2.5
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,13 @@ def techniques(
         draft: a smaller model with the same tokenizer, if there is one.
         accepted: the share of guesses that stand, in place of `ACCEPTED`.
 
-    Raises InvalidRequest for a share that is none.
+    Raises InvalidRequest for a share that is none, and for a draft whose tokens are others.
     """
+    if draft is not None and abs(draft.model.vocab - model.vocab) > PADDING:
+        raise InvalidRequest(
+            f"{draft.model.name} has a vocabulary of {draft.model.vocab:,} tokens and {model.name} one of "
+            f"{model.vocab:,}: a draft needs the model's tokenizer"
+        )
     if accepted is not None and not 0 <= accepted < 1:
         raise InvalidRequest(f"the share of guesses that stand must be from 0 to below 1, not {accepted:g}")
     student = Companion(model, STUDENT)

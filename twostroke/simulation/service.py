@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -19,6 +18,7 @@ from twostroke.simulation.call import Call
 from twostroke.simulation.events import Events
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.router import LeastLoaded, RoundRobin, Router, make_router
+from twostroke.simulation.transfers import Transfers
 from twostroke.simulation.worker import Watch, Worker, failed
 from twostroke.traffic.requests import Arrival, Traffic
 
@@ -27,22 +27,6 @@ RARE = (
     "no room", "cut answer", "lost transfer",
 )  # fmt: skip
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
-
-
-@dataclass(eq=False)
-class Transfer:
-    """KV on its way from one worker to another.
-
-    Attributes:
-        kv: the sender's value, whose pages are its until the receiver has them.
-        arriving: the receiver's value, of pages that nobody reads before all has come; None before it begins.
-    """
-
-    call: Call
-    source: Worker
-    target: Worker
-    kv: KVCache
-    arriving: KVCache | None = None
 
 
 class Service:
@@ -54,7 +38,6 @@ class Service:
         events: what happens when.
         workers: those that live.
         happened: how often each thing of `RARE` has happened.
-        moved_bytes: bytes of KV that arrived.
         steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
     """
 
@@ -84,16 +67,15 @@ class Service:
         self.events = Events()
         self.came, self.calls = 0, list[Call]()
         self.happened: Counter[str] = Counter()
-        self.moved_bytes = self.steps = self.stranded = 0
+        self.steps = self.stranded = 0
         self.workers: list[Worker] = []
         self._watch, self._ended, self._leaps, self._keep = watch, ended, leaps, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
-        self._inboxes: dict[Worker, deque[Transfer]] = {}  # transfers that have not begun
-        self._transfers: dict[Call, Transfer] = {}
         self._routers: dict[Worker, Router] = {}
-        self._lives, self._luck = (random.Random(f"{kind} {fleet.faults.seed}") for kind in ("lives", "luck"))
+        self._transfers = Transfers(fleet, self.events, self.happened, self._again, self._drop)
+        self._lives = random.Random(f"lives {fleet.faults.seed}")
         size = fleet.setup.page_size
         self.router = make_router(fleet.router, size)
         self._decoders: Router | None = None
@@ -118,6 +100,11 @@ class Service:
             pass
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes of KV that arrived."""
+        return self._transfers.moved_bytes
+
+    @property
     def left(self) -> int:
         """Calls that have not ended, those that have not come included."""
         return len(self.traffic.arrivals) - self.came + self._open
@@ -129,8 +116,7 @@ class Service:
 
     def leaked(self) -> int:
         """Number of used pages of all workers that nobody holds. Between two events it is 0."""
-        moving = [kv for one in self._transfers.values() for kv in (one.kv, one.arriving) if kv is not None]
-        found = 0
+        moving, found = self._transfers.held(), 0
         for worker in self.workers:
             worker.settle()
             made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
@@ -144,7 +130,7 @@ class Service:
         worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch, self._leaps)
         self._numbers += 1
         self.workers.append(worker)
-        self._inboxes[worker] = deque()
+        self._transfers.join(worker)
         self._routers[worker] = router
         router.join(worker)
         if self.fleet.router == "kv-aware" and router is self.router:
@@ -168,12 +154,8 @@ class Service:
             self._take_tokens(call, request, now)
             del request  # it holds pages
         worker.orphans += worker.calls
-        for transfer in [one for one in self._transfers.values() if worker in (one.source, one.target)]:
-            self.happened["death of a receiver" if worker is transfer.target else "death of a sender"] += 1
-            self._forget(transfer)
-            worker.orphans.append(transfer.call)
+        worker.orphans += self._transfers.leave(worker)
         self.workers.remove(worker)
-        del self._inboxes[worker]
         self.steps += worker.steps
         worker.die()
         self.stranded += worker.pool.num_used
@@ -243,7 +225,22 @@ class Service:
             self._again(call)
         else:
             self._end(call)
-        self._pump(worker)
+        self._transfers.pump(worker)
+
+    def _drop(self, worker: Worker, call: Call) -> None:
+        """A worker will not get the KV of a call."""
+        self._routers[worker].done(worker, call)
+
+    def _send(self, source: Worker, call: Call, kv: KVCache) -> None:
+        """Send a prompt's KV to a decode worker."""
+        assert self._decoders is not None
+        target = self._decoders.choose(call)
+        if target is None:
+            self._waiting.append(partial(self._again, call))
+        elif not target.alive:
+            target.orphans.append(call)
+        else:
+            self._transfers.send(source, target, call, kv)
 
     def _take_tokens(self, call: Call, request: Request, now: float) -> None:
         """Hand over the tokens that a request has made by now."""
@@ -266,70 +263,3 @@ class Service:
                 self.events.at(call.ended, partial(self._arrive, asked))
             else:
                 self._arrive(asked)
-
-    # Transfers --------------------------------------------------------------------------------------------------
-
-    def _send(self, source: Worker, call: Call, kv: KVCache) -> None:
-        """Send a prompt's KV to a decode worker."""
-        assert self._decoders is not None
-        target = self._decoders.choose(call)
-        if target is None:
-            self._waiting.append(partial(self._again, call))
-        elif not target.alive:
-            target.orphans.append(call)
-        else:
-            self._transfers[call] = transfer = Transfer(call, source, target, kv)
-            self._inboxes[target].append(transfer)
-            self._pump(target)
-
-    def _pump(self, target: Worker) -> None:
-        """Begin the transfers that a worker has room for, in their order."""
-        inbox = self._inboxes[target]
-        while inbox and target.has_room(inbox[0].kv):
-            transfer = inbox.popleft()
-            transfer.arriving = transfer.kv.copy_to(target.pool)
-            target.expected += 1
-            self._begin_transfer(transfer)
-
-    def _begin_transfer(self, transfer: Transfer) -> None:
-        link, faults, now = self.fleet.link, self.fleet.faults, self.events.now
-        assert link is not None
-        size = len(transfer.kv) * self.fleet.setup.entry_bytes
-        free_at = max(now, transfer.source.sends_until, transfer.target.receives_until) + size / link.rate
-        transfer.source.sends_until = transfer.target.receives_until = free_at
-        if faults.lost and now <= faults.until_s and self._luck.random() < faults.lost:
-            self.happened["lost transfer"] += 1
-            self.events.at(now + faults.patience_s, partial(self._lose, transfer))
-        else:
-            self.events.at(free_at + link.latency_s, partial(self._deliver, transfer, size))
-
-    def _deliver(self, transfer: Transfer, size: int) -> None:
-        """All of it has come: the receiver's pages may be read, and the sender's are free."""
-        kv, target = transfer.arriving, transfer.target
-        if kv is None:  # one of the workers died
-            return
-        self._forget(transfer, delivered=True)
-        self.moved_bytes += size
-        target.decode(transfer.call, [kv])
-
-    def _lose(self, transfer: Transfer) -> None:
-        """It has not come for too long: it is prefilled again."""
-        if transfer.arriving is not None:
-            self._forget(transfer)
-            self._again(transfer.call)
-
-    def _forget(self, transfer: Transfer, delivered: bool = False) -> None:
-        """A transfer is over, or will never be: neither side holds pages for it."""
-        target, call, began = transfer.target, transfer.call, transfer.arriving is not None
-        for worker in (transfer.source, target):  # pages of both change now
-            worker.settle()
-        del self._transfers[call]
-        transfer.arriving = None
-        del transfer.kv
-        if began:
-            target.expected -= 1
-        else:
-            self._inboxes[target].remove(transfer)
-        if not delivered and target.alive:
-            self._routers[target].done(target, call)
-            self._pump(target)

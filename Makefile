@@ -93,15 +93,17 @@ bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one pro
 # side by side, whose prefills are shared; then times of TIMED items alone. Each item is kept as it is done, so the same
 # command goes on where it was stopped.
 TIMED ?= 16
-COMPRESSED := plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft,compress:ratio=0.5,scorer=draft,compress:ratio=0.25,scorer=draft
-COMPRESSION := --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(COMPRESSED)
-ACCURACY := $(COMPRESSION) --limit $(LIMIT) --no-timings --batch 16
+COMPRESSED = plain,repeat,ptdo+sinks,compress:ratio=0.75,scorer=draft$(1),compress:ratio=0.5,scorer=draft$(1),compress:ratio=0.25,scorer=draft$(1)
+COMPRESSION = --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --baseline plain --seed 1 --methods $(call COMPRESSED,$(1))
+ACCURACY = $(call COMPRESSION,$(1)) --limit $(LIMIT) --no-timings --batch 16
+# Question, options and what is asked for are three passages of ARC's prompt.
+WHOLE := ,last=3
 KEPT := benchmarks/results/compression
 
 bench-compression: $(VENV)/installed  ## prompt compression beside plain, repeat and PTDO: accuracy and KV of LIMIT items of two tasks, TTFT of TIMED; 20 minutes
-	$(BIN)/twostroke eval cloze --passages 6 --words 60 $(ACCURACY) --output $(KEPT)-cloze
-	$(BIN)/twostroke eval arc-easy --order question --shots 8 $(ACCURACY) --measure answers --max-tokens 8 --output $(KEPT)-arc
-	$(BIN)/twostroke eval cloze --passages 12 --words 60 $(COMPRESSION) --limit $(TIMED) --measure answers --batch 1 --output $(KEPT)-times
+	$(BIN)/twostroke eval cloze --passages 6 --words 60 $(call ACCURACY) --output $(KEPT)-cloze
+	$(BIN)/twostroke eval arc-easy --order question --shots 8 $(call ACCURACY,$(WHOLE)) --measure answers --max-tokens 8 --output $(KEPT)-arc
+	$(BIN)/twostroke eval cloze --passages 12 --words 60 $(call COMPRESSION) --limit $(TIMED) --measure answers --batch 1 --output $(KEPT)-times
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

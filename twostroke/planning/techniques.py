@@ -119,8 +119,9 @@ class Windowed(Technique):
 class Compressed(Technique):
     """`compress`: the companion reads the prompt in segments, and `ratio` of its tokens are prefilled.
 
-    The tokens kept of a segment are entered again behind those kept before them, so the companion enters
-    (1 + ratio) x prompt tokens.
+    It reads all passages first, to choose among them: at half and below there are more than it goes through. Then the
+    tokens kept of a segment are entered again behind those kept before them. So the companion enters (2 + ratio) x
+    prompt tokens, and computes logits of two thirds or more of them.
     """
 
     ratio: float = 0.5
@@ -134,10 +135,11 @@ class Compressed(Technique):
     def prefill(self, roofline: Roofline, prompt: int, shared: int) -> StepTime:
         """A prefix in the index is compressed as well, so nothing of it is found."""
         assert self.companion is not None
-        segments, known = ceil(prompt / SEGMENT), self.entered(prompt) // 2
-        rows = Rows(round(min(SEGMENT, prompt) * (1 + self.ratio)), known, 1)
-        scored = self.companion.roofline(roofline).step([rows])
-        return scored * segments + roofline.step([Rows(self.entered(prompt), 0, 1)])
+        draft, size = self.companion.roofline(roofline), min(SEGMENT, prompt)
+        segments, known = ceil(prompt / size), self.entered(prompt) // 2
+        chosen = draft.step([Rows(size, 0, size)] * segments)
+        scored = draft.step([Rows(round(size * (1 + self.ratio)), known, size)])
+        return chosen + scored * segments + roofline.step([Rows(self.entered(prompt), 0, 1)])
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
     python -m benchmarks.simulated --models smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 
 The model's steps are timed in this process first. Then a server starts, and a few requests of other lengths tell what
-HTTP adds (`http_costs.py`). Then each load is simulated, before it is measured by `twostroke bench serve`: the same
-lengths, prefixes and times of arrival, round by round. Printed are p50 and p99 of TTFT and ITL, and
-simulated / measured - 1.
+HTTP adds (`http_costs.py`). Then each load is measured by `twostroke bench serve`, and simulated: the same lengths,
+prefixes and times of arrival, round by round. Steps are timed once more between any two runs, and a run is simulated
+with those of just before and just after it, since a machine that others use too is not the same for minutes. Nothing is
+taken from the run itself. Printed are p50 and p99 of TTFT and ITL, and simulated / measured - 1.
 
 How many requests come in a second is a part of what the model could serve, by its timed steps and the queueing of
 `twostroke plan`, so each model gets the load that it can take. How long it will take is printed before it begins: the
@@ -36,10 +37,11 @@ from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
 from twostroke.llm import LLM
+from twostroke.models.cost import Predictor
 from twostroke.planning.queueing import Queueing
 from twostroke.planning.service_times import Server
-from twostroke.planning.timed import time_model
-from twostroke.simulation.costs import WithHost
+from twostroke.planning.timed import Timing, time_rounds
+from twostroke.simulation.costs import Priced, WithHost
 from twostroke.simulation.fleet import Fleet
 from twostroke.simulation.here import setup_of
 from twostroke.simulation.opening import Setup
@@ -55,7 +57,7 @@ DEFINITIONS = {
     "asked": "options of the load",
     "rate": "requests a second in open loop: --rate, or --part of the highest that queueing over the timed steps says",
     "rounds": "seconds, simulated and measured, of each round; its seed is that of the load + 1000 a round",
-    "simulated": "median over rounds of the simulation's figure",
+    "simulated": "median over rounds of the simulation's figure, with the steps as timed before and after the run",
     "measured": "median over rounds of the server's figure",
     "error": "simulated / measured - 1",
     "http": "seconds that HTTP adds, from requests of other lengths: to a step, a token, a request, a token of its "
@@ -163,7 +165,13 @@ class Comparison:
         typer.echo(f"{self.model}: its steps are timed, then its server's HTTP")
         with LLM(self.model, kv_bytes=options.kv_bytes, itl_ms=options.itl_ms) as llm:
             scheduler = SchedulerConfig(itl_ms=options.itl_ms)
-            setup = setup_of(llm, time_model(llm, options.timing_s), "radix", scheduler)
+            timing = Timing(llm)
+            time_rounds(timing, options.timing_s)
+            setup = setup_of(llm, timing.result(), "radix", scheduler)
+            self._serve(setup, timing, work)
+
+    def _serve(self, setup: Setup, timing: Timing, work: Path) -> None:
+        options = self.options
         command = [sys.executable, "-m", "twostroke", "serve", "--model", self.model]
         command += ["--host", "127.0.0.1", "--port", "{port}", "--kv-bytes", str(options.kv_bytes)]
         command += ["--itl-ms", "off" if options.itl_ms is None else f"{options.itl_ms:g}"]
@@ -173,26 +181,35 @@ class Comparison:
             setup, http = with_http(setup, probed)
             added = ", ".join(f"{name} {one * 1e3:.3g}" for name, one in http.items())
             typer.echo(f"{self.model}: HTTP adds, in ms: {added}")
-            self._compare(setup, http, server.url)
+            self._compare(setup, timing, http, server.url)
 
-    def _compare(self, setup: Setup, http: dict[str, float], url: str) -> None:
-        """Simulate all that is missing, say how long it will take, and measure it."""
-        simulated: list[tuple[Load, dict[str, Any]]] = []
+    def _compare(self, setup: Setup, timing: Timing, http: dict[str, float], url: str) -> None:
+        """Say how long all that is missing will take; measure it, and simulate it."""
+        missing, seconds = list[Load](), 0.0
         for load, number in self.missing:
             one, facts = load.round(number), self.facts[load.name]
             if load.options.concurrency is None:
                 rate = load.options.rate or self.options.part * highest_rate(setup, load)
                 one = one.at(facts.setdefault("rate", float(f"{rate:.3g}")))
-            simulated.append((one, run(Fleet(setup), one.options.traffic(), Objectives())))
-        seconds = sum(one["duration_s"] + STARTING_S for _, one in simulated)
-        typer.echo(f"{self.model}: {len(simulated)} runs, about {seconds / 60:.1f} minutes")
-        for load, ours in simulated:
+            missing.append(one)
+            seconds += run(Fleet(setup), one.options.traffic(), Objectives())["duration_s"] + STARTING_S
+        typer.echo(f"{self.model}: {len(missing)} runs, about {seconds / 60:.1f} minutes and the times between them")
+        timing.round()
+        for load in missing:
             theirs, facts = bench_serve(url, *load.arguments()), self.facts[load.name]
+            timing.round()
+            ours = run(Fleet(with_kernels(setup, timing.kernels(2))), load.options.traffic(), Objectives())
             facts["rounds"].append({"simulated": percentiles(ours), "measured": percentiles(theirs)})
             facts["figures"] = figures(facts["rounds"])
             facts["simulated_requests_per_wall_second"] = ours["requests_per_wall_second"]
             path = save("simulated", DEFINITIONS, self.model, {"http": http, "loads": self.facts})
             typer.echo(f"{self.model}, {load.name}, round {len(facts['rounds'])}: kept in {path}")
+
+
+def with_kernels(setup: Setup, kernels: Predictor) -> Setup:
+    """The setup with other seconds of its kernels, and what Python and HTTP add as before."""
+    assert isinstance(setup.costs, Priced)
+    return replace(setup, costs=replace(setup.costs, predictor=kernels, known={}))
 
 
 def percentiles(facts: dict[str, Any]) -> dict[str, float]:

@@ -71,10 +71,8 @@ class Timed:
 
 def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambda _: None) -> Timed:
     """Time an opened model for about so many seconds; every shape at least twice, however long that takes."""
-    began, timing = time.perf_counter(), Timing(llm)
-    while timing.rounds < LEAST_ROUNDS or (timing.rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
-        progress(f"timing, round {timing.rounds + 1}")
-        timing.round()
+    timing = Timing(llm)
+    time_rounds(timing, seconds, progress)
     return timing.result()
 
 
@@ -127,8 +125,11 @@ class Timing:
 
     def result(self) -> Timed:
         """What all rounds so far say. At least one has to be over."""
-        predictor = Predictor.fit(self._llm.model.cost, [(step, median(times)) for step, times in self._steps])
-        return self._with_engine(predictor)
+        return self._with_engine(self.kernels(self.rounds))
+
+    def kernels(self, last: int) -> Predictor:
+        """What the last rounds say of the kernels: a machine that others use is not the same from minute to minute."""
+        return Predictor.fit(self._llm.model.cost, [(step, median(times[-last:])) for step, times in self._steps])
 
     def _with_engine(self, predictor: Predictor) -> Timed:
         """Fit what the engine adds to the kernels' seconds: least squares of relative errors, and nothing below 0."""
@@ -162,3 +163,11 @@ def generate(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> list[Reques
     requests: list[Any] = llm.requests(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True))
     llm.engine.run(requests)
     return requests
+
+
+def time_rounds(timing: Timing, seconds: float, progress: Callable[[str], None] = lambda _: None) -> None:
+    """Time for about so many seconds; every shape at least twice."""
+    began = time.perf_counter()
+    while timing.rounds < LEAST_ROUNDS or (timing.rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
+        progress(f"timing, round {timing.rounds + 1}")
+        timing.round()

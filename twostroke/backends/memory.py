@@ -5,6 +5,8 @@ to another page, to a file, to another memory of the same layout. Single entries
 used in part, and for inspection.
 """
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
@@ -16,6 +18,7 @@ from twostroke.system.memory import available_memory
 
 ALL = slice(None)
 HUGE_PAGE = 2 << 20  # bytes
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux, from 5.14 on
 Layout = Literal["plain", "pairs"]
 LAYOUTS: tuple[Layout, ...] = ("plain", "pairs")
 
@@ -94,6 +97,19 @@ class HostMemory:
     def address(self) -> int:
         """Where the first page is; the others follow without a gap."""
         return self._pages.ctypes.data
+
+    def populate(self) -> bool:
+        """Take physical memory for all pages now; what they hold stays. Otherwise whoever writes to a page for the
+        first time waits for the system, which a decode worker's streams would notice.
+
+        Returns whether the system has done so.
+        """
+        start = -(-self.address // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (self.address + self._pages.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = getattr(ctypes.CDLL(None), "madvise", None)
+        if advise is None or size <= 0:
+            return False
+        return advise(ctypes.c_void_p(start), ctypes.c_size_t(size), POPULATE_WRITE) == 0
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         return [self._pages[frame].data.toreadonly() for frame in frames]

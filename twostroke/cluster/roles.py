@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from twostroke.backends.memory import HostMemory
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.sources import PEER, Computing, from_here, from_peer
 from twostroke.engine.request import Request
@@ -134,6 +135,8 @@ class Decoding:
         """
         self._llm, self._student = llm, student
         self._computing = None if student else computing or llm.engine.prefill_seconds(llm.model)
+        if isinstance(memory := llm.pool.memory, HostMemory):
+            memory.populate()  # else the first values that come delay the streams that decode
         self.wire, self.taken_over = Link(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
         self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
         self._releasing = around.workers("release", 4)

@@ -93,7 +93,7 @@ def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
     """They need what they held, and nothing of what was missing."""
 
     def preempt_youngest(self: Placement, lane: Any, error: Any) -> bool:
-        active = self._queues.active
+        active = list(self._queues.active)
         if len(active) > 1:
             self._preempt(active[-1])
         return len(active) > 1

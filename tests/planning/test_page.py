@@ -82,7 +82,8 @@ def test_every_plan_has_a_page(
     model: Specification, machine: Machine, weights: WeightFormat, load: Workload, data: st.DataObject
 ) -> None:
     """Whatever is planned: advice ends, plots are well-formed, and every point lies within its plot."""
-    limits = Limits(8, tuple(FORMATS), techniques(model, Companion(specifications()["smollm2-135m"], FORMATS["bf16"])))
+    draft = replace(specifications()["smollm2-135m"], vocab=model.vocab)
+    limits = Limits(8, tuple(FORMATS), techniques(model, Companion(draft, FORMATS["bf16"])))
     technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
     plan = make_plan(model, machine, weights, 1, load, technique)
     advised = advise(plan, limits)

@@ -301,8 +301,8 @@ class Worker:
 
     def must_be_reserved(self, landing: Landing, frame: int) -> None:
         """What was read lands in a frame: it must still be reserved for it."""
-        assert landing in self.landings, "a late read reaches a page of somebody else"
-        assert frame in self._frames(landing), "a late read reaches a page of somebody else"
+        reserved = landing in self.landings and frame in self._frames(landing)
+        assert reserved, "a late read reaches a page of somebody else"
 
     def _frames(self, landing: Landing) -> list[int]:
         return [self.llm.pool.frame(page) for page in landing.pages]

@@ -22,7 +22,7 @@ import numpy as np
 
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
-from twostroke.engine.flight import Flight
+from twostroke.engine.flight import Drawing, Flight
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.scheduler import share
@@ -69,7 +69,7 @@ class Leap:
         `flight` has the step in flight, if there is one.
         """
         self._model, self._clock, self._flight = model, clock, flight
-        self._drawing = None if flight.step is None else flight._drawings.get(model)
+        self._drawing = _drawing(flight, model)
         self._places, self.decode = [*lanes.decoding, *lanes.entering], len(lanes.decoding)
         self._compiled: SimulatedModel = model.compiled  # pyright: ignore[reportAttributeAccessIssue]
         self._chunks = chunks
@@ -196,7 +196,7 @@ def plan_leap(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -
     queues, flight = engine._queues, engine._flight
     if lanes.others or (queues.waiting and len(queues.running) < engine.config.max_running):
         return None
-    drawing = None if flight.step is None else flight._drawings.get(model)
+    drawing = _drawing(flight, model)
     if flight.step is not None and (drawing is None or [place.lane for place in lanes.decoding] != drawing.lanes):
         return None
     chunks = _chunks(
@@ -204,6 +204,11 @@ def plan_leap(engine: Engine, model: Model, clock: VirtualClock, lanes: Lanes) -
     )
     leap = Leap(model, clock, lanes, flight, chunks) if chunks else None
     return leap if leap is not None and leap.steps.began else None
+
+
+def _drawing(flight: Flight, model: Model) -> Drawing | None:
+    """What draws the tokens of the step in flight, if there is one."""
+    return None if flight.step is None else flight._drawings.get(model)
 
 
 def _chunks(lanes: list[Lane], budget: int, most: int) -> list[list[int]]:

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 2  # reads that are under way
 ALIVE_S = 0.2  # seconds of a read after which this side says that it is there
 
+Arrived = Callable[[Sequence[int], Sequence[memoryview], Sequence[str]], None]  # with the fields of a `Read`
+
 
 @dataclass(frozen=True)
 class Read:
@@ -31,9 +33,9 @@ class Read:
 class Reads:
     """The reads of one transfer, in order."""
 
-    def __init__(self, around: Surroundings, arrived: Callable[[Read], None], alive: Callable[[], None]) -> None:
-        """`arrived` is called with each read that has ended, while its pages are in a cache; `alive` now and then while
-        one is waited for."""
+    def __init__(self, around: Surroundings, arrived: Arrived, alive: Callable[[], None]) -> None:
+        """`arrived` is called with the pages of each read that has ended, while they are in a cache; `alive` now and
+        then while one is waited for."""
         self._around, self._arrived, self._alive = around, arrived, alive
         self._under_way: deque[Read] = deque()
 
@@ -55,7 +57,7 @@ class Reads:
             read, must = self._under_way[0], len(self._under_way) > most
             if read.reading.wait(ALIVE_S if must else 0.0):
                 self._under_way.popleft()
-                self._arrived(read)
+                self._arrived(read.numbers, read.views, read.digests)
                 until = self._around.now() + left()
             elif not must:
                 return

@@ -64,7 +64,7 @@ class Reception:
         self._told: Told | None = None
         self._come: set[int] = set()  # numbers of the pages that are there
         self._reader: PageReader | None = None
-        self._reads = Reads(around, self._was_read, lambda: self._open.send("alive"))
+        self._reads = Reads(around, self._arrived, lambda: self._open.send("alive"))
         self._num_entries = 0
         self._checks = Checks(digesting)
         self._lock = threading.Lock()
@@ -216,9 +216,6 @@ class Reception:
         if message["answer"]:
             self._reads.settle(self._left)
             self._open.send("read")
-
-    def _was_read(self, read: Read) -> None:
-        self._arrived(read.numbers, read.views, read.digests)
 
     def _arrived(self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str]) -> None:
         self._checks.add(numbers, views, digests)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,30 @@ def test_two_programs_that_wait_for_quarantine_do_not_take_turns_in_starting(tin
     llm.pool.num_returning = 0
     llm.pool.release(held)
     llm.engine.finish(requests)
+    assert [request.result for request in requests] == [[5] * 70] * 2
+
+
+def test_who_starts_again_leaves_room_for_an_older_choice_that_has_not_got_its_pages_yet(tiny_llm: TinyLLM) -> None:
+    """Else it would take them, and be preempted for them, again and again."""
+    llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
+    starts, later = list[str](), Future[None]()
+
+    def program(name: str) -> Program:
+        starts.append(name)
+        if name == "older":
+            yield Await(lambda: later)
+        return (yield Prefill([5] * 70)).tokens
+
+    programs = [partial(program, name) for name in ("older", "younger")]
+    requests = [llm.engine.submit(Request(one, SamplingParams(), llm.tokenizer)) for one in programs]
+    for request, pages in zip(requests, (10, 5), strict=True):
+        request.choices[0].needs = {llm.pool: pages}  # as after a preemption
+    for _ in range(5):
+        llm.engine.step()
+    assert starts == ["older"]
+    later.set_result(None)
+    llm.engine.finish(requests)
+    assert starts == ["older", "younger"]
     assert [request.result for request in requests] == [[5] * 70] * 2
 
 

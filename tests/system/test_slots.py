@@ -1,17 +1,10 @@
 """Slots of memory, which goes back to the system."""
 
-import resource
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from tests.residence import resident
 from twostroke.system.slots import CHUNK, Slots
-
-
-def resident() -> int:
-    """Bytes of this process in physical memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("size", [1, 4096, 5000, 368_640, CHUNK + 1])
@@ -30,17 +23,17 @@ def test_slots_do_not_overlap(size: int) -> None:
 def test_memory_is_that_of_the_slots_in_use() -> None:
     """However slots are taken and given back."""
     size, random = 368_640, np.random.default_rng(0)
-    slots, held = Slots(size), list[int]()
-    before = resident()
+    slots, held, known = Slots(size), list[int](), set[int]()
     for _ in range(3):
         while slots.num_used < 300:
             held.append(slots.take())
             slots.view(held[-1])[:] = 1
-        assert resident() - before == pytest.approx(300 * size, rel=0.02, abs=2 << 20)
+        known.update(held)
+        assert sum(resident(slots.view(slot)) for slot in known) == 300 * size
         random.shuffle(held)
         while slots.num_used > 30:
             slots.give_back(held.pop())
-        assert resident() - before == pytest.approx(30 * size, rel=0.02, abs=2 << 20)
+        assert sum(resident(slots.view(slot)) for slot in known) == 30 * size
 
 
 def test_without_memory() -> None:

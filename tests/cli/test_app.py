@@ -1,15 +1,19 @@
 """The command: fast help, clean exits, shared options."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import Result
 
 from twostroke.cli import parsers
+from twostroke.cli.app import app
 
 TWOSTROKE = [sys.executable, "-m", "twostroke"]
 
@@ -18,6 +22,20 @@ def test_help_is_quick_because_what_is_slow_stays_out() -> None:
     code = "import sys; from twostroke.cli.app import app; print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """How each command is called."""
+    if not hasattr(group, "commands"):
+        return [path]
+    return [found for name, command in group.commands.items() for found in commands(command, (*path, name))]
+
+
+@pytest.mark.parametrize("command", commands(typer.main.get_command(app)), ids=" ".join)
+def test_help_shows_defaults_as_a_person_writes_them(command: tuple[str, ...], run: Callable[..., Result]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert not re.search(r"object at 0x|<class|<function|MISSING|default: None", result.stdout)
 
 
 def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:

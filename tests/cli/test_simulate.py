@@ -82,6 +82,11 @@ def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run:
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
 
 
+def test_a_machine_must_be_named(run: Callable[..., Result]) -> None:
+    result = run(*simulate("llama-3-8b", "--rate", 1))
+    assert (result.exit_code, "Missing option '--on'" in result.stderr) == (2, True)
+
+
 def test_a_technique(run_json: Callable[..., dict[str, Any]], run: Callable[..., Result]) -> None:
     facts = run_json(*simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, "--method", "ptdo"))
     assert facts["completed"] == 30

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -275,7 +275,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(kind):
             groups[parameter.name] = kind
             own = get_type_hints(kind, include_extras=True)
-            parameters += [(one.name, one.default, own[one.name]) for one in fields(kind)]
+            parameters += [(one.name, _default(one), own[one.name]) for one in fields(kind)]
         else:
             parameters.append((parameter.name, parameter.default, kind))
 
@@ -293,6 +293,11 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return run
+
+
+def _default(one: Field[Any]) -> Any:
+    """What an option is where nobody gives it; `empty` if it must be given."""
+    return inspect.Parameter.empty if one.default is MISSING else one.default
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The last line on stdout is one JSON object.")]

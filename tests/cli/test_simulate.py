@@ -69,6 +69,9 @@ def test_tables(run: Callable[..., Result]) -> None:
         (("llama-9", "--on", "h100", "--rate", 1), "unknown model"),
         (("llama-3-8b", "--on", "z80", "--rate", 1), "unknown machine"),
         (("llama-3-70b", "--on", "h100", "--rate", 1), "leave no room for KV"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--page-size", 1_000_000), "make pages smaller"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--kv-bytes", 1), "or give more (--kv-bytes)"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--worker-life-s", 0.001), "would never end: 1,000 workers died"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--input-tokens", 90_000), "the longest request"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--router", "best"), "the router must be one of"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefill-workers", 1), "at least one worker each"),
@@ -85,6 +88,13 @@ def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run:
 def test_a_machine_must_be_named(run: Callable[..., Result]) -> None:
     result = run(*simulate("llama-3-8b", "--rate", 1))
     assert (result.exit_code, "Missing option '--on'" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--host-us", "--link-latency-ms", "--worker-down-s"])
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_times_are_numbers_of_at_least_0(option: str, seconds: str, run: Callable[..., Result]) -> None:
+    result = run(*simulate("llama-3-8b", "--on", "h100", "--rate", 1, option, seconds))
+    assert (result.exit_code, "must be a number of at least 0" in result.stderr) == (2, True)
 
 
 def test_a_technique(run_json: Callable[..., dict[str, Any]], run: Callable[..., Result]) -> None:

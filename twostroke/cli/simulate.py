@@ -9,7 +9,7 @@ import typer
 from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import latency_table, note, print_json, stderr_console
-from twostroke.cli.traffic import TrafficOptions, above_zero
+from twostroke.cli.traffic import TrafficOptions, above_zero, zero_or_more
 
 if TYPE_CHECKING:
     from twostroke.simulation.fleet import Fleet
@@ -52,9 +52,13 @@ class EngineOptions:
         Number, _engine(callback=above_zero, help="ITL objective of the scheduler: chunks shrink to meet it.")
     ] = None
     host_us: Annotated[
-        Number, _engine(help="Microseconds in which Python prepares a step.", show_default="0; here: measured")
+        Number,
+        _engine(
+            callback=zero_or_more,
+            help="Microseconds in which Python prepares a step.",
+            show_default="0; here: measured",
+        ),
     ] = None
-
     method: Annotated[
         str,
         _engine(
@@ -111,11 +115,13 @@ class FleetOptions:
     link_gbs: Annotated[
         Number, _fleet(callback=above_zero, help="GB/s of KV from a prefill to a decode worker.", show_default="none")
     ] = None
-    link_latency_ms: Annotated[float, _fleet(min=0, help="Milliseconds that each transfer takes besides.")] = 1.0
+    link_latency_ms: Annotated[
+        float, _fleet(callback=zero_or_more, help="Milliseconds that each transfer takes besides.")
+    ] = 1.0
     worker_life_s: Annotated[
         Number, _fleet(callback=above_zero, help="Mean seconds until a worker dies.", show_default="never")
     ] = None
-    worker_down_s: Annotated[float, _fleet(min=0, help="Seconds until another takes its place.")] = 10.0
+    worker_down_s: Annotated[float, _fleet(callback=zero_or_more, help="Seconds until another takes its place.")] = 10.0
     lost_transfers: Annotated[float, _fleet(min=0, max=0.99, help="Share of transfers that never arrive.")] = 0.0
     fault_seed: Annotated[int, _fleet(min=0, help="Of deaths and losses.")] = 0
 

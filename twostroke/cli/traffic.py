@@ -31,6 +31,7 @@ def parse_range(text: str) -> Any:
 
 
 above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
+zero_or_more = checked(Rule(float, least=0, most=LARGE, optional=True))
 
 
 def load_option(*names: str, **settings: Any) -> Any:

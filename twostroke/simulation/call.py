@@ -26,6 +26,7 @@ class Call:
         worker: who is responsible for it now; None while it waits for one.
         cached, entered: prompt tokens that were found in a prefix index, and those that were not.
         moves: how often it began again, since a worker died or a transfer was lost.
+        deaths: how often a worker died that was responsible for it.
         preemptions: how often an engine preempted it.
     """
 
@@ -39,6 +40,7 @@ class Call:
     cached: int = 0
     entered: int = 0
     moves: int = 0
+    deaths: int = 0
     preemptions: int = 0
 
     @property

@@ -33,7 +33,7 @@ class Faults:
     def __post_init__(self) -> None:
         if self.life_s is not None and not self.life_s > 0:
             raise InvalidRequest(f"a worker lives more than 0 s, not {self.life_s:g}")
-        if min(self.down_s, self.notice_s, self.patience_s) < 0:
+        if not all(0 <= seconds < math.inf for seconds in (self.down_s, self.notice_s, self.patience_s)):
             raise InvalidRequest("seconds of downtime, notice and patience are 0 or more")
         if not 0 <= self.lost < 1:
             raise InvalidRequest(f"the share of lost transfers is at least 0 and below 1, not {self.lost:g}")
@@ -51,7 +51,7 @@ class Link:
     latency_s: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.rate > 0 or self.latency_s < 0:
+        if not self.rate > 0 or not 0 <= self.latency_s < math.inf:
             raise InvalidRequest("a link has a rate above 0, and a latency of 0 s or more")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
 from twostroke.planning.here import stored_format
 from twostroke.planning.machines import find_machine
 from twostroke.planning.models import companion_of, find_model
@@ -61,10 +62,21 @@ def machine_setup(
     if room is None:
         copies = max(1, tp // min(kind.kv_heads for kind in found.model.layers))  # fewer KV heads than devices
         room = int(tp * machine.memory * (1 - RESERVED) - total) // copies
+        if room < 2 * entry:
+            raise InvalidRequest(
+                f"the weights of {found.model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
+                f"say --kv-bytes"
+            )
+    pages = room // (2 * entry * page_size)
+    if pages < 1:
+        raise InvalidRequest(
+            f"a page of {page_size:,} entries takes {2 * entry * page_size:,} bytes, and there are {room:,} for KV: "
+            f"make pages smaller (--page-size), or give more (--kv-bytes)"
+        )
     return Setup(
         model=found.model,
         costs=Peaks(roofline, host_s),
-        pages=room // (2 * entry * page_size),
+        pages=pages,
         page_size=page_size,
         index=index,
         asynchronous=machine.kind != "cpu",

@@ -59,8 +59,7 @@ class Setup:
             raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
         if self.pages < 1 or self.page_size < 1:
             raise InvalidRequest(
-                f"the weights of {self.model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
-                f"say --kv-bytes"
+                f"there must be room for at least one page of KV: {self.pages:,} pages of {self.page_size:,} entries"
             )
 
     @cached_property

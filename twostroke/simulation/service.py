@@ -26,6 +26,7 @@ RARE = (
     "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
     "no room", "cut answer", "lost transfer",
 )  # fmt: skip
+MOST_DEATHS = 1000  # of workers under a call, beyond the tokens that it has got
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
 
 
@@ -95,7 +96,10 @@ class Service:
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until every call has all its tokens."""
+        """Until every call has all its tokens.
+
+        Raises InvalidRequest: workers die too soon for any to get them.
+        """
         while self.left and self.events.step():
             pass
 
@@ -167,6 +171,12 @@ class Service:
         router.leave(worker)
         self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
         for call in sorted(worker.orphans, key=lambda call: call.number):
+            call.deaths += 1
+            if call.deaths - len(call.tokens) > MOST_DEATHS:
+                raise InvalidRequest(
+                    f"request {call.number} would never end: {MOST_DEATHS:,} workers died before it had another token; "
+                    f"workers must live longer than {self.fleet.faults.life_s:g} s"
+                )
             self._again(call)
 
     # Calls ------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Bench:
             yield "kill -9", migration(load, self.kills, made, lambda: made.add("--role", "both"))
 
     def _load(self, url: str, seed: int) -> Load:
-        from twostroke.checkpoints.resolve import open_checkpoint
+        from twostroke.models.checkpoints.resolve import open_checkpoint
 
         return Load(open_checkpoint(self.model).config.vocab_size, url, self.model, seed)
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from twostroke.cluster.local import LocalCluster, Member
 from twostroke.engine.timings import percentile
-from twostroke.traffic.requests import Ask
+from twostroke.study.traffic.requests import Ask
 
 if TYPE_CHECKING:  # they need httpx, which `benchmarks.needs` looks for first
-    from twostroke.perf.serving.client import Client, Outcome
+    from twostroke.study.bench.serving.client import Client, Outcome
 
 STREAMS, STREAM_TOKENS = 4, 200  # short prompts, of which so many decode all the time
 LONG, LONG_OUTPUT, LONG_EVERY_S = 4000, 16, 6.0
@@ -51,7 +51,7 @@ class Load:
         """What `answer` needs; its clock starts now."""
         import httpx
 
-        from twostroke.perf.serving.client import Client
+        from twostroke.study.bench.serving.client import Client
 
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=limits) as http:
@@ -69,7 +69,7 @@ class Load:
 
 async def answer(client: Client, ask: Ask, due: float) -> Outcome:
     """Send a request at its time, in seconds of the client's clock. Raises RuntimeError if it fails."""
-    from twostroke.perf.serving.client import Outcome
+    from twostroke.study.bench.serving.client import Outcome
 
     outcome = Outcome(len(ask.prompt), ask.output_tokens, due)
     await asyncio.sleep(due - client.now())

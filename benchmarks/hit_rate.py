@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from twostroke.api.llm import LLM
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
+from twostroke.study.bench.latency import PromptSource, Shape
 
 INDEXES = ("radix", "hash")
 RATES = (0, 25, 50, 75, 100)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from twostroke.models.cost import Rows, nonnegative_least_squares
-from twostroke.simulation.costs import Priced, StepCosts, WithHost
-from twostroke.simulation.front import Front
-from twostroke.simulation.opening import Setup
+from twostroke.study.simulate.costs import Priced, StepCosts, WithHost
+from twostroke.study.simulate.front import Front
+from twostroke.study.simulate.opening import Setup
 
 SHORT, LONG, ANSWER, STREAMS = 48, 448, 48, 8
 WINDOW = 8  # gaps whose mean is a pace: tokens come late and then several at once

@@ -23,13 +23,13 @@ from benchmarks.needs import needs
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save, today
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.bench.latency import PromptSource, Shape
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 LEAD_TOKENS = 8  # tokens of every stream when the prompt arrives

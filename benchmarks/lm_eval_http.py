@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.peer.environments import environment
 from benchmarks.server_process import ServerProcess
-from twostroke.checkpoints.fetch import fetch
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.evals.tasks.arc import ArcChallenge, ArcEasy
+from twostroke.models.checkpoints.fetch import fetch
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.study.evaluate.tasks.arc import ArcChallenge, ArcEasy
 
 SETS = {"arc-easy": ArcEasy.source, "arc-challenge": ArcChallenge.source}
 TASK = """task: {name}

@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from twostroke.api.llm import LLM
 from twostroke.backends.native.compiled import NativeModel
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.bench.latency import PromptSource, Shape
 
 BATCHES = (1, 8)
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
-from twostroke.llm import LLM
 from twostroke.methods import Method, Plain, method
-from twostroke.perf.latency import PromptSource, Shape
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.bench.latency import PromptSource, Shape
 
 DEFINITIONS = {
     "cold_s": "from the preemption to the next token, minus a step, with an empty prefix index; the least",

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twostroke.api.llm import LLM
 from twostroke.errors import TwostrokeError
-from twostroke.llm import LLM
 
 DRAWN = 3  # sampled answers to each question
 MOST_TOKENS = 96

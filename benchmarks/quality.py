@@ -29,18 +29,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shuffled import shuffled
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.quantize import quantize
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.evals.distance import compare
-from twostroke.evals.statistics import bootstrap
-from twostroke.evals.wikipedia import SOURCE, articles
-from twostroke.llm import LLM
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.quantize import quantize
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.evaluate.distance import compare
+from twostroke.study.evaluate.statistics import bootstrap
+from twostroke.study.evaluate.wikipedia import SOURCE, articles
 from twostroke.system.machine import describe
 
 RESULTS = Path(__file__).parent / "results"

@@ -28,8 +28,8 @@ from benchmarks.peer.processes import peak_rss_bytes, tree
 from benchmarks.peer.report import OTHERS_LIMIT, row
 from benchmarks.peer.weights import describe, ensure_weights
 from benchmarks.server_process import ServerFailed, ServerProcess
-from twostroke.checkpoints.catalog import CATALOG
 from twostroke.errors import TwostrokeError
+from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.system.machine import busy_seconds
 from twostroke.system.machine import describe as describe_machine
 

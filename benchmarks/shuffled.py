@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.config import ROUTER
+from twostroke.models.formats.tensor import RawTensor
 
 
 def shuffled(checkpoint: Checkpoint, seed: int = 0) -> Checkpoint:

@@ -32,20 +32,20 @@ import typer
 from benchmarks.http_costs import Stream, probes, with_http
 from benchmarks.results_file import earlier, save
 from benchmarks.server_process import ServerFailed, ServerProcess
+from twostroke.api.llm import LLM
 from twostroke.cli.simulate import run
 from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
-from twostroke.llm import LLM
 from twostroke.models.cost import Predictor
-from twostroke.planning.queueing import Queueing
-from twostroke.planning.service_times import Server
-from twostroke.planning.timed import Timing, time_rounds
-from twostroke.simulation.costs import Priced, WithHost
-from twostroke.simulation.fleet import Fleet
-from twostroke.simulation.here import setup_of
-from twostroke.simulation.opening import Setup
-from twostroke.traffic.objectives import Objectives
+from twostroke.study.plan.queueing import Queueing
+from twostroke.study.plan.service_times import Server
+from twostroke.study.plan.timed import Timing, time_rounds
+from twostroke.study.simulate.costs import Priced, WithHost
+from twostroke.study.simulate.fleet import Fleet
+from twostroke.study.simulate.here import setup_of
+from twostroke.study.simulate.opening import Setup
+from twostroke.study.traffic.objectives import Objectives
 
 LIMIT = 0.15  # error of p50 and p99 that is aimed at
 STARTING_S = 3.0  # that `bench serve` takes besides, each time
@@ -126,7 +126,7 @@ def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
 
 def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
     """Streams of requests that tell what HTTP adds."""
-    from twostroke.perf.serving.files import REQUESTS  # which needs an extra
+    from twostroke.study.bench.serving.files import REQUESTS  # which needs an extra
 
     bench_serve(url, *arguments, "--output", str(directory))
     return [Stream.of(json.loads(line)) for line in (directory / REQUESTS).read_text().splitlines()]

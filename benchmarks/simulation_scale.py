@@ -19,15 +19,15 @@ from typing import Any
 import typer
 
 from benchmarks.results_file import earlier, save
-from twostroke.simulation.figures import Figures
-from twostroke.simulation.fleet import Fleet
-from twostroke.simulation.machines import machine_setup
-from twostroke.simulation.service import Service
+from twostroke.study.simulate.figures import Figures
+from twostroke.study.simulate.fleet import Fleet
+from twostroke.study.simulate.machines import machine_setup
+from twostroke.study.simulate.service import Service
+from twostroke.study.traffic.arrivals import OpenLoop
+from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.objectives import Objectives
+from twostroke.study.traffic.workload import Workload
 from twostroke.system.machine import peak_rss_bytes
-from twostroke.traffic.arrivals import OpenLoop
-from twostroke.traffic.lengths import Range
-from twostroke.traffic.objectives import Objectives
-from twostroke.traffic.workload import Workload
 
 MODEL, MACHINE, RATE = "llama-3-8b", "h100", 10.0  # requests per second of each worker
 PROMPT, PREFIX, ANSWER, GROUPS = Range(64, 512), 256, Range(16, 64), 50

@@ -8,7 +8,7 @@ Contenders take turns, each round beginning with another. One engine serves them
 answer has the tokens of the plain one and bitwise equal log-probabilities.
 
 A 4-bit checkpoint has no copy that is much smaller: its int4 student is nearly the model itself, and int3 and int2 are
-stored in 4 bits (twostroke/checkpoints/quantize.py). With --weights int8 or bf16 the model is larger and an int4
+stored in 4 bits (twostroke/models/checkpoints/quantize.py). With --weights int8 or bf16 the model is larger and an int4
 student smaller. The channels are then shuffled (benchmarks/shuffled.py), so that 4 bits have a realistic loss.
 """
 
@@ -26,13 +26,13 @@ from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from benchmarks.shuffled import shuffled
 from benchmarks.speculation_workloads import WORKLOADS, Workload
-from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.api.llm import LLM, Completion
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.evals.measures.judge import repetition
-from twostroke.llm import LLM, Completion
 from twostroke.methods import Method, Plain, Speculative
 from twostroke.methods.speculative import Speculation
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.study.evaluate.measures.judge import repetition
 
 DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # default of --draft
 WARM_UP = 8  # tokens of warm-up answers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
+from twostroke.api.llm import LLM
+from twostroke.study.bench.latency import PromptSource, Shape
 
 RANDOM_TOKENS = 256  # length of a prompt of random tokens
 

@@ -23,18 +23,18 @@ from typing import Any
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from twostroke.api.llm import LLM
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.backends.native.ranks import NativeRanks
-from twostroke.llm import LLM
 from twostroke.models.config import GatedMLP, ModelConfig
 from twostroke.models.cost import Rows
-from twostroke.perf.latency import PromptSource, Shape, summarize
-from twostroke.planning.machines import find_machine
-from twostroke.planning.models import find_model
-from twostroke.planning.roofline import Roofline
-from twostroke.planning.weights import weight_format
 from twostroke.sampling.params import SamplingParams
+from twostroke.study.bench.latency import PromptSource, Shape, summarize
+from twostroke.study.plan.machines import find_machine
+from twostroke.study.plan.models import find_model
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.weights import weight_format
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 PREFILLS = (512, 2000, 4096)

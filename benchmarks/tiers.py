@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save, today
 from benchmarks.server_process import free_port
-from twostroke.completion import Completion
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
+from twostroke.api.completion import Completion
+from twostroke.api.llm import LLM
+from twostroke.study.bench.latency import PromptSource, Shape
 
 MODELS = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"]
 LENGTHS = [512, 2000, 8000]

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
 from benchmarks.tiers_served import Differs, ask, make_prompts, same, server
-from twostroke.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.resolve import open_checkpoint
 
 DEFINITIONS = {
     "cold": "TTFT in seconds of each conversation's first question",

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks.peer.processes import current_rss_bytes, peak_rss_bytes, tree
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
+from twostroke.api.llm import LLM
 from twostroke.engine.timings import percentile
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
+from twostroke.study.bench.latency import PromptSource, Shape
 
 OUTPUT = 16
 

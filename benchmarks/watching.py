@@ -27,8 +27,8 @@ from types import TracebackType
 from benchmarks.peer.figures import turn_order
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerProcess
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape
+from twostroke.api.llm import LLM
+from twostroke.study.bench.latency import PromptSource, Shape
 
 WATCHERS = (0, 1, 10)
 

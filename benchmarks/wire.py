@@ -26,18 +26,18 @@ import numpy as np
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from twostroke.backends.memory import HostMemory
+from twostroke.cluster.wire import checksum
+from twostroke.cluster.wire.channel import Channel
+from twostroke.cluster.wire.choose import open_transport
+from twostroke.cluster.wire.nixl import NixlReader, NixlReading, unavailable
+from twostroke.cluster.wire.receiver import Receiver
+from twostroke.cluster.wire.reception import Reception
+from twostroke.cluster.wire.sender import Sender
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import Rope
-from twostroke.wire import checksum
-from twostroke.wire.channel import Channel
-from twostroke.wire.choose import open_transport
-from twostroke.wire.nixl import NixlReader, NixlReading, unavailable
-from twostroke.wire.receiver import Receiver
-from twostroke.wire.reception import Reception
-from twostroke.wire.sender import Sender
 
 SHAPES = {  # layers, KV heads, head size
     "smollm2-135m": (30, 3, 64),

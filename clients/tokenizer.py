@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from benchmarks.peer.weights import once
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
 def tokenizer_directory(model: str, work: Path) -> str:

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, settings
 from tests.kv.counts import check_counts
 from tests.software import kernels
 from tests.tiny import FAMILIES, write_model
-from twostroke.checkpoints import resolve
-from twostroke.checkpoints.catalog import CatalogEntry
-from twostroke.checkpoints.fetch import fetch
+from twostroke.api.llm import LLM
 from twostroke.engine import forecast
 from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
-from twostroke.explain import explanation
-from twostroke.llm import LLM
+from twostroke.models.checkpoints import resolve
+from twostroke.models.checkpoints.catalog import CatalogEntry
+from twostroke.models.checkpoints.fetch import fetch
 from twostroke.models.cost import Predictor
+from twostroke.study.explain import explanation
 
 # The longest files, about half of the time. With `--no-loadscope-reorder` they begin first, so that at the end no
 # worker waits long for another; pytest-xdist would begin with the files that have the most tests.
@@ -38,11 +38,11 @@ LONGEST = [
     "tests/methods/test_speculative.py",
     "tests/test_threads.py",
     "tests/cli/test_app.py",
-    "tests/checkpoints/test_fetch.py",
-    "tests/tiers/test_remote_engine.py",
-    "tests/tiers/test_disk_kills.py",
+    "tests/models/checkpoints/test_fetch.py",
+    "tests/kv/tiers/test_remote_engine.py",
+    "tests/kv/tiers/test_disk_kills.py",
     "tests/models/test_real_models.py",
-    "tests/checkpoints/test_tokenizer.py",
+    "tests/models/checkpoints/test_tokenizer.py",
     "tests/backends/test_native.py",
     "tests/backends/test_sketch.py",
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clients.run import FOLDER, TABLE, Client, read, table
-from twostroke.checkpoints.catalog import CATALOG
+from twostroke.models.checkpoints.catalog import CATALOG
 
 CLIENTS = [read(path) for path in sorted(FOLDER.glob("try_*.py"))]
 

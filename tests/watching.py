@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Program
 from twostroke.engine.track import Token
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 
 Answer = tuple[list[Token], list[str]]  # tokens, and the bits of their KV
 

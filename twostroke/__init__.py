@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
-    from twostroke.async_llm import AsyncDecoding, AsyncLLM
-    from twostroke.conversation.conversation import Conversation
+    from twostroke.api.async_llm import AsyncDecoding, AsyncLLM
+    from twostroke.api.conversation.conversation import Conversation
+    from twostroke.api.llm import LLM, Completion, Decoding, Token
     from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program
     from twostroke.errors import TwostrokeError
     from twostroke.kv.cache import KVCache
-    from twostroke.llm import LLM, Completion, Decoding, Token
     from twostroke.methods import Method, Prompt, method
     from twostroke.sampling.params import SamplingParams
 
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "twostroke.async_llm": ("AsyncDecoding", "AsyncLLM"),
-    "twostroke.conversation.conversation": ("Conversation",),
+    "twostroke.api.async_llm": ("AsyncDecoding", "AsyncLLM"),
+    "twostroke.api.conversation.conversation": ("Conversation",),
     "twostroke.engine.strokes": ("Decode", "Decoded", "Emit", "Prefill", "Prefilled", "Program"),
     "twostroke.errors": ("TwostrokeError",),
     "twostroke.kv.cache": ("KVCache",),
-    "twostroke.llm": ("LLM", "Completion", "Decoding", "Token"),
+    "twostroke.api.llm": ("LLM", "Completion", "Decoding", "Token"),
     "twostroke.methods": ("Method", "Prompt", "method"),
     "twostroke.sampling.params": ("SamplingParams",),
 }

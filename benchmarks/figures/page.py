@@ -12,7 +12,7 @@ from benchmarks.figures.source_004 import source_004
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "figures-of-the-sources.md"
 HEAD = """# The figures of the sources, derived again
 
-Which figures of the texts that this project was built from hold? `python -m benchmarks.figures` writes this page. Every number of "ours" is computed from sizes of models and peaks of machines (`twostroke/planning/data`), with the code of `twostroke plan`; a test compares the page with what the program writes.
+Which figures of the texts that this project was built from hold? `python -m benchmarks.figures` writes this page. Every number of "ours" is computed from sizes of models and peaks of machines (`twostroke/study/plan/data`), with the code of `twostroke plan`; a test compares the page with what the program writes.
 
 "Floor" is the larger of FLOPs at the dense peak and weight bytes at the full bandwidth, on as many cards as stated: no program can be quicker. "Impossible" is a time below its floor. KV and weights are of 16 bits, as in the sources. FLOPs of scores are causal unless it says full.
 

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from twostroke.models.cost import Rows
-from twostroke.planning.machines import Machine
-from twostroke.planning.roofline import Roofline
-from twostroke.planning.specification import Specification
-from twostroke.planning.weights import FORMATS
+from twostroke.study.plan.machines import Machine
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.weights import FORMATS
 
 
 class Row(NamedTuple):

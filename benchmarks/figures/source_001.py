@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.figures.row import Row
-from twostroke.planning.models import specifications
+from twostroke.study.plan.models import specifications
 
 
 def source_001() -> Iterator[Row]:

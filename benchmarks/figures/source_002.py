@@ -5,10 +5,10 @@ from math import ceil
 
 from benchmarks.figures.row import Row, against, floor, off
 from twostroke.models.cost import Rows
-from twostroke.planning.machines import find_machine
-from twostroke.planning.models import specifications
-from twostroke.planning.roofline import Roofline
-from twostroke.planning.weights import FORMATS
+from twostroke.study.plan.machines import find_machine
+from twostroke.study.plan.models import specifications
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.weights import FORMATS
 
 LLAMA, A100, BF16 = specifications()["llama-2-70b"], find_machine("a100"), FORMATS["bf16"]
 PEAK, BANDWIDTH, LINK = A100.flops["bf16"], A100.bandwidth, 300e9

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from benchmarks.figures.row import Row, against, floor, off
 from twostroke.models.cost import Rows
-from twostroke.planning.machines import find_machine
-from twostroke.planning.models import specifications
-from twostroke.planning.roofline import Roofline
-from twostroke.planning.weights import FORMATS
+from twostroke.study.plan.machines import find_machine
+from twostroke.study.plan.models import specifications
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.weights import FORMATS
 
 LLAMA, H100, BF16 = specifications()["llama-3-70b"], find_machine("h100"), FORMATS["bf16"]
 PEAK, BANDWIDTH, MEMORY = H100.flops["bf16"], H100.bandwidth, H100.memory

@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, markdown, parser
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.opened import open_llm, random_prompts
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 LEAD_TOKENS = 16  # of every stream, before the first long prompt arrives

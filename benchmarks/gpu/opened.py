@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.weights import RandomWeights
+from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.llm import LLM
 
 
 def open_llm(

@@ -21,8 +21,8 @@ from benchmarks.gpu.bench import Bench, markdown, parser
 from benchmarks.gpu.card import Card
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.weights import RandomWeights
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.formats.tensor import RawTensor
 
 TOKENS = (1, 16, 64, 128, 2048, 4096)
 CACHE_BYTES = 60 << 20  # of the largest second-level cache

@@ -12,9 +12,9 @@ from benchmarks.gpu.weights import RandomWeights
 from twostroke.backends.interface import Backend, CompiledModel, Drawn, RaggedBatch
 from twostroke.backends.memory import Memory
 from twostroke.errors import InvalidRequest
-from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Cost, Rows
+from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import NO_NOISE
 from twostroke.sampling.params import SamplingParams

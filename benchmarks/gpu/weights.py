@@ -12,10 +12,10 @@ from zlib import crc32
 import ml_dtypes
 import numpy as np
 
-from twostroke.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
-from twostroke.formats.blocks import FORMATS
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
 
 # Where a block has its float16 scale, and its float16 minimum if it has one (bytes from the block's start).
 SCALES: dict[str, tuple[int, int | None]] = {

@@ -16,8 +16,8 @@ from benchmarks.peer.figures import DEFINITIONS
 from benchmarks.peer.report import record, table
 from benchmarks.peer.turns import Workload, compare
 from benchmarks.peer.weights import ensure_weights
-from twostroke.checkpoints.catalog import CATALOG
 from twostroke.errors import TwostrokeError
+from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.system.home import home
 from twostroke.system.machine import describe as describe_machine
 

@@ -1,6 +1,6 @@
 """Figures from the times of tokens: rates, medians over rounds, and ratios. Pure functions.
 
-Rates are of all sequences of a workload together. Unlike in `twostroke.perf.latency`, decode is timed from the
+Rates are of all sequences of a workload together. Unlike in `twostroke.study.bench.latency`, decode is timed from the
 moment when all sequences have their first token: some engines decode some sequences while they prefill others, and
 this must not shift time from prefill to decode. The total includes all of it.
 """

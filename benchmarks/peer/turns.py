@@ -16,9 +16,9 @@ from benchmarks.peer.environments import CannotSetUp, ensure_environment
 from benchmarks.peer.figures import Rates, rates, turn_order
 from benchmarks.peer.protocol import Job, Options
 from benchmarks.peer.weights import ensure_weights
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import TwostrokeError
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.system.machine import busy_seconds
 
 SETTLE_S = 1.5  # after a turn: vLLM polls for a second before it sleeps, OpenMP threads spin for some milliseconds

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.peer.engines import ENGINES, Engine
 from benchmarks.peer.environments import CannotSetUp, ensure_environment, log_file, python, run
-from twostroke.checkpoints.catalog import CATALOG
-from twostroke.checkpoints.fetch import fetch
+from twostroke.models.checkpoints.catalog import CATALOG
+from twostroke.models.checkpoints.fetch import fetch
 
 INT4_GROUP = 128  # optimum's default; rows that it does not divide need a smaller one
 

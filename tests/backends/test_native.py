@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.test_against_transformers import all_logits
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
 from twostroke.backends.native.compiled import NativeModel
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
-from twostroke.formats.blocks import FORMATS
-from twostroke.formats.tensor import RawTensor
-from twostroke.llm import LLM
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
 from twostroke.sampling.statistics import LEAST, draw, likeliest, log_softmax, summarize, weigh
 

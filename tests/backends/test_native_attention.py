@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

@@ -13,8 +13,8 @@ import pytest
 from tests.backends.test_native import products, raw_tensor, to_bfloat16
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
-from twostroke.formats.blocks import FORMATS
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.system.reuse import address
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

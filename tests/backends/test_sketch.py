@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.backends.test_native import raw_tensor, rounds_minima
+from twostroke.api.llm import LLM
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import compiled as native_pass
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
-from twostroke.formats.encode import ENCODERS, Encoder
-from twostroke.formats.tensor import RawTensor
-from twostroke.llm import LLM
+from twostroke.models.formats.encode import ENCODERS, Encoder
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import sound

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.native import library
-from twostroke.llm import LLM
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import NO_NOISE, Noise
 from twostroke.sampling.params import SamplingParams

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twostroke.backends.interface import PAGE
+from twostroke.cluster.wire.receiver import Received
 from twostroke.engine.strokes import Decoded, Prefilled
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
-from twostroke.simulation.audit import leaked
-from twostroke.wire.receiver import Received
+from twostroke.study.simulate.audit import leaked
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker

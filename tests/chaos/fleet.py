@@ -16,10 +16,10 @@ from tests.chaos.reads import Luck, Reads
 from tests.chaos.standin import Sizes
 from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
-from twostroke.simulation.events import Events
-from twostroke.simulation.router import Router, make_router
-from twostroke.wire.tcp import Tcp
-from twostroke.wire.transport import Transport
+from twostroke.cluster.wire.tcp import Tcp
+from twostroke.cluster.wire.transport import Transport
+from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.router import Router, make_router
 
 ROLES = ("prefill", "decode")
 AWAITED = 0.8  # share of faults that wait for a moment of a client

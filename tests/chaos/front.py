@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tests.chaos.tasks import Process, Task
 from twostroke.cluster.asked import Asked
+from twostroke.cluster.wire.channel import WireError
 from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest, KVError
-from twostroke.simulation.call import Call
-from twostroke.traffic.requests import Arrival
-from twostroke.wire.channel import WireError
+from twostroke.study.simulate.call import Call
+from twostroke.study.traffic.requests import Arrival
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import cast
 
-from twostroke.checkpoints.textstream import TextStream
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.textstream import TextStream
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server.grammar import Grammars, json_schema
 

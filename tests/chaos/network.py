@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, cast
 
 from tests.chaos.tasks import Condition, Killed, Process, Task, Tasks, Workers
-from twostroke.wire.channel import LIFE
-from twostroke.wire.surroundings import Address
+from twostroke.cluster.wire.channel import LIFE
+from twostroke.cluster.wire.surroundings import Address
 
 SILENCE_S = dict(LIFE)[socket.TCP_USER_TIMEOUT] / 1000  # after which a connection is given up
 

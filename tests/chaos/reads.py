@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.chaos.network import Network
 from tests.chaos.tasks import Process, Task
-from twostroke.wire.channel import WireError
-from twostroke.wire.landing import Landing
+from twostroke.cluster.wire.channel import WireError
+from twostroke.cluster.wire.landing import Landing
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker

@@ -17,12 +17,12 @@ from tests.chaos.kinds import KINDS, TAUGHT, ask
 from tests.chaos.letters import VOCAB
 from tests.chaos.matrix import Matrix
 from tests.chaos.standin import BOTH, Opened, Sizes
-from tests.wire.pairs import SECRET
+from tests.cluster.wire.pairs import SECRET
+from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.track import Token
-from twostroke.simulation.prompts import tokens_of
-from twostroke.simulation.router import ROUTERS
-from twostroke.traffic.requests import Arrival, Piece
-from twostroke.wire.secret import VARIABLE
+from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.router import ROUTERS
+from twostroke.study.traffic.requests import Arrival, Piece
 
 FAULTS = ("kill", "vanish", "drain", "stop", "silence", "front end")
 HANG_S = 400.0  # seconds after the last fault in which every request has to be over, and after which nothing is held

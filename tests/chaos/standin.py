@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from tests.chaos.letters import VOCAB, Letters
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import Output, RaggedBatch
 from twostroke.backends.memory import HostMemory, Memory
 from twostroke.backends.rows import Ready, Stored, resolved
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.clock import Clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
@@ -30,16 +30,16 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv import spans
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.methods import Method, Prompt
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Cost
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import sample
-from twostroke.simulation.device import Facts
-from twostroke.tiers.tiers import Tiers
+from twostroke.study.simulate.device import Facts
 
 # A digest has as many bytes as the vocabulary has tokens, and they are the logits.
 LAYERS, HEADS, HEAD_DIM = 2, 2, 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import greenlet
 
-from twostroke.simulation.events import Events
+from twostroke.study.simulate.events import Events
 
 
 class Killed(BaseException):

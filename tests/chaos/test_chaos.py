@@ -17,13 +17,13 @@ from tests.chaos import front
 from tests.chaos.matrix import Matrix, missing, table
 from tests.chaos.run import check
 from tests.chaos.tasks import Condition, Process, Tasks
+from twostroke.cluster.wire.checks import Checks
+from twostroke.cluster.wire.lease import Lease
+from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.reception import Reception
 from twostroke.engine.placement import Placement, _pages_held
 from twostroke.engine.request import Request
-from twostroke.simulation.events import Events
-from twostroke.wire.checks import Checks
-from twostroke.wire.lease import Lease
-from twostroke.wire.outgoing import Outgoing
-from twostroke.wire.reception import Reception
+from twostroke.study.simulate.events import Events
 
 LEAST, MOST = 24, 120  # seeds that are run, until all has happened; the long form is `python -m tests.chaos`
 

@@ -14,12 +14,12 @@ from tests.chaos.tasks import Process, Task, Workers
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.roles import Decoding, Prefilling
 from twostroke.cluster.turns import Turns
+from twostroke.cluster.wire.channel import Channel, Message
+from twostroke.cluster.wire.landing import Landing
+from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.sender import Sender
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
-from twostroke.wire.channel import Channel, Message
-from twostroke.wire.landing import Landing
-from twostroke.wire.outgoing import Outgoing
-from twostroke.wire.sender import Sender
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from twostroke.api.llm import LLM
 from twostroke.engine.timings import percentile
-from twostroke.llm import LLM
-from twostroke.perf.latency import PromptSource, Shape, measure
+from twostroke.study.bench.latency import PromptSource, Shape, measure
 
 SMALL = ("--repeats", 2, "--warmup", 1)
 FIELDS = {"model", "backend", "dtype", "threads", "prompt_tokens", "output_tokens", "batch", "repeats",

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from tests.server.conftest import Serving, eventually, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 SMALL = ("--requests", 6, "--warmup", 2, "--input-tokens", "20-40", "--output-tokens", "5")
 
@@ -142,10 +142,10 @@ def test_a_key_is_sent(tiny_directory: Callable[[str], Path], run: Callable[...,
 def test_files_are_not_replaced_and_what_is_missing_is_named(
     tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twostroke.perf.serving.files.find_spec", lambda _: None)
+    monkeypatch.setattr("twostroke.study.bench.serving.files.find_spec", lambda _: None)
     arguments = bench("--url", "http://127.0.0.1:9", "--rate", 1, "--output", tmp_path)
     assert "pip install 'twostroke[bench]'" in run(*arguments).stderr
-    monkeypatch.setattr("twostroke.perf.serving.files.find_spec", lambda _: object())
+    monkeypatch.setattr("twostroke.study.bench.serving.files.find_spec", lambda _: object())
     (tmp_path / "summary.json").write_text("{}")
     assert "has a summary.json already" in run(*arguments).stderr
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from twostroke.api.conversation import Conversation
+from twostroke.api.llm import LLM
 from twostroke.cli.chat import UNSTATED
-from twostroke.conversation import Conversation
 from twostroke.engine.request import Request
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 OPTIONS = ("--max-tokens", 8, "--temperature", 0)

@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.testing import Result
 
-from twostroke.explain.explanation import Explanation
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
+from twostroke.study.explain.explanation import Explanation
 
 TEXT = "the quick brown fox"
 FEW = ("--raw", "--max-tokens", 4, "--ignore-eos")

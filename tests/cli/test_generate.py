@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from twostroke.conversation.fitting import with_cut_passages
-from twostroke.llm import LLM
+from twostroke.api.conversation.fitting import with_cut_passages
+from twostroke.api.llm import LLM
 from twostroke.methods import METHODS, Method, method, registry
 
 PROMPT = ("--prompt", "the quick brown fox")
@@ -221,7 +221,7 @@ def test_a_prompt_past_the_context(run: Callable[..., Result], tiny: str) -> Non
 
 @pytest.mark.models
 def test_the_default_model_answers(run_json: Callable[..., dict[str, Any]]) -> None:
-    from twostroke.checkpoints.catalog import DEFAULT_MODEL
+    from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 
     facts = run_json("generate", "-p", "What is the capital of France?", "--max-tokens", 24)
     assert facts["model"] == DEFAULT_MODEL
@@ -229,7 +229,7 @@ def test_the_default_model_answers(run_json: Callable[..., dict[str, Any]]) -> N
 
 
 def test_the_default_model_is_the_same_everywhere(run: Callable[..., Result]) -> None:
-    from twostroke.checkpoints.catalog import DEFAULT_MODEL
+    from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     assert f"MODEL ?= {DEFAULT_MODEL}\n" in makefile

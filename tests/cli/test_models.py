@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from twostroke.checkpoints.catalog import CATALOG
-from twostroke.formats.tensor import RawTensor
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
+from twostroke.models.checkpoints.catalog import CATALOG
+from twostroke.models.formats.tensor import RawTensor
 
 
 def test_list(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from tests.planning.test_measure import FOUND, needs_kernels
-from tests.planning.test_verify import SMALL
+from tests.study.plan.test_measure import FOUND, needs_kernels
+from tests.study.plan.test_verify import SMALL
 from twostroke.cli import plan_measure
-from twostroke.planning import cells, measured
+from twostroke.study.plan import cells, measured
 
 
 @pytest.fixture

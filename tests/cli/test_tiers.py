@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from tests.tiers.memory_store import MemoryStore, Pages
-from twostroke import llm as llm_module
+from tests.kv.tiers.memory_store import MemoryStore, Pages
+from twostroke.api import llm as llm_module
+from twostroke.api.llm import LLM
 from twostroke.cli.eval import command_line
 from twostroke.cli.options import ModelOptions
 from twostroke.cli.report import found_text, tiers_text
 from twostroke.engine.forecast import Forecast
-from twostroke.evals.tasks import NameIndex
-from twostroke.llm import LLM
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.tiers import Tiers
+from twostroke.study.evaluate.tasks import NameIndex
 
 PROMPT = ("--raw", "--prompt", "the quick brown fox jumps over the lazy dog " * 4, "--max-tokens", 4)
 SECRET = "redis://:s3cret/@127.0.0.1:7777/2"

@@ -12,7 +12,7 @@ from twostroke.backends.native import library
 
 @pytest.fixture(autouse=True)
 def no_torch(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:  # transformers writes the tiny model, and needs it
-    users = ("twostroke.backends.reference.", "twostroke.distilling", "twostroke.pruning")
+    users = ("twostroke.backends.reference.", "twostroke.study.distilling", "twostroke.study.pruning")
     for name in [name for name in sys.modules if name.startswith(users)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)

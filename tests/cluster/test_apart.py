@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.client import Answer, stream
+from twostroke.api.llm import LLM
 from twostroke.cluster.local import LocalCluster, Member
-from twostroke.llm import LLM
 from twostroke.methods import method
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.cluster.messages import message
+from twostroke.api.llm import LLM
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.link import BROKEN, Link, begun
 from twostroke.cluster.turns import Turns, apart
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.grammar import Grammars

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.checkpoints.checkpoint import HfTokenizerSource
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.api.llm import LLM
 from twostroke.cluster.card import write_card
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
+from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 

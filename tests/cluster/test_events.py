@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.cluster.events import DISK, POOL, Events
 from twostroke.cluster.stored import OnDisk
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
-from twostroke.tiers.disk import DiskStore, clear
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.disk import DiskStore, clear
+from twostroke.kv.tiers.tiers import Tiers
 
 TinyLLM = Callable[..., LLM]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.measures import Measures
 from twostroke.cluster.roles import READY, Decoding, Prefilling
 from twostroke.cluster.sources import Computing
 from twostroke.engine.request import Request
-from twostroke.llm import LLM
 from twostroke.methods import Method, Plain, method
 from twostroke.sampling.params import SamplingParams
 

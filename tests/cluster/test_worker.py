@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.messages import message
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 

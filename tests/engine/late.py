@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import CompiledModel, LazyLogits, Output, RaggedBatch
 from twostroke.backends.memory import Memory
 from twostroke.backends.rows import Ready
-from twostroke.llm import LLM
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.scores import TokenScore
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Await, Decode, Prefill, Program
 from twostroke.engine.thread import EngineThread, Update
 from twostroke.errors import OutOfPages
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 PROMPT = list(range(5, 45))

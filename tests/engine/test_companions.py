@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.engine.track import Token
 from twostroke.errors import GeometryMismatch, InvalidRequest
-from twostroke.llm import LLM
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.engine.timings import Pace
 from twostroke.errors import GeometryMismatch, InvalidRequest, OutOfPages
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 from twostroke.sampling.params import SamplingParams
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.late import LATE_S, late
 from tests.tiny import VOCAB, write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine import flight
 from twostroke.engine.request import Request
@@ -17,7 +18,6 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.step import Step
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import NotFinite
-from twostroke.llm import LLM
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import NO_TOKEN

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.engine.late import late
 from tests.tiny import VOCAB, write_model
 from tests.watching import Answer, answers
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams
 

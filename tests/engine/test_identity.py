@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.engine.opening import _identity
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.models.rope import Rope
 
 VARIANTS: tuple[str, ...] = library.variants() if library.unavailable() is None else ()

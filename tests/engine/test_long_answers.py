@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.engine import placement
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
-from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.resolve import open_checkpoint
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import NotFinite
-from twostroke.formats.encode import Encoder
-from twostroke.llm import LLM
 from twostroke.methods import method
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.config import is_weight_matrix
+from twostroke.models.formats.encode import Encoder
 from twostroke.sampling.params import SamplingParams
 
 VARIANTS = ["reference", *([] if library.unavailable() else ["native"])]

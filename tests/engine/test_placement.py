@@ -11,12 +11,12 @@ import pytest
 
 from tests.conftest import no_page_may_be_lost
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.engine import placement
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Await, Prefill, Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]

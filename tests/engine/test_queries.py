@@ -12,13 +12,13 @@ import transformers
 from tests.methods.watching import PROMPT, needs_native, queried
 from tests.models.test_against_transformers import tokens
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import Output, RaggedBatch
 from twostroke.backends.memory import Memory
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.kv.attention import Queries, attention_mass, attention_weights
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import PATIENCE, Request
 from twostroke.engine.scheduler import share
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.watching import Answer, answers
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import TwostrokeError
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 
 COUNT = 40
 VOCAB = 384

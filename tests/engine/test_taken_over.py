@@ -8,10 +8,10 @@ import pytest
 
 from tests.engine.test_engine import CASES
 from tests.samplings import Falling, samplings
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import Method
 from twostroke.sampling.params import SamplingParams
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import PAGE
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 PROMPT = list(range(3, 60))

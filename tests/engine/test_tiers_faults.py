@@ -6,15 +6,15 @@ import threading
 import pytest
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
-from tests.tiers.memory_store import MemoryStore, Pages
+from tests.kv.tiers.memory_store import MemoryStore, Pages
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine import load
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, PageLost
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.sampling.params import SamplingParams
-from twostroke.tiers.tiers import Tiers
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 

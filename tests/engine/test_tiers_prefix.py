@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
-from tests.tiers.memory_store import MemoryStore, Pages
+from tests.kv.tiers.memory_store import MemoryStore, Pages
 from tests.watching import Answer, answers
-from twostroke.async_llm import AsyncLLM
+from twostroke.api.async_llm import AsyncLLM
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.methods import Method, method
 from twostroke.sampling.params import SamplingParams
-from twostroke.tiers.tiers import Tiers
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower
-from tests.tiers.memory_store import MemoryStore
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.watching import Bits
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import PAGE
 from twostroke.backends.native import library
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.sampling.params import SamplingParams
-from twostroke.tiers.tiers import Tiers
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 

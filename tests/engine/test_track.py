@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import write_tokenizer
-from twostroke.checkpoints.checkpoint import HfTokenizerSource
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token, Track
+from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 

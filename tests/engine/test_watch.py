@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.engine.picture import ARRIVING, FREE, HELD, INDEXED, OWNER, PREFIX, SHARED, Picture
 from twostroke.engine.request import Request
 from twostroke.engine.watch import RING, StepRecord, Watch
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Repeat
 from twostroke.sampling.params import SamplingParams
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import no_page_may_be_lost
-from tests.tiers.memory_store import MemoryStore, Pages
-from twostroke import llm as llm_module
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
+from tests.kv.tiers.memory_store import MemoryStore, Pages
+from twostroke.api import llm as llm_module
+from twostroke.api.llm import LLM
 from twostroke.kv.lower import Lower
-from twostroke.llm import LLM
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.tiers import Tiers
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 PAGE_BYTES = 30 * 2 * 3 * 64 * 2 * 16
 

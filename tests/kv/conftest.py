@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kv.tiers.faults import kept
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import GEOMETRY, make_pool
-from tests.tiers.faults import kept
-from tests.tiers.memory_store import MemoryStore
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.kv.counts import check_counts
+from tests.kv.tiers.faults import Faults
 from tests.kv.values import array, computed, make_pool, same_tail
-from tests.tiers.faults import Faults
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
 from twostroke.errors import KVError, OutOfPages, PageLost

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import contents, prefill
-from tests.tiers.memory_store import MemoryStore
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
+from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.writer import Writer
-from twostroke.tiers.names import Namespace, PageName
 
 NewPool = Callable[..., PagePool]
 TIERS = ["host", "disk", "remote"]

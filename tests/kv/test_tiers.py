@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import contents, make_pool, prefill
-from tests.tiers.memory_store import MemoryStore
 from twostroke.backends.interface import PAGE
 from twostroke.backends.rows import Stored
 from twostroke.errors import KVError, OutOfPages, PageLost

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tiny import write_model
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.llm import LLM
 from twostroke.methods import BestOf
 from twostroke.sampling.params import SamplingParams
 

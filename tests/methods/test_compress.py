@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.methods.watching import needs_native, runs_of
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import Compress, Plain, Prompt, method
 from twostroke.methods.compress import Compression, parted
 from twostroke.sampling.params import SamplingParams

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.methods import OverFill, Refresh
 from twostroke.methods.refresh import variance
 from twostroke.models.dropout import Dropout

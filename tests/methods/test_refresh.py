@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import Method, OverFill, Plain, Refresh, method
 from twostroke.methods.refresh import divergence, percentile
 

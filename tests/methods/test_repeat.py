@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.methods import Repeat, method
 
 TinyLLM = Callable[..., LLM]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.methods import Reread
 
 

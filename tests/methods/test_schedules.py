@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native
 from tests.watching import Answer, answers
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
 from twostroke.sampling.params import SamplingParams
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.methods.watching import PROMPT, needs_native, queried, runs_of
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import attention_weights
-from twostroke.llm import LLM
 from twostroke.methods import Plain, Repeat, Snap, method
 from twostroke.methods.repeat import chosen
 

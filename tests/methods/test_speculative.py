@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup
 from twostroke.sampling.draw import Draw

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.methods.test_schedules import TECHNIQUES, prompt
 from tests.methods.watching import needs_native
-from tests.tiers.memory_store import MemoryStore
 from tests.watching import Answer, answers
-from twostroke import llm as llm_module
+from twostroke.api import llm as llm_module
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.methods import Method
 from twostroke.sampling.params import SamplingParams
-from twostroke.tiers.tiers import Tiers
 
 PAGE_BYTES = 3 * 2 * 2 * 64 * 2 * 16
 PLACES = [  # index, pages in the pool, pages in the host, stores, share of the pages asked for that reads give

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tests.watching import watched
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decoded, Prefill, Prefilled, Program
-from twostroke.llm import LLM
 from twostroke.methods import Method, Prompt
 from twostroke.sampling.params import SamplingParams
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 TOLERANCE = 1e-3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work, nonnegative_least_squares
 from twostroke.models.rope import Rope

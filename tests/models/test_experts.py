@@ -14,14 +14,14 @@ import pytest
 from tests.models.test_against_transformers import all_logits, tokens
 from tests.tiny import VOCAB, write_model
 from tests.watching import answers
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.gguf.config import tensor_names
-from twostroke.checkpoints.gguf.file import open_gguf
-from twostroke.checkpoints.huggingface.directory import open_huggingface
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError
-from twostroke.llm import LLM
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.gguf.config import tensor_names
+from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 from twostroke.models.config import Experts
 from twostroke.sampling.params import SamplingParams
 
@@ -179,7 +179,7 @@ def test_the_same_bits_under_every_schedule(variant: str, directory: Path) -> No
 
 def test_a_router_keeps_its_bits(directory: Path) -> None:
     """Matrices are re-encoded on load; a router is not, since a wrong choice of experts costs much."""
-    from twostroke.checkpoints.quantize import quantize as re_encoded
+    from twostroke.models.checkpoints.quantize import quantize as re_encoded
 
     checkpoint = re_encoded(open_huggingface(directory), "int4")
     assert checkpoint.tensor("layers.0.router").format == "F32"

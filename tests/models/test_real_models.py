@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.models.test_against_transformers import all_logits, assert_close
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 COUNTS = [1, 17, 600]  # 600 is past Gemma's window of 512
 # Real text: random tokens give Gemma activations at which float32 itself has an error of 2e-3 (docs/log.md).

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import VOCAB, write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.native import library
 from twostroke.backends.rows import Rows
-from twostroke.llm import LLM
 
 # Rows of each sequence, and the entries before them: few, so that keys are prefetched, some, and so many that blocks
 # share one memory.

@@ -10,8 +10,8 @@ import pytest
 
 from tests.page.conftest import Screen
 from tests.server.conftest import LONG, Serving, eventually, serving
-from twostroke.explain.attention import attention_of
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
+from twostroke.study.explain.attention import attention_of
 
 SHOWN = """# A cache
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.explain import test_page
-from twostroke.explain.explanation import Explanation
-from twostroke.explain.page import write_page
+from tests.study.explain import test_page
+from twostroke.study.explain.explanation import Explanation
+from twostroke.study.explain.page import write_page
 
 made = test_page.made
 

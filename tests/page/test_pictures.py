@@ -12,7 +12,7 @@ import pytest
 
 from tests.page.conftest import Screen
 from tests.server.conftest import Serving, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WHY = "pictures are made on demand (TWOSTROKE_PICTURES=1)"

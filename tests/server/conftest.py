@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.app import create_app
 from twostroke.server.listen import Server, make_server
 from twostroke.server.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import Constraint
 
 NAMES = ["a", "b", "kind", 'é"', "a/b~c", "x-1"]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.tools.parser import parser_factory
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server import scripted
 from tests.server.conftest import Serving, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.anthropic.answer import MessageAnswer
 
 SYSTEM, QUESTION = "be quick", "the fox?"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.methods.watching import needs_native
 from tests.server.conftest import Serving, eventually, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.contexts.contexts import Contexts
 
 FOX = "the quick brown fox jumps over the lazy dog "

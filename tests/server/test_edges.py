@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import Serving, asgi, serving
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.server.errors import ApiError
 from twostroke.server.http.surrogates import refuse_halves
 from twostroke.server.preflight.supervisor import LONG_BODY

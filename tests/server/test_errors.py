@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.conftest import Serving, asgi
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.http.middleware import Middleware
 from twostroke.server.settings import Settings
 

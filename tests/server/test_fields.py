@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.server.conftest import Serving, asgi
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.chat import ChatBody, Message
 from twostroke.server.openai.schemas.completions import CompletionBody

@@ -8,8 +8,8 @@ from typing import Any
 import llguidance
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars, choice, json_schema, lark, regex
 from twostroke.server.tools import grammar
 

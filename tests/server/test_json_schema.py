@@ -10,9 +10,9 @@ import pytest
 from jsonschema.validators import validator_for
 
 from tests.server.schemas import Schemas, Texts
-from twostroke.checkpoints import resolve
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints import resolve
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.grammar import Grammar, Grammars, json_schema, with_options
 from twostroke.server.json_schema.patterns import Untranslatable, translate
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.server.conftest import Serving, serving
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
+from twostroke.models.checkpoints.resolve import open_checkpoint
 
 PAGES = 12
 LIMIT = PAGES * 16  # entries of the pool, much less than the model's context

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from tests.server.conftest import LONG, Serving, eventually, serving
+from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method
 from twostroke.server.app import create_app
 from twostroke.server.settings import Settings

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import LONG, Serving, eventually, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.observability.logs import JsonFormatter, TextFormatter, request_id
 
 

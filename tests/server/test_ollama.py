@@ -9,7 +9,7 @@ import pytest
 
 from tests.server import scripted
 from tests.server.conftest import Serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.ollama.answers import OllamaAnswer
 
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]

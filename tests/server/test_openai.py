@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from tests.server.conftest import LONG, Serving, eventually, serving
-from twostroke.conversation.fitting import with_cut_passages
-from twostroke.llm import LLM
+from twostroke.api.conversation.fitting import with_cut_passages
+from twostroke.api.llm import LLM
 from twostroke.methods import method
 
 SAMPLED: Any = {"max_tokens": 20, "temperature": 1.0, "seed": 5}

@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from tests.server.conftest import Serving, eventually, serving
-from twostroke.explain.attention import attention_of
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.methods import METHODS
 from twostroke.server.app import create_app
 from twostroke.server.page import feed, routes
 from twostroke.server.settings import Settings
+from twostroke.study.explain.attention import attention_of
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server import scripted
 from tests.server.conftest import Serving, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.items import offered

@@ -15,8 +15,8 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tests.server.conftest import LONG, Serving, eventually, serving
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.server.http import middleware
 from twostroke.server.http.loading import LoadingPage
 from twostroke.server.listen import listen

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.server.conftest import Serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 PROMPTS = ["the quick brown fox", "a lazy dog é😀 你好", [5, 6, 7, 300], [9, 9]]
 

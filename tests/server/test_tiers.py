@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from tests.kv.tiers.memory_store import MemoryStore, Pages
 from tests.server.conftest import Serving, serving
 from tests.server.test_metrics import read
-from tests.tiers.memory_store import MemoryStore, Pages
-from twostroke import llm as llm_module
+from twostroke.api import llm as llm_module
+from twostroke.api.llm import LLM
 from twostroke.engine.forecast import Forecast
-from twostroke.llm import LLM
+from twostroke.kv.tiers.tiers import Tiers
 from twostroke.server.observability.tier_metrics import REASONS
-from twostroke.tiers.tiers import Tiers
 
 MESSAGES: Any = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 4}]
 PROMPT = [7, 8, 9, 10] * 12 + [5, 6]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Serving, serving
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 
 pytestmark = pytest.mark.models
 

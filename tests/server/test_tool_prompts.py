@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.tiny import write_tokenizer
-from twostroke.checkpoints.chat import ChatTemplates
-from twostroke.checkpoints.checkpoint import HfTokenizerSource
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.chat import ChatTemplates
+from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.tools import described, prompt_messages

@@ -10,10 +10,10 @@ import pytest
 
 from tests.server.conftest import Serving, serving
 from tests.tiny import write_model
-from twostroke.conversation import Conversation, Overflow
-from twostroke.conversation.fitting import LeftOut
-from twostroke.conversation.window import Extent, Room
-from twostroke.llm import LLM
+from twostroke.api.conversation import Conversation, Overflow
+from twostroke.api.conversation.fitting import LeftOut
+from twostroke.api.conversation.window import Extent, Room
+from twostroke.api.llm import LLM
 
 SLOTS, SINKS = 256, 2
 WORDS = (" fox", " dog", " lazy", " quick")  # a token each, so that their text has the same tokens again

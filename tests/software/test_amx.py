@@ -9,10 +9,10 @@ import pytest
 from tests.backends.test_native import odd_columns, raw_tensor
 from tests.software import kernels
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(

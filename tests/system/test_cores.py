@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.system.cores import MOST, count_threads, usable_cores
 
 SECOND, FIRST = "0::/system/a.service", "4:cpu,cpuacct:/docker/a\n3:memory:/b"

@@ -13,17 +13,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import make_pool
-from tests.tiers.memory_store import MemoryStore
 from twostroke.engine.fair_lock import FairLock
 from twostroke.engine.turns import Turns
 from twostroke.kv.pages import POOL
+from twostroke.kv.tiers.disk.ledger import Account, Ledger
+from twostroke.kv.tiers.names import Namespace
+from twostroke.kv.tiers.private import PrivatePages
+from twostroke.kv.tiers.remote.endpoint import Endpoint
+from twostroke.kv.tiers.workers import Workers
 from twostroke.system import interrupts
-from twostroke.tiers.disk.ledger import Account, Ledger
-from twostroke.tiers.names import Namespace
-from twostroke.tiers.private import PrivatePages
-from twostroke.tiers.remote.endpoint import Endpoint
-from twostroke.tiers.workers import Workers
 
 
 def at_each_moment(act: Callable[[], object], check: Callable[[], object], presses: int = 1) -> int:

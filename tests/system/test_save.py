@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.api.llm import LLM
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.system.save import replacing
 
 

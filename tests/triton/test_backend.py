@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.backends.test_step_in_flight import batch
-from tests.explain.test_states import asked
+from tests.study.explain.test_states import asked
+from twostroke.api.llm import LLM
 from twostroke.backends.rows import Stored
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import NO_NOISE, Noise
 from twostroke.sampling.params import SamplingParams

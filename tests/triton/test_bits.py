@@ -12,8 +12,8 @@ from twostroke.backends.triton import work
 from twostroke.backends.triton.backend import TritonBackend
 from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.linear import Dense, Linear, Scratch
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="bits are those of a GPU")

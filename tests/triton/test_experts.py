@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from twostroke.backends.ranks.shares import Split
 from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.backends.triton.experts import Mixture, Rooms
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.packed import Packed
-from twostroke.formats.blocks import FORMATS
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
-from twostroke.ranks.shares import Split
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
 
 PLAIN = Experts(count=6, chosen=2, intermediate_size=72)
 HIDDEN, PADDED = 136, 256  # no multiples of the tiles' sizes

@@ -16,7 +16,7 @@ from benchmarks.gpu.steps import Part, Stepper
 from benchmarks.gpu.weights import WEIGHTS, RandomWeights
 from twostroke.backends.interface import POSITION, STOP
 from twostroke.backends.reference.backend import ReferenceBackend
-from twostroke.formats.blocks import FORMATS
+from twostroke.models.formats.blocks import FORMATS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(path.stem for path in (ROOT / "benchmarks" / "gpu").glob("*.py") if "__main__" in path.read_text())

@@ -7,8 +7,8 @@ import torch
 from twostroke.backends.triton.kernels import packed as kernels
 from twostroke.backends.triton.linear import Dense, Gated, Linear, Scratch, place
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed
-from twostroke.formats.blocks import FORMATS
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
 
 HEIGHT = 72  # of a gated pair: no whole tiles
 

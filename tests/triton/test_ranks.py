@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ranks.scenario import bits, differences, finite
+from tests.backends.ranks.scenario import bits, differences, finite
 from tests.tiny import write_model
+from twostroke.api.llm import LLM
 from twostroke.backends import torch_ranks
+from twostroke.backends.ranks import links
+from twostroke.backends.ranks.shares import Share
 from twostroke.backends.triton.backend import TritonBackend
 from twostroke.backends.triton.linear import Dense, Linear, Scratch
 from twostroke.engine.request import Request
@@ -23,10 +26,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import RankLost
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
 from twostroke.models.dropout import Dropout
-from twostroke.ranks import links
-from twostroke.ranks.shares import Share
 from twostroke.sampling.params import SamplingParams
 
 Open = Callable[..., LLM]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from twostroke.backends.interface import Backend
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
+from twostroke.backends.ranks.processes import PATIENCE_S, under_torchrun
 from twostroke.errors import InvalidRequest
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.processes import PATIENCE_S, under_torchrun
+from twostroke.models.formats.tensor import RawTensor
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def create_backend(
 def follow_torchrun() -> None:
     """In a process that `torchrun` has started as another rank than 0: follow rank 0, and end with it (SystemExit)."""
     if under_torchrun() and os.environ["RANK"] != "0":
-        from twostroke.ranks.group import ANY_TIME, Group
+        from twostroke.backends.ranks.group import ANY_TIME, Group
 
         group = Group.of_torchrun(PATIENCE_S)
         kind, *facts = group.receive(limit=ANY_TIME)
@@ -106,7 +106,7 @@ def _require_gpus(device: str, tp: int) -> None:
     try:
         import torch
 
-        from twostroke.ranks import links
+        from twostroke.backends.ranks import links
     except ModuleNotFoundError as error:
         raise InvalidRequest(f"device {device!r} needs {error.name}: pip install 'twostroke[gpu]'") from None
     needed, found = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else tp, torch.cuda.device_count()

@@ -43,8 +43,8 @@ import numpy as np
 
 from twostroke.backends.memory import Memory
 from twostroke.errors import EngineFailed
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.scores import TokenScore
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from twostroke.backends.memory import HostMemory, Layout, Memory
-from twostroke.formats.blocks import numpy_dtype
-from twostroke.ranks.shares import Share
+from twostroke.backends.ranks.shares import Share
+from twostroke.models.formats.blocks import numpy_dtype
 
 
 class Asks(Protocol):

@@ -12,15 +12,15 @@ import numpy as np
 from twostroke.backends.interface import RaggedBatch, Weights
 from twostroke.backends.memory import Memory
 from twostroke.backends.ranked_memory import Shapes, act
+from twostroke.backends.ranks import processes
+from twostroke.backends.ranks.group import ANY_TIME, Group, dist
+from twostroke.backends.ranks.links import Links
+from twostroke.backends.ranks.processes import Peer
 from twostroke.backends.reference.memory import device_kv_room
 from twostroke.backends.torch_ranks import Facts, NewMemory
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks import processes
-from twostroke.ranks.group import ANY_TIME, Group, dist
-from twostroke.ranks.links import Links
-from twostroke.ranks.processes import Peer
+from twostroke.models.formats.tensor import RawTensor
 
 
 class Followed(Protocol):

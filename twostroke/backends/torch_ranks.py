@@ -20,15 +20,15 @@ import numpy as np
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import Memory, host_kv_room
 from twostroke.backends.ranked_memory import RankedMemory, Shapes
+from twostroke.backends.ranks import links, processes
+from twostroke.backends.ranks.group import Group, dist
+from twostroke.backends.ranks.links import Links, device_of
+from twostroke.backends.ranks.processes import Followers
+from twostroke.backends.ranks.shares import Share, Split
 from twostroke.backends.reference.memory import device_kv_room
 from twostroke.errors import RankLost
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ROUTER, ModelConfig
-from twostroke.ranks import links, processes
-from twostroke.ranks.group import Group, dist
-from twostroke.ranks.links import Links, device_of
-from twostroke.ranks.processes import Followers
-from twostroke.ranks.shares import Share, Split
+from twostroke.models.formats.tensor import RawTensor
 
 FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
 NewMemory = Callable[[tuple[int, ...], str, str], Memory]  # of a shape, a dtype, and a device

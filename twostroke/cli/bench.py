@@ -11,8 +11,8 @@ from twostroke.cli.options import JsonFlag, ModelOptions, spread
 from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
-    from twostroke.llm import LLM
-    from twostroke.perf.latency import Latency, Shape
+    from twostroke.api.llm import LLM
+    from twostroke.study.bench.latency import Latency, Shape
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 app.command()(bench_serve.serve)
@@ -59,7 +59,7 @@ def latency(
     began = time.perf_counter()
     with model_options.open(**changes) as llm:
         load_s = time.perf_counter() - began
-        from twostroke.perf.latency import PromptSource, Shape
+        from twostroke.study.bench.latency import PromptSource, Shape
 
         if prompt is not None:
             prompt_tokens = [len(llm.encode(prompt))]
@@ -76,7 +76,7 @@ def run(llm: "LLM", shapes: "list[Shape]", repeats: int, warmup: int, prompts: A
     """Measure, with a bar on stderr where that is a terminal."""
     from rich.progress import Progress
 
-    from twostroke.perf.latency import measure
+    from twostroke.study.bench.latency import measure
 
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
         task = bar.add_task("measuring", total=len(shapes) * (repeats + warmup))

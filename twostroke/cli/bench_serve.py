@@ -14,9 +14,9 @@ from twostroke.errors import InvalidRequest
 from twostroke.system.extras import extra
 
 if TYPE_CHECKING:
-    from twostroke.perf.serving.drive import LoadTest
-    from twostroke.perf.serving.target import Target
-    from twostroke.traffic.requests import Traffic
+    from twostroke.study.bench.serving.drive import LoadTest
+    from twostroke.study.bench.serving.target import Target
+    from twostroke.study.traffic.requests import Traffic
 
 
 @spread
@@ -54,10 +54,10 @@ def serve(
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
     with a report of what was measured so far."""
     with extra("bench", "bench serve"):
-        from twostroke.perf.serving import files
-        from twostroke.perf.serving.figures import DEFINITIONS, summarize
+        from twostroke.study.bench.serving import files
+        from twostroke.study.bench.serving.figures import DEFINITIONS, summarize
+        from twostroke.study.traffic.objectives import Objectives
         from twostroke.system.machine import describe as describe_machine
-        from twostroke.traffic.objectives import Objectives
 
     traffic_options.check()
     if output is not None:
@@ -94,11 +94,11 @@ def measure(
     import httpx
     from rich.progress import Progress
 
-    from twostroke.perf.serving.client import Client
-    from twostroke.perf.serving.drive import drive
-    from twostroke.perf.serving.target import inspect
-    from twostroke.traffic.arrivals import ClosedLoop
-    from twostroke.traffic.requests import WARMUP
+    from twostroke.study.bench.serving.client import Client
+    from twostroke.study.bench.serving.drive import drive
+    from twostroke.study.bench.serving.target import inspect
+    from twostroke.study.traffic.arrivals import ClosedLoop
+    from twostroke.study.traffic.requests import WARMUP
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/v1")

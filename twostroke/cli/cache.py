@@ -12,7 +12,7 @@ from twostroke.cli.report import print_json, size
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.tiers.inventory import Holding
+    from twostroke.kv.tiers.inventory import Holding
 
 app = typer.Typer(help="Show, check and clear KV on disk or in a remote store.", no_args_is_help=True)
 Where = Annotated[
@@ -110,12 +110,12 @@ def print_table(holdings: "Sequence[Holding]", nothing: str, *, damaged: bool = 
 def _place(where: str) -> tuple[Any, Any]:
     """The package of the tier that is meant, and the place as its functions take it. Raises InvalidRequest."""
     if "://" in where:
-        from twostroke.tiers import remote
+        from twostroke.kv.tiers import remote
 
         return remote, where
     directory = Path(where).expanduser()
     if not directory.is_dir():
         raise InvalidRequest(f"there is no directory {where}: give that of --kv-disk, or a URL, redis://HOST:PORT/DB")
-    from twostroke.tiers import disk
+    from twostroke.kv.tiers import disk
 
     return disk, directory

@@ -19,7 +19,7 @@ from twostroke.cli.report import note, pace_text, print_json, size
 from twostroke.errors import TwostrokeError
 
 if TYPE_CHECKING:
-    from twostroke.conversation import Conversation, Reply
+    from twostroke.api.conversation import Conversation, Reply
 
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
@@ -54,7 +54,7 @@ def chat(
     Replies are sampled with the model's own generation defaults where it states any (`twostroke models show`),
     else with a temperature of 0.7 and a top-p of 0.9.
     """
-    from twostroke.conversation import Conversation, Overflow
+    from twostroke.api.conversation import Conversation, Overflow
 
     sampling.params()  # wrong ones are reported before the model is loaded
     overflow = Overflow(when_full, sinks)

@@ -10,15 +10,15 @@ import typer
 from twostroke.cli.options import JsonFlag, MethodModule, ModelOptions, load_method_modules, options_of, spread
 from twostroke.cli.parsers import parse_pair, without_password
 from twostroke.cli.report import note, print_json, stderr_console
-from twostroke.evals.options import Options
-from twostroke.evals.task import Task
-from twostroke.evals.tasks import ArcChallenge, ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
 from twostroke.fields import rules
+from twostroke.study.evaluate.options import Options
+from twostroke.study.evaluate.task import Task
+from twostroke.study.evaluate.tasks import ArcChallenge, ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
 
 if TYPE_CHECKING:
-    from twostroke.evals.contenders import Contender
-    from twostroke.evals.evaluation import Evaluation, Line
-    from twostroke.evals.summary import Summary
+    from twostroke.study.evaluate.contenders import Contender
+    from twostroke.study.evaluate.evaluation import Evaluation, Line
+    from twostroke.study.evaluate.summary import Summary
 
 FLAGS = {
     ("chat", True): "--chat",
@@ -55,7 +55,7 @@ class ContenderOptions:
     def contenders(self) -> "list[Contender]":
         """Raises InvalidRequest for an unknown method or parameter, BadParameter for a wrong form."""
         load_method_modules(self.method_module)
-        from twostroke.evals.contenders import contender
+        from twostroke.study.evaluate.contenders import contender
 
         made: list[Contender] = []
         for spec in split_methods(self.methods):
@@ -130,9 +130,9 @@ def evaluate(
     task: Task, compared: ContenderOptions, eval_options: EvalOptions, model_options: ModelOptions, as_json: bool
 ) -> None:
     """Run, write what --output asks for, and print a table, or the summary as JSON."""
-    from twostroke.evals.evaluation import Evaluation
-    from twostroke.evals.report import report, write
-    from twostroke.evals.summary import summarize
+    from twostroke.study.evaluate.evaluation import Evaluation
+    from twostroke.study.evaluate.report import report, write
+    from twostroke.study.evaluate.summary import summarize
     from twostroke.system.machine import describe
 
     contenders, options = compared.contenders(), eval_options.options()  # before a model is loaded
@@ -180,7 +180,7 @@ def print_table(summary: "Summary") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from twostroke.evals.report import headlines, shown
+    from twostroke.study.evaluate.report import headlines, shown
 
     console = Console(highlight=False)
     for name, metrics in summary.metrics.items():

@@ -54,15 +54,15 @@ def explain(
     method = method_options.build()
     model_options.check_companions(method)
     with model_options.open() as llm:
-        from twostroke.explain.explanation import Aspects, explain
-        from twostroke.explain.explanation import as_json as plain
+        from twostroke.study.explain.explanation import Aspects, explain
+        from twostroke.study.explain.explanation import as_json as plain
 
         tokens = asked.tokens(llm, text)
         aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
         with Loading(f"answering {len(tokens):,} tokens, and watching"):
             made = explain(llm, text, tokens, params, aspects)
         if html is not None:
-            from twostroke.explain.page import write_page
+            from twostroke.study.explain.page import write_page
 
             write_page(html, made)
             note(f"written to {html}")
@@ -71,7 +71,7 @@ def explain(
             return
         from rich.console import Console
 
-        from twostroke.explain.terminal import show
+        from twostroke.study.explain.terminal import show
 
         show(Console(highlight=False), made, everything)
         facts = made.model

@@ -11,9 +11,9 @@ from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from twostroke.api.llm import LLM
     from twostroke.engine.request import Request
     from twostroke.engine.track import Token
-    from twostroke.llm import LLM
 
 
 @spread
@@ -76,7 +76,7 @@ def generate(
 
 def cut(llm: "LLM", text: str, budget: int) -> str:
     """The text with its passages cut to a budget; what was cut is told on stderr."""
-    from twostroke.conversation.fitting import with_cut_passages
+    from twostroke.api.conversation.fitting import with_cut_passages
 
     [message], left_out = with_cut_passages([{"role": "user", "content": text}], budget, llm.tokenizer)
     if left_out:

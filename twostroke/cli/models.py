@@ -12,9 +12,9 @@ from twostroke.cli.options import JsonFlag
 from twostroke.cli.report import Loading, note, print_json, size
 
 if TYPE_CHECKING:
-    from twostroke.checkpoints.catalog import CatalogEntry
-    from twostroke.checkpoints.checkpoint import Checkpoint
-    from twostroke.checkpoints.tokenizer import Tokenizer
+    from twostroke.models.checkpoints.catalog import CatalogEntry
+    from twostroke.models.checkpoints.checkpoint import Checkpoint
+    from twostroke.models.checkpoints.tokenizer import Tokenizer
     from twostroke.models.config import ModelConfig
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
@@ -25,7 +25,7 @@ KV_DTYPES = ("float32", "bfloat16")
 @app.command("list")
 def list_models(*, as_json: JsonFlag = False) -> None:
     """The catalog: models that are fetched by name."""
-    from twostroke.checkpoints.catalog import CATALOG
+    from twostroke.models.checkpoints.catalog import CATALOG
 
     entries = [catalog_facts(entry) for entry in CATALOG.values()]
     if as_json:
@@ -46,7 +46,7 @@ def list_models(*, as_json: JsonFlag = False) -> None:
 @app.command()
 def pull(name: Name, *, as_json: JsonFlag = False) -> None:
     """Fetch a model, unless it is there already."""
-    from twostroke.checkpoints.resolve import open_checkpoint
+    from twostroke.models.checkpoints.resolve import open_checkpoint
 
     with Loading(f"fetching {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
@@ -64,8 +64,8 @@ def pull(name: Name, *, as_json: JsonFlag = False) -> None:
 @app.command()
 def show(name: Name, *, as_json: JsonFlag = False) -> None:
     """What a model is made of, without loading its weights."""
-    from twostroke.checkpoints.catalog import CATALOG
-    from twostroke.checkpoints.fetch import is_fetched
+    from twostroke.models.checkpoints.catalog import CATALOG
+    from twostroke.models.checkpoints.fetch import is_fetched
 
     entry = CATALOG.get(name)
     facts: dict[str, Any] = {"catalog": None if entry is None else catalog_facts(entry)}
@@ -82,8 +82,8 @@ def show(name: Name, *, as_json: JsonFlag = False) -> None:
 @app.command()
 def check(name: Name, *, as_json: JsonFlag = False) -> None:
     """Check a model's weights: their values, and the digests of its files where they are known."""
-    from twostroke.checkpoints.resolve import open_checkpoint
-    from twostroke.checkpoints.verify import verify
+    from twostroke.models.checkpoints.resolve import open_checkpoint
+    from twostroke.models.checkpoints.verify import verify
 
     with Loading(f"checking {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
@@ -101,15 +101,15 @@ def check(name: Name, *, as_json: JsonFlag = False) -> None:
 
 def origin(name: str) -> str | None:
     """Where the file of a catalog model came from, in words, if it is known."""
-    from twostroke.checkpoints.catalog import CATALOG
-    from twostroke.checkpoints.fetch import fetched_from
+    from twostroke.models.checkpoints.catalog import CATALOG
+    from twostroke.models.checkpoints.fetch import fetched_from
 
     entry = CATALOG.get(name)
     return None if entry is None else fetched_from(entry)
 
 
 def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
-    from twostroke.checkpoints.fetch import is_fetched, model_path
+    from twostroke.models.checkpoints.fetch import is_fetched, model_path
 
     return {
         "name": entry.name,
@@ -127,8 +127,8 @@ def catalog_facts(entry: "CatalogEntry") -> dict[str, Any]:
 
 def checkpoint_facts(name: str) -> dict[str, Any]:
     """All facts of a checkpoint, without its weights."""
-    from twostroke.checkpoints.resolve import open_checkpoint
-    from twostroke.checkpoints.tokenizer import Tokenizer
+    from twostroke.models.checkpoints.resolve import open_checkpoint
+    from twostroke.models.checkpoints.tokenizer import Tokenizer
 
     with Loading(f"opening {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
@@ -179,7 +179,7 @@ def _experts(config: "ModelConfig") -> dict[str, int] | None:
 
 def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
     """Tensors and stored bytes of each number format, the largest first."""
-    from twostroke.formats.packed import PackedTensor
+    from twostroke.models.formats.packed import PackedTensor
 
     formats: dict[str, dict[str, int]] = {}
     for tensor in checkpoint.stored.values():
@@ -192,7 +192,7 @@ def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
 
 def tokenizer_kind(checkpoint: "Checkpoint") -> str:
     """The tokenizer's kind, as the checkpoint's files name it."""
-    from twostroke.checkpoints.checkpoint import GgufTokenizerSource
+    from twostroke.models.checkpoints.checkpoint import GgufTokenizerSource
 
     source = checkpoint.tokenizer_source
     if isinstance(source, GgufTokenizerSource):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from twostroke.checkpoints.catalog import DEFAULT_MODEL
-from twostroke.checkpoints.generation import FIELDS as DEFAULTS
 from twostroke.cli.parsers import parse_id, parse_pair, parse_remote, parse_size
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
+from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.models.checkpoints.generation import FIELDS as DEFAULTS
 from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from twostroke.llm import LLM
+    from twostroke.api.llm import LLM
     from twostroke.methods import Method
 
 
@@ -120,8 +120,8 @@ class ModelOptions:
 
         Close it at the end: then what waits to be written to a tier is written.
         """
+        from twostroke.api.llm import LLM
         from twostroke.cli.report import Loading, note
-        from twostroke.llm import LLM
 
         settings = asdict(self) | changes
         name = settings.pop("model")

@@ -14,11 +14,11 @@ from twostroke.cli.report import note, print_json
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.checkpoints.checkpoint import Checkpoint
-    from twostroke.planning.levers import Limits
-    from twostroke.planning.load import Load
-    from twostroke.planning.load_advice import LoadAdvice
-    from twostroke.planning.plan import Plan
+    from twostroke.models.checkpoints.checkpoint import Checkpoint
+    from twostroke.study.plan.levers import Limits
+    from twostroke.study.plan.load import Load
+    from twostroke.study.plan.load_advice import LoadAdvice
+    from twostroke.study.plan.plan import Plan
 
 
 @spread
@@ -83,7 +83,7 @@ class _Made:
     @cached_property
     def load_advice(self) -> "LoadAdvice | None":
         """What to change under the load; None without one."""
-        from twostroke.planning.load_advice import advise_load
+        from twostroke.study.plan.load_advice import advise_load
 
         return None if self.load is None else advise_load(self.load, self.limits)
 
@@ -98,14 +98,14 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     if model is None or machine_name is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
-    from twostroke.planning.here import stored_format
-    from twostroke.planning.levers import ENGINE_FORMATS, Limits
-    from twostroke.planning.load import make_load, require_positions, shape_of
-    from twostroke.planning.measured import machine_for
-    from twostroke.planning.models import companion_of, find_model
-    from twostroke.planning.plan import make_plan
-    from twostroke.planning.techniques import choose, techniques
-    from twostroke.planning.weights import FORMATS, weight_format
+    from twostroke.study.plan.here import stored_format
+    from twostroke.study.plan.levers import ENGINE_FORMATS, Limits
+    from twostroke.study.plan.load import make_load, require_positions, shape_of
+    from twostroke.study.plan.measured import machine_for
+    from twostroke.study.plan.models import companion_of, find_model
+    from twostroke.study.plan.plan import make_plan
+    from twostroke.study.plan.techniques import choose, techniques
+    from twostroke.study.plan.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
     machine = machine_for(machine_name, configuration.efficiency, note)
@@ -143,8 +143,8 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
 
 def _facts(made: _Made) -> dict[str, Any]:
     """Everything that is told."""
-    from twostroke.planning.account import account
-    from twostroke.planning.load_account import load_facts
+    from twostroke.study.plan.account import account
+    from twostroke.study.plan.load_account import load_facts
 
     facts = account(made.plan, made.limits)
     if (advised := made.load_advice) is not None:
@@ -156,8 +156,8 @@ def _facts(made: _Made) -> dict[str, Any]:
 
 
 def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
-    from twostroke.planning.advice import advise
-    from twostroke.planning.page import write_page
+    from twostroke.study.plan.advice import advise
+    from twostroke.study.plan.page import write_page
 
     advised = advise(made.plan, made.limits)
     write_page(path, made.plan, advised.plan if advised.steps else None, facts, made.load_advice)
@@ -187,7 +187,7 @@ def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
 
 def _simulate(made: _Made, load: "Load") -> list[str] | None:
     """None for prompts that no option of the command describes."""
-    from twostroke.planning.load import SEED
+    from twostroke.study.plan.load import SEED
 
     plan, asked, traffic = load.plan, made.asked, load.traffic
     drawn = asked.trace is None and asked.workload == "synthetic"
@@ -219,7 +219,7 @@ def _simulate(made: _Made, load: "Load") -> list[str] | None:
 
 def _serve(made: _Made, load: "Load") -> list[str]:
     """The command that starts each worker of a load on this engine."""
-    from twostroke.planning.here import engine_memory, serve_command
+    from twostroke.study.plan.here import engine_memory, serve_command
 
     assert made.checkpoint is not None
     plan = replace(load.plan, workload=replace(made.plan.workload, concurrency=load.peak))
@@ -229,8 +229,8 @@ def _serve(made: _Made, load: "Load") -> list[str]:
 
 def _engine(made: _Made) -> dict[str, Any]:
     """What this engine allocates for the plan and for what is advised, exactly, and the commands that start them."""
-    from twostroke.planning.advice import advise
-    from twostroke.planning.here import engine_memory, pool_bytes, serve_command
+    from twostroke.study.plan.advice import advise
+    from twostroke.study.plan.here import engine_memory, pool_bytes, serve_command
 
     assert made.checkpoint is not None
     checkpoint = made.checkpoint

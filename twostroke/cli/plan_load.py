@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from twostroke.planning.load_words import advice, bindings, figure, lines, offered
+from twostroke.study.plan.load_words import advice, bindings, figure, lines, offered
 
 COLOURS = {"nothing to do": "green", "misses the objective": "yellow", "cannot be served": "red"}
 

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.errors import InvalidRequest
-from twostroke.planning.measure import measure
-from twostroke.planning.measured import keep, kept_at
+from twostroke.study.plan.measure import measure
+from twostroke.study.plan.measured import keep, kept_at
 
 
 def run(threads: int | None, output: Path | None, as_json: bool) -> None:

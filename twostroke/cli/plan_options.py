@@ -11,9 +11,9 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE
 
 if TYPE_CHECKING:
-    from twostroke.planning.plan import Workload
-    from twostroke.traffic.objectives import Objectives
-    from twostroke.traffic.requests import Traffic
+    from twostroke.study.plan.plan import Workload
+    from twostroke.study.traffic.objectives import Objectives
+    from twostroke.study.traffic.requests import Traffic
 
 MOST_USERS = 10_000  # each is counted
 
@@ -76,7 +76,7 @@ class WorkloadOptions:
 
     def shape(self) -> "Workload":
         """One request, beside others. Raises InvalidRequest."""
-        from twostroke.planning.plan import Workload
+        from twostroke.study.plan.plan import Workload
 
         return Workload(
             self.prompt_tokens,
@@ -89,16 +89,16 @@ class WorkloadOptions:
 
     def objectives(self) -> "Objectives":
         """In seconds. Raises InvalidRequest."""
-        from twostroke.traffic.objectives import Objectives
+        from twostroke.study.traffic.objectives import Objectives
 
         ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (self.ttft_ms, self.itl_ms))
         return Objectives(ttft_s, itl_s, self.percentile)
 
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""
-        from twostroke.planning.load import drawn
-        from twostroke.traffic.arrivals import ClosedLoop
-        from twostroke.traffic.trace import read_trace
+        from twostroke.study.plan.load import drawn
+        from twostroke.study.traffic.arrivals import ClosedLoop
+        from twostroke.study.traffic.trace import read_trace
 
         rate, users = self.rate, self.users
         if rate is not None and not 0 < rate < LARGE:

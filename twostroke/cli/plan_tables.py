@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from twostroke.planning.advice import PROBLEMS
+from twostroke.study.plan.advice import PROBLEMS
 
 COLOURS = {"nothing to do": "green", "misses the objective": "yellow", "does not fit": "red"}
 
@@ -186,7 +186,7 @@ def _levers(facts: dict[str, Any]) -> Table:
 
 
 def _table(rows: list[dict[str, Any]], left: tuple[str, ...] = ()) -> Table:
-    from twostroke.planning.account import title
+    from twostroke.study.plan.account import title
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in rows[0]:

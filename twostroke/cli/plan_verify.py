@@ -16,7 +16,7 @@ from twostroke.system import strict_json
 from twostroke.system.save import replacing
 
 if TYPE_CHECKING:
-    from twostroke.planning.verify import Verification
+    from twostroke.study.plan.verify import Verification
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SECONDS, QUICK_SECONDS = 330.0, 80.0  # for a model
@@ -39,9 +39,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
-    from twostroke.checkpoints.resolve import open_checkpoint
-    from twostroke.planning.cells import CELLS, QUICK
-    from twostroke.planning.verify import verify
+    from twostroke.models.checkpoints.resolve import open_checkpoint
+    from twostroke.study.plan.cells import CELLS, QUICK
+    from twostroke.study.plan.verify import verify
 
     if seconds is not None and not seconds >= 1:
         raise InvalidRequest(f"--seconds must be at least 1, not {seconds:g}")
@@ -122,7 +122,7 @@ def _print(one: "Verification") -> None:
 
 def remarks(one: "Verification") -> list[str]:
     """The verdict, and what limits its validity."""
-    from twostroke.planning.verify import LIMIT
+    from twostroke.study.plan.verify import LIMIT
 
     errors = {name: one.error(name) for name in ("TTFT", "ITL")}
     shown = ", ".join(f"{name} {'not measured' if e is None else f'{e:.1%}'}" for name, e in errors.items())

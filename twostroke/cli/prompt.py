@@ -10,7 +10,7 @@ import typer
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.llm import LLM
+    from twostroke.api.llm import LLM
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ def prune(
 
     With --distill it then learns from its teacher for some minutes, which repairs most of the damage.
     """
-    from twostroke.checkpoints.resolve import open_checkpoint
     from twostroke.cli.prompt import read_prompt
+    from twostroke.models.checkpoints.resolve import open_checkpoint
 
     with extra("torch", "pruning"):
-        from twostroke import distilling
-        from twostroke.pruning import mlp_of, prune
+        from twostroke.study import distilling
+        from twostroke.study.pruning import mlp_of, prune
 
     text = read_prompt(None, None, calibration)
     with Loading(f"pruning {model}") as progress:

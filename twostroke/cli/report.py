@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+    from twostroke.api.llm import LLM
     from twostroke.engine.timings import Pace
-    from twostroke.llm import LLM
 
 QUIET_S, EVERY_S = 2.0, 5.0  # seconds without a line, and between lines
 

@@ -11,7 +11,7 @@ from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepO
 from twostroke.system.extras import extra
 
 if TYPE_CHECKING:
-    from twostroke.llm import LLM
+    from twostroke.api.llm import LLM
 
 
 @spread

@@ -12,10 +12,10 @@ from twostroke.cli.report import latency_table, note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero, zero_or_more
 
 if TYPE_CHECKING:
-    from twostroke.simulation.fleet import Fleet
-    from twostroke.simulation.opening import Setup
-    from twostroke.traffic.objectives import Objectives
-    from twostroke.traffic.requests import Traffic
+    from twostroke.study.simulate.fleet import Fleet
+    from twostroke.study.simulate.opening import Setup
+    from twostroke.study.traffic.objectives import Objectives
+    from twostroke.study.traffic.requests import Traffic
 
 HERE = "here"
 Number = float | None
@@ -74,11 +74,11 @@ class EngineOptions:
     def setup(self, name: str) -> "Setup":
         """Raises InvalidRequest, UnknownModel."""
         from twostroke.engine.scheduler import SchedulerConfig
-        from twostroke.simulation.machines import machine_setup
+        from twostroke.study.simulate.machines import machine_setup
 
         scheduler = SchedulerConfig(self.max_step_tokens, self.max_running, self.itl_ms)
         if self.on == HERE:
-            from twostroke.simulation.here import measured_setup
+            from twostroke.study.simulate.here import measured_setup
 
             if self.tp > 1 or self.efficiency is not None or self.host_us is not None:
                 raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")
@@ -127,7 +127,7 @@ class FleetOptions:
 
     def fleet(self, setup: "Setup") -> "Fleet":
         """Raises InvalidRequest."""
-        from twostroke.simulation.fleet import Faults, Fleet, Link
+        from twostroke.study.simulate.fleet import Faults, Fleet, Link
 
         apart = bool(self.prefill_workers or self.decode_workers)
         together = self.workers or (0 if apart else 1)
@@ -151,7 +151,7 @@ def simulate(
 ) -> None:
     """Serve requests by the engine's own scheduler, placement and prefix index on a virtual clock. A cost model stands
     in for the kernels. Latencies, goodput and utilization over time come out in seconds."""
-    from twostroke.traffic.objectives import Objectives
+    from twostroke.study.traffic.objectives import Objectives
 
     traffic_options.check()
     ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms))
@@ -191,9 +191,9 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
     """All figures, with a bar on a terminal."""
     from rich.progress import Progress
 
-    from twostroke.simulation.call import Call
-    from twostroke.simulation.figures import DEFINITIONS, Figures
-    from twostroke.simulation.service import Service
+    from twostroke.study.simulate.call import Call
+    from twostroke.study.simulate.figures import DEFINITIONS, Figures
+    from twostroke.study.simulate.service import Service
 
     figures, began = Figures(objectives), time.perf_counter()
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:

@@ -12,14 +12,14 @@ from twostroke.cli.options import checked
 from twostroke.fields import LARGE, Rule
 
 if TYPE_CHECKING:
-    from twostroke.traffic.requests import Traffic
+    from twostroke.study.traffic.requests import Traffic
 
 REQUESTS = 100  # where nobody says how many
 
 
 def parse_range(text: str) -> Any:
     """`512`, or `128-1024`."""
-    from twostroke.traffic.lengths import Range
+    from twostroke.study.traffic.lengths import Range
 
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(text))
     if match is None:
@@ -103,9 +103,9 @@ class TrafficOptions:
 
     def traffic(self) -> "Traffic":
         """The requests. Raises InvalidRequest for a trace that is none."""
-        from twostroke.traffic.arrivals import ClosedLoop, OpenLoop
-        from twostroke.traffic.trace import read_trace
-        from twostroke.traffic.workload import Workload
+        from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
+        from twostroke.study.traffic.trace import read_trace
+        from twostroke.study.traffic.workload import Workload
 
         self.check()
         closed = None if self.concurrency is None else ClosedLoop(self.concurrency)

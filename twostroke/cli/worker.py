@@ -42,7 +42,7 @@ def worker(
 ) -> None:
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
     from twostroke.cluster.local import listen_at
-    from twostroke.wire.choose import Choice, open_transport
+    from twostroke.cluster.wire.choose import Choice, open_transport
 
     listen_at(os.environ, host)  # before Dynamo is imported, which reads it
     with extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):

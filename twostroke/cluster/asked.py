@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.api.llm import LLM
 from twostroke.cluster.link import Link, begun
 from twostroke.cluster.turns import Turns, apart
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import Method, method
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.sampling.params import SamplingParams

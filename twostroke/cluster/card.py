@@ -9,8 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.models.families import BY_NAME
 from twostroke.system.home import home
 

@@ -7,8 +7,8 @@ also where a worker has died between their tokens: the track of the next worker 
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
 def chunk(token: Token, tokenizer: Tokenizer, link: Mapping[str, str]) -> dict[str, Any]:

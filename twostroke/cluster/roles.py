@@ -5,24 +5,24 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from twostroke.api.llm import LLM
 from twostroke.backends.memory import HostMemory
 from twostroke.cluster.asked import Asked
 from twostroke.cluster.sources import PEER, Computing, from_here, from_peer
+from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
+from twostroke.cluster.wire.receiver import Incoming, Received, Receiver
+from twostroke.cluster.wire.sender import LOOPBACK, Sender
+from twostroke.cluster.wire.surroundings import HERE, Surroundings
+from twostroke.cluster.wire.transport import Transport
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.llm import LLM
+from twostroke.kv.tiers.link import Link
 from twostroke.methods import Plain, Prompt
 from twostroke.sampling.params import SamplingParams
-from twostroke.tiers.link import Link
-from twostroke.wire.handle import Handle
-from twostroke.wire.outgoing import Outgoing
-from twostroke.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
-from twostroke.wire.receiver import Incoming, Received, Receiver
-from twostroke.wire.sender import LOOPBACK, Sender
-from twostroke.wire.surroundings import HERE, Surroundings
-from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 HANDLE = "twostroke"  # the key of a handle in Dynamo's `disaggregated_params`

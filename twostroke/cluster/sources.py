@@ -15,7 +15,7 @@ from twostroke.engine.gate import worthwhile
 from twostroke.engine.model import Model
 from twostroke.engine.reuse import tiers_of
 from twostroke.kv.cache import KVCache
-from twostroke.tiers.link import Link
+from twostroke.kv.tiers.link import Link
 
 PEER, COMPUTED = "peer", "computed"
 Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: (entries before, tokens)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from twostroke.cluster.events import DISK, Publisher, block_hash
-from twostroke.tiers.disk.watch import Watch
+from twostroke.kv.tiers.disk.watch import Watch
 
 log = logging.getLogger(__name__)
 

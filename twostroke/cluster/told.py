@@ -1,10 +1,10 @@
 """All that Dynamo's KV-aware router is told of one model: its prefix index, and the pages on disk below it."""
 
+from twostroke.api.llm import LLM
 from twostroke.cluster.events import Events
 from twostroke.cluster.stored import OnDisk
-from twostroke.llm import LLM
+from twostroke.kv.tiers.disk import DiskStore
 from twostroke.system.extras import extra
-from twostroke.tiers.disk import DiskStore
 
 
 class Told:

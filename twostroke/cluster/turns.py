@@ -8,9 +8,9 @@ takes over knows whose each of them is.
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token, Track
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 

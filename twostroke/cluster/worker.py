@@ -16,7 +16,8 @@ from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, Zm
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 
-from twostroke.async_llm import publish, updates
+from twostroke.api.async_llm import publish, updates
+from twostroke.api.llm import LLM
 from twostroke.cluster.asked import Asked, read
 from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
@@ -25,17 +26,16 @@ from twostroke.cluster.measures import Measures
 from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
 from twostroke.cluster.told import Told
 from twostroke.cluster.turns import Turns
+from twostroke.cluster.wire.channel import WireError
+from twostroke.cluster.wire.sender import LOOPBACK
+from twostroke.cluster.wire.transport import Transport
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.engine.thread import EngineThread, Update
 from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
-from twostroke.llm import LLM
 from twostroke.server.grammar import Grammars
 from twostroke.server.observability.metrics import Metrics
-from twostroke.wire.channel import WireError
-from twostroke.wire.sender import LOOPBACK
-from twostroke.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 MODES = {

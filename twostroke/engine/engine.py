@@ -26,7 +26,7 @@ from twostroke.engine.turns import Turns
 from twostroke.engine.watch import Watch
 from twostroke.errors import EngineFailed, EngineStopped
 from twostroke.kv.pool import PagePool
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.tiers import Tiers
 
 CLOSED = "this model is closed: open it again"
 CUT = "a step of this model was interrupted, so its requests have ended: ask again"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from twostroke.kv.lower import Segment
-from twostroke.tiers.link import Link
+from twostroke.kv.tiers.link import Link
 
 SLACK = 1.1  # a load may take this many times as long as computing the same pages
 

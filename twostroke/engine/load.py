@@ -30,9 +30,9 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.lower import Segment
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.prefix import whole_pages
-from twostroke.tiers.link import Link
-from twostroke.tiers.names import PageName
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.link import Link
+from twostroke.kv.tiers.names import PageName
+from twostroke.kv.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 

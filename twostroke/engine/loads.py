@@ -19,7 +19,7 @@ from twostroke.engine.request import Choice
 from twostroke.errors import PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.tiers import Tiers
 
 MOST_LOADS = 4  # that call stores at once
 RETURN_S = 5.0  # seconds in which a thread that was given up is expected back

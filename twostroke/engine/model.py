@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from twostroke.backends.interface import Backend, CompiledModel
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import ContextLengthExceeded
 from twostroke.kv.lower import Lower
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Cost
 

@@ -16,25 +16,25 @@ from time import perf_counter
 import numpy as np
 
 from twostroke.backends.interface import Backend, Weights
-from twostroke.checkpoints.checkpoint import Checkpoint
-from twostroke.checkpoints.progress import Progress
-from twostroke.checkpoints.quantize import changes, fitted, quantize
-from twostroke.checkpoints.resolve import open_checkpoint
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.checkpoints.verify import verify
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
-from twostroke.formats.encode import ENCODING
-from twostroke.formats.tensor import RawTensor
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
 from twostroke.kv.lower import Lower
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import HostBudget, PrefixIndex
 from twostroke.kv.radix import RadixIndex
+from twostroke.kv.tiers.tiers import Tiers
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.progress import Progress
+from twostroke.models.checkpoints.quantize import changes, fitted, quantize
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.verify import verify
 from twostroke.models.cost import Cost
+from twostroke.models.formats.encode import ENCODING
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import frequencies
-from twostroke.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 

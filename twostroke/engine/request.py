@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
 from twostroke.engine.strokes import Decode, Program
@@ -21,6 +20,7 @@ from twostroke.engine.timings import Timings
 from twostroke.engine.track import Token, Track
 from twostroke.errors import InvalidRequest
 from twostroke.kv.pool import PagePool
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore

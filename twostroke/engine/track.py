@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.checkpoints.textstream import StopStrings
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.textstream import StopStrings
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.errors import OutOfPages
+from twostroke.kv.tiers.private import PrivatePages
 from twostroke.system.slots import Slots
-from twostroke.tiers.private import PrivatePages
 
 
 class Copy(Protocol):

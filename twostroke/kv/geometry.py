@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from twostroke.errors import GeometryMismatch
-from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig
+from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.rope import Rope
 
 

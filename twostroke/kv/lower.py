@@ -16,10 +16,10 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.moves import Pin
 from twostroke.kv.offers import Offered, Offers
 from twostroke.kv.prefix import PrefixIndex
-from twostroke.tiers.admission import Admission
-from twostroke.tiers.names import Namespace, PageName, chain, private_name
-from twostroke.tiers.store import Store
-from twostroke.tiers.tiers import Tiers
+from twostroke.kv.tiers.admission import Admission
+from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
+from twostroke.kv.tiers.store import Store
+from twostroke.kv.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 

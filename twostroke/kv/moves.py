@@ -15,9 +15,9 @@ from twostroke.kv import spans
 from twostroke.kv.arrival import Arrival, lost
 from twostroke.kv.copies import Copy, HostCopy, StoredCopy
 from twostroke.kv.pages import DISK, HOST, NOWHERE, POOL, REMOTE, TIERS, Pages
-from twostroke.tiers.names import Namespace
-from twostroke.tiers.private import PrivatePages
-from twostroke.tiers.store import Store
+from twostroke.kv.tiers.names import Namespace
+from twostroke.kv.tiers.private import PrivatePages
+from twostroke.kv.tiers.store import Store
 
 BATCH = 16  # pages that `spill` has in flight
 HOW = {DISK: "kv_disk=DIRECTORY", REMOTE: "kv_remote=URL"}

@@ -7,7 +7,7 @@ import numpy as np
 from twostroke.backends.memory import HostMemory, Layout, Memory
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.moves import Moves
-from twostroke.tiers.names import Namespace
+from twostroke.kv.tiers.names import Namespace
 
 
 class PagePool(Moves):

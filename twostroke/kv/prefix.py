@@ -25,7 +25,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.tiers.traffic import Traffic
+from twostroke.kv.tiers.traffic import Traffic
 
 LOOK = 512  # pages that are looked at together for those that could leave
 

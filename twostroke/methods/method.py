@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from twostroke.checkpoints.chat_tokens import ChatTokens
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.fields import Checked
 from twostroke.kv.cache import KVCache
 from twostroke.methods.registry import register
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
 class Prompt(list[int]):

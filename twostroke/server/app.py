@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import load_installed
 from twostroke.server import admin
 from twostroke.server.anthropic import routes as anthropic

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.thread import EngineThread, Update
 from twostroke.errors import EngineStopped, InvalidRequest, RankLost
-from twostroke.llm import LLM
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
 from twostroke.server.exchange import Exchange
 from twostroke.server.grammar import Grammars, json_schema

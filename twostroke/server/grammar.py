@@ -13,8 +13,8 @@ import llguidance
 import numpy as np
 from llguidance.gbnf_to_lark import any_to_lark
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
 from twostroke.server.json_schema import ANY_OBJECT, Guaranteed, guaranteed
 from twostroke.server.json_schema.patterns import Untranslatable, translate

@@ -12,8 +12,8 @@ from typing import Any
 
 import uvicorn
 
+from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.llm import LLM
 from twostroke.server.app import create_app
 from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings

@@ -6,11 +6,11 @@ Runs off the event loop, since templates and tokenization take time.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from twostroke.checkpoints.chat_tokens import ChatTokens
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, method
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
 from twostroke.server.contexts.context import Context

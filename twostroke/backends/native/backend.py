@@ -18,12 +18,12 @@ from twostroke.backends.native.parts import Alone
 from twostroke.backends.native.ranks import NativeRanks
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weights import FORMATS, PANEL
+from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
-from twostroke.formats.blocks import numpy_dtype
-from twostroke.formats.tensor import RawTensor
-from twostroke.formats.transcode import NEAREST
 from twostroke.models.config import Experts, ModelConfig
-from twostroke.ranks.processes import under_torchrun
+from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.formats.transcode import NEAREST
 
 if TYPE_CHECKING:
     from twostroke.backends.native.hosts import NativeHosts

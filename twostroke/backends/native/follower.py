@@ -11,10 +11,10 @@ from twostroke.backends.native.library import Team, load
 from twostroke.backends.native.parts import Received
 from twostroke.backends.native.ranks import PASS_BYTES, Facts
 from twostroke.backends.native.statistics import NativeStatistics
+from twostroke.backends.ranks import processes
+from twostroke.backends.ranks.processes import Peer
+from twostroke.backends.ranks.segment import Segment
 from twostroke.errors import RankLost
-from twostroke.ranks import processes
-from twostroke.ranks.processes import Peer
-from twostroke.ranks.segment import Segment
 from twostroke.system.reuse import address
 
 

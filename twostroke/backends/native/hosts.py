@@ -24,12 +24,12 @@ from twostroke.backends.native.parts import Leader, Received
 from twostroke.backends.native.ranks import PASS_BYTES
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.ranked_memory import RankedMemory, Shapes, act
+from twostroke.backends.ranks import processes
+from twostroke.backends.ranks.group import ANY_TIME, Group
+from twostroke.backends.ranks.segment import Segment
+from twostroke.backends.ranks.shares import Share
 from twostroke.errors import InvalidRequest, OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
-from twostroke.ranks import processes
-from twostroke.ranks.group import ANY_TIME, Group
-from twostroke.ranks.segment import Segment
-from twostroke.ranks.shares import Share
 from twostroke.system.reuse import address
 
 

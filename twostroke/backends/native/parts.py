@@ -11,8 +11,8 @@ import numpy as np
 from twostroke.backends.interface import Weights
 from twostroke.backends.native.library import Team
 from twostroke.backends.native.weights import Part, Table, vector
+from twostroke.backends.ranks.shares import Share
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.shares import Share
 
 
 class Parts(Protocol):

@@ -26,13 +26,13 @@ from twostroke.backends.interface import Weights
 from twostroke.backends.memory import HostMemory
 from twostroke.backends.native.library import Team, library_path, load
 from twostroke.backends.native.parts import Leader
+from twostroke.backends.ranks import processes
+from twostroke.backends.ranks.processes import Followers
+from twostroke.backends.ranks.segment import Segment
+from twostroke.backends.ranks.shares import Share
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.formats.blocks import numpy_dtype
 from twostroke.models.config import ModelConfig
-from twostroke.ranks import processes
-from twostroke.ranks.processes import Followers
-from twostroke.ranks.segment import Segment
-from twostroke.ranks.shares import Share
+from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.system.reuse import address
 
 PASS_BYTES = 64 << 30  # addresses for activations, of which a step touches some MB

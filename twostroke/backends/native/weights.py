@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twostroke.backends.native.library import Team
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.system.mapped import row_reader
 from twostroke.system.reuse import address
 

@@ -11,6 +11,7 @@ import torch
 from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
 from twostroke.backends.memory import Memory
 from twostroke.backends.ranked_memory import RankedMemory
+from twostroke.backends.ranks.links import Links
 from twostroke.backends.reference.decoder import Decoder
 from twostroke.backends.reference.memory import device_kv_room, new_memory
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
@@ -18,10 +19,9 @@ from twostroke.backends.reference.ranks import RankedOperations
 from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
 from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.errors import RankLost
-from twostroke.formats.blocks import numpy_dtype
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.links import Links
+from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling import statistics
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from twostroke.backends.interface import Weights
+from twostroke.backends.ranks.group import Group
+from twostroke.backends.ranks.links import Links, device_of
 from twostroke.backends.reference.backend import RankedModel
 from twostroke.backends.reference.decoder import Decoder
 from twostroke.backends.reference.memory import new_memory
 from twostroke.backends.reference.ranks import RankedOperations
 from twostroke.backends.torch_follower import Follower, started
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.group import Group
-from twostroke.ranks.links import Links, device_of
 
 
 def main(file: int, parent: int) -> None:

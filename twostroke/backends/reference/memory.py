@@ -9,7 +9,7 @@ import torch
 from twostroke.backends.memory import HostMemory, Layout, Memory, host_kv_room
 from twostroke.backends.reference.operations import as_array, as_tensor
 from twostroke.errors import OutOfPages
-from twostroke.formats.blocks import numpy_dtype
+from twostroke.models.formats.blocks import numpy_dtype
 
 
 def device_kv_room(device: str, weights: int) -> int:

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.ranks.shares import Split
 from twostroke.backends.reference.tiles import Group, groups_of
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, frequencies
-from twostroke.ranks.shares import Split
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from twostroke.backends.ranks.links import Links
+from twostroke.backends.ranks.shares import Split
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.backends.torch_ranks import RankPart, split_of_heads
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.links import Links
-from twostroke.ranks.shares import Split
+from twostroke.models.formats.tensor import RawTensor
 
 
 class RankedOperations(Operations):

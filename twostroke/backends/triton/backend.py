@@ -16,6 +16,8 @@ import triton
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.memory import Memory
+from twostroke.backends.ranks import links
+from twostroke.backends.ranks.links import device_of
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.backends.triton.compiled import TritonModel
@@ -24,10 +26,8 @@ from twostroke.backends.triton.packed import FORMS
 from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
 from twostroke.backends.triton.work import tall_of
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import ModelConfig
-from twostroke.ranks import links
-from twostroke.ranks.links import device_of
+from twostroke.models.formats.tensor import RawTensor
 
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 WIDEST_HEAD = 256

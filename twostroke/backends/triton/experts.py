@@ -13,8 +13,8 @@ from twostroke.backends.triton.kernels import packed_experts as quantized
 from twostroke.backends.triton.linear import Tiles, bfloat16, packed_stages
 from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
 from twostroke.backends.triton.work import power_of_two
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Experts
+from twostroke.models.formats.tensor import RawTensor
 
 # For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
 TILES = {

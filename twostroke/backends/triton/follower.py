@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from twostroke.backends.interface import Weights
+from twostroke.backends.ranks.group import Group
+from twostroke.backends.ranks.links import Links, device_of
 from twostroke.backends.reference.memory import DeviceMemory
 from twostroke.backends.torch_follower import Follower, started
 from twostroke.backends.triton.backend import unavailable
 from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
-from twostroke.ranks.group import Group
-from twostroke.ranks.links import Links, device_of
 
 
 def main(file: int, parent: int) -> None:

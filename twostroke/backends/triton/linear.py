@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.packed import BLOCK, FORMS, ROWS, Packed, joined, pack, tensor
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.formats.tensor import RawTensor
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it

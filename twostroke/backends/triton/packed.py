@@ -15,7 +15,7 @@ from operator import or_
 import numpy as np
 import torch
 
-from twostroke.formats.tensor import RawTensor
+from twostroke.models.formats.tensor import RawTensor
 
 ROWS = 64  # of a tile
 BLOCK = 256  # columns that share planes of higher bits, and main scales
@@ -169,7 +169,7 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
-    """Codes [rows, columns] uint8, words [rows, words] int32 and no main scales (`formats/blocks.py`)."""
+    """Codes [rows, columns] uint8, words [rows, words] int32 and no main scales (`models/formats/blocks.py`)."""
     words, at = _paired(_halves(blocks, 0)), 2
     if form.minima:
         words, at = torch.stack((words, _paired(_halves(blocks, 2))), -1).flatten(-2), 4

@@ -17,6 +17,8 @@ import torch
 from twostroke.backends.interface import Drawn, Output, RaggedBatch, Weights
 from twostroke.backends.memory import Memory
 from twostroke.backends.ranked_memory import RankedMemory
+from twostroke.backends.ranks.links import Links
+from twostroke.backends.ranks.shares import Share, Split
 from twostroke.backends.torch_ranks import TorchRanks, split_of, split_of_heads
 from twostroke.backends.triton.compiled import Flying, TritonModel
 from twostroke.backends.triton.decoder import Buffers, Decoder, Integers, Layer
@@ -24,8 +26,6 @@ from twostroke.backends.triton.experts import Mixture
 from twostroke.backends.triton.linear import PADDING, Linear
 from twostroke.backends.triton.work import Shape
 from twostroke.models.config import Attention, ModelConfig
-from twostroke.ranks.links import Links
-from twostroke.ranks.shares import Share, Split
 from twostroke.sampling.draw import Sampled
 
 KV_DTYPE = "bfloat16"

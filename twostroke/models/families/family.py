@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
 
 LARGEST = 1e300  # of numbers, which may be integers of any length in config.json

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import GatedMLP, Layer, ModelConfig
 from twostroke.models.families.family import (
     GGUF_PARTS,
@@ -21,6 +20,7 @@ from twostroke.models.families.family import (
     model_of,
     windows_by_type,
 )
+from twostroke.models.formats.tensor import RawTensor
 
 PATTERN = 6  # five sliding layers, then a global one
 LAYERS_OF_27B = 62  # the only size whose attention scale is not head_dim ** -0.5; its GGUF file does not tell

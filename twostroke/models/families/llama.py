@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from twostroke.formats.tensor import RawTensor
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.family import DEFAULTS, Family, Source, Transform, attention_of, mlp_of, model_of
+from twostroke.models.formats.tensor import RawTensor
 
 
 class Llama(Family):

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from twostroke.backends.interface import PAGE
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common import num_common
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.prefix import PrefixIndex
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.contexts.schema import ContextBody
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.schemas.chat import ChatBody

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST
-from twostroke.llm import LLM
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context

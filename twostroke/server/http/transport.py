@@ -13,7 +13,7 @@ from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from twostroke.conversation.fitting import LeftOut
+from twostroke.api.conversation.fitting import LeftOut
 from twostroke.engine.thread import Update
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError, from_engine

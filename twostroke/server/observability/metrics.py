@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.kv.pages import TIERS
-from twostroke.llm import LLM
 from twostroke.server.observability.tier_metrics import TierCollector
 from twostroke.server.observability.vllm_metrics import VllmMetrics
 

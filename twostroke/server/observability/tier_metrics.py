@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from twostroke.llm import LLM
-from twostroke.tiers.traffic import Reading
+from twostroke.api.llm import LLM
+from twostroke.kv.tiers.traffic import Reading
 
 # What `tiers.traffic` counts: each is there from the start, as 0, so that an alert can watch it.
 _NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "budget", "queue")

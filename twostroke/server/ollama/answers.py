@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange

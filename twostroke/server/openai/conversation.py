@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from twostroke.checkpoints.chat_tokens import ChatTokens
-from twostroke.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
-from twostroke.conversation.window import Room, Windowed, windowed
+from twostroke.api.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
+from twostroke.api.conversation.window import Room, Windowed, windowed
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.kv.common import num_common
-from twostroke.llm import LLM
 from twostroke.methods import Plain
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_validation

@@ -7,13 +7,13 @@ from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
 from twostroke.engine.strokes import Prefilled
-from twostroke.explain.attention import TokenAttention, attention_request, check_index
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.exchange import Exchange
 from twostroke.server.http.transport import CLIENT_GONE, ClientGone, json_response, unless_gone, warnings_field
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
 from twostroke.server.prepare import check_length, choose_method
+from twostroke.study.explain.attention import TokenAttention, attention_request, check_index
 
 router = APIRouter()
 Index = Annotated[int, Field(ge=0), BeforeValidator(whole)]

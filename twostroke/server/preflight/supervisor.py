@@ -25,9 +25,9 @@ from queue import PriorityQueue
 from types import SimpleNamespace
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
-from twostroke.llm import LLM
+from twostroke.api.llm import LLM
 from twostroke.methods import METHODS
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
 from twostroke.server.errors import ApiError
 from twostroke.server.settings import Settings

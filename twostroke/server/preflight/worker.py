@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
 from twostroke.engine.request import Request
-from twostroke.llm import LLM
 from twostroke.methods import METHODS, Method, load_installed
 from twostroke.server.app import routes_app
 from twostroke.server.async_engine import AsyncEngine

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.tools.dialects import ANY, OPEN, forms_of, marks_of
 from twostroke.server.tools.form import Form
 from twostroke.server.tools.json_calls import JsonCalls

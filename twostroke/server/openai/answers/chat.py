@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import Answer, figures
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry

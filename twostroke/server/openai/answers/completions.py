@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import Answer, figures, logprob
 from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.scores import prompt_logprobs

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import logprob
 
 

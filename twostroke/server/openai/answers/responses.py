@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from twostroke.checkpoints.tokenizer import Tokenizer
 from twostroke.engine.track import Token
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import Answer, figures
 from twostroke.server.errors import ApiError
 from twostroke.server.exchange import Exchange

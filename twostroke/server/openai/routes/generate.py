@@ -5,9 +5,9 @@ from dataclasses import replace
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.checkpoints.tokenizer import Tokenizer
+from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
-from twostroke.llm import LLM
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.contexts import named

@@ -1,6 +1,6 @@
 // Conversations, kept in this browser and nowhere else.
 
-const PREFIX = "twostroke.conversation.";
+const PREFIX = "twostroke.api.conversation.";
 const SETTINGS = "twostroke.settings";
 
 export const DEFAULTS = {

@@ -1,0 +1,54 @@
+"""Every program of benchmarks/ has --help, with only the packages that `pip install twostroke` installs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = sorted(
+    [
+        *(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()),
+        *(path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")),
+    ]
+)
+# Packages of the extras in pyproject.toml, without httpx, which huggingface_hub in the base may install.
+WITHOUT = """
+import runpy, sys
+
+EXTRAS = {"torch", "httpx", "matplotlib", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client",
+          "llguidance", "opentelemetry", "openai", "requests", "schemathesis", "hypothesis", "transformers", "gguf"}
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+sys.argv[1:], program = ["--help"], sys.argv[1]
+runpy.run_module(program, run_name="__main__", alter_sys=True)
+"""
+
+
+def test_programs_are_found() -> None:
+    assert {"peers", "peer", "soak", "itl", "quality", "serving"} <= set(PROGRAMS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_needs_the_base_install_alone(program: str) -> None:
+    command = [sys.executable, "-c", WITHOUT, f"benchmarks.{program}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "usage:" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(("program", "name"), [("itl", "bench"), ("soak", "dev")])
+def test_a_missing_extra_is_named_before_anything_is_measured(program: str, name: str) -> None:
+    without = WITHOUT.replace('["--help"]', "[]").replace('"pydantic", ', "")  # typer looks for it
+    command = [sys.executable, "-c", without, f"benchmarks.{program}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this benchmark needs ")
+    assert done.stderr.endswith(f": pip install 'twostroke[{name}]'\n")
+    assert done.stderr.count("\n") == 1

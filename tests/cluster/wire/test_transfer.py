@@ -1,0 +1,183 @@
+"""A value arrives as it was, with the bytes of its entries and no others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cluster.wire.pairs import SOON_S, Pair
+from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
+from tests.kv.values import GEOMETRY, make_pool, prefill
+from twostroke.backends.rows import Stored
+from twostroke.cluster.wire import form, transfer
+from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.receiver import Receiver
+from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
+from twostroke.kv.cache import KVCache
+from twostroke.kv.contents import Tail
+from twostroke.methods import method
+
+LOGITS = Tail("m", Stored(np.arange(50, dtype=np.float32)[None] / 7))
+
+
+VALUES: dict[str, Callable[[KVCache], KVCache]] = {
+    "whole": lambda kv: kv,
+    "in whole pages": lambda kv: kv[:16].with_tail(Tail("m", pending=7)),
+    "a part of one page": lambda kv: kv[5:7],
+    "a slice": lambda kv: kv[6:27],
+    "sinks and the last": lambda kv: kv[:2] + kv[20:],
+    "every other page": lambda kv: kv[:4] + kv[8:12] + kv[16:20],
+    "resumed elsewhere": lambda kv: kv[3:9].resumed_at(2),
+    "of another model": lambda kv: prefill(kv[:13], range(9), "n"),
+    "in the host": lambda kv: kv.to("host"),
+    "empty": lambda kv: kv[:0],
+}
+
+
+@pytest.mark.parametrize("cut", VALUES.values(), ids=list(VALUES))
+def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]) -> None:
+    kv = cut(prefill(ends.there, range(30), tail=LOGITS))
+    outgoing = ends.offered(kv)
+    received = ends.receiver.receive(outgoing.handle).result(SOON_S)
+    assert same(received.kv, kv)
+    assert outgoing.bytes_sent == received.bytes_received == kv.nbytes
+    assert received.moving_s <= received.seconds
+    assert (received.moving_s > 0) == (kv.nbytes > 0)
+    assert received.canonical
+    assert received.kv.num_pages == ends.here.num_used == kv.num_pages
+    assert soon(lambda: ends.sender.num_offers == 0)
+
+
+def test_a_value_that_grows_goes_out_page_by_page(ends: Ends) -> None:
+    kv = prefill(ends.there, range(30), tail=LOGITS)
+    outgoing = ends.sender.offer(expected=8)
+    incoming = ends.receiver.receive(outgoing.handle)
+    for length in (3, 9, 16, 29):
+        outgoing.extend(kv[:length])
+        full = length // 4 * ends.there.page_bytes
+        assert soon(lambda full=full: outgoing.bytes_sent == full), "while the rest is computed"
+    assert not incoming.done()
+    outgoing.complete(kv, {"seed": 3})
+    assert same(incoming.result(SOON_S).kv, kv)
+    assert incoming.result().state == {"seed": 3}
+    assert outgoing.bytes_sent == kv.nbytes, "nothing went twice"
+
+
+def test_a_prefill_that_starts_again_sends_all_of_it_again(ends: Ends) -> None:
+    first, second = prefill(ends.there, range(30)), prefill(ends.there, range(30))
+    outgoing = ends.sender.offer()
+    incoming = ends.receiver.receive(outgoing.handle)
+    outgoing.extend(first[:17])
+    assert soon(lambda: outgoing.bytes_sent == 4 * ends.there.page_bytes)
+    outgoing.pause()
+    del first
+    assert soon(lambda: ends.there.num_used == second.num_pages), "nothing keeps the pages of what was preempted"
+    outgoing.extend(second[:9])
+    outgoing.complete(second)
+    assert same(incoming.result(SOON_S).kv, second)
+
+
+def test_several_receivers(ends: Ends) -> None:
+    kv = prefill(ends.there, range(30), tail=LOGITS)
+    outgoing = ends.sender.offer(receivers=3)
+    pools = [ends.here, make_pool(), make_pool()]
+    receivers = [ends.receiver, *(ends.new_receiver(pool) for pool in pools[1:])]
+    incoming = [receiver.receive(outgoing.handle) for receiver in receivers[:2]]
+    outgoing.extend(kv[:22])
+    outgoing.complete(kv)
+    assert all(same(one.result(SOON_S).kv, kv) for one in incoming)
+    assert outgoing.lease is not None
+    assert outgoing.lease.held
+    assert same(arrives(receivers[2], outgoing), kv)
+    assert soon(lambda: ends.sender.num_offers == 0)
+    del incoming
+    nothing_is_held(*pools[1:])
+
+
+def test_two_at_once_do_not_disturb_each_other(ends: Ends) -> None:
+    values = [prefill(ends.there, range(n, n + 9)) for n in range(8)]
+    incoming = [ends.receiver.receive(ends.offered(kv).handle) for kv in values]
+    assert all(same(one.result(SOON_S).kv, kv) for one, kv in zip(incoming, values, strict=True))
+
+
+def test_groups(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one message of pages."""
+    monkeypatch.setattr(transfer, "HELD_BYTES", 5 * ends.there.page_bytes)
+    monkeypatch.setattr(form, "PIECE_BYTES", 2 * ends.there.page_bytes)
+    kv = prefill(ends.there, range(39))
+    assert same(arrives(ends.receiver, ends.offered(kv)), kv)
+
+
+def arrives_whole(ends: Ends, receiver: Receiver, kv: KVCache) -> None:
+    outgoing = ends.offered(kv)
+    assert same(arrives(receiver, outgoing), kv)
+    assert outgoing.bytes_sent == kv.nbytes
+
+
+@pytest.mark.parametrize("page_size", [2, 3, 4, 16])
+@pytest.mark.parametrize("in_pairs", [False, True])
+def test_pages_of_another_form_are_converted(page_size: int, in_pairs: bool) -> None:
+    if in_pairs and page_size % 2:
+        return
+    ends = Ends()
+    pool = make_pool(60, page_size, in_pairs=in_pairs)
+    receiver = ends.new_receiver(pool)
+    for cut in VALUES.values():
+        arrives_whole(ends, receiver, cut(prefill(ends.there, range(30), tail=LOGITS)))
+    ends.close()
+    nothing_is_held(ends.there, ends.here, pool)
+
+
+def test_another_dtype_is_converted_and_canonical_for_nobody() -> None:
+    ends = Ends()
+    pool = make_pool(geometry=replace(GEOMETRY, kv_dtype="bfloat16"))
+    kv = prefill(ends.there, range(30), tail=LOGITS)
+    got = arrives(ends.new_receiver(pool), ends.offered(kv))
+    assert np.array_equal(got.entries().astype(np.float32), kv.entries())  # bytes, which both have
+    assert (got.canonical_length("m"), kv.canonical_length("m"), got.tokens) == (0, 30, kv.tokens)
+    with pytest.raises(GeometryMismatch, match="kv_dtype float32 is not bfloat16"):
+        arrives(ends.new_receiver(pool, convert=False), ends.offered(kv))
+    with pytest.raises(KVError, match="another size or layout"):
+        arrives(ends.new_receiver(make_pool(page_size=8), convert=False), ends.offered(kv))
+    ends.close()
+
+
+def test_another_geometry_is_refused_in_one_line(ends: Ends) -> None:
+    pool = make_pool(geometry=replace(GEOMETRY, num_layers=3, ropes=GEOMETRY.ropes[:1] * 3))
+    kv = prefill(ends.there, range(30))
+    outgoing = ends.offered(kv)
+    with pytest.raises(GeometryMismatch, match="num_layers 2 is not 3"):
+        arrives(ends.new_receiver(pool), outgoing)
+    assert same(arrives(ends.receiver, outgoing), kv), "its lease is still held"
+    nothing_is_held(pool)
+
+
+def test_another_identity_is_told_or_refused(ends: Ends) -> None:
+    kv = prefill(ends.there, range(30))
+    received = ends.new_receiver(ends.here, identity="n").receive(ends.offered(kv).handle).result(SOON_S)
+    assert (received.identity, received.canonical, received.kv.canonical_length("n")) == ("m", False, 0)
+    strict = ends.new_receiver(ends.here, identity="n", same_identity=True)
+    with pytest.raises(KVError, match="identity differs"):
+        arrives(strict, ends.offered(kv))
+
+
+def test_handles_are_checked() -> None:
+    handle = Handle("localhost", 5, "a", "b")
+    assert Handle.from_json(handle.to_json()) == handle
+    wrong: list[Any] = [None, {}, [], handle.to_json() | {"port": "5"}, handle.to_json() | {"more": 1}]
+    for one in wrong:
+        with pytest.raises(InvalidRequest, match="no handle"):
+            Handle.from_json(one)
+
+
+def test_repetition_costs_the_wire_nothing(pair: Callable[..., Pair]) -> None:
+    """PTDO sends the second copy alone, to the byte, and with sinks these too."""
+    both = pair(max_step_tokens=7)
+    entry = both.first.pool.entry_bytes
+    for length in (16, 27, 40):
+        for chosen, kept in ((method("repeat"), length), (method("repeat", times=3, sinks=4), length + 4)):
+            outgoing = both.prefilled(list(range(5, 5 + length)), chosen)
+            both.second.engine.run([both.request(outgoing, [5], chosen, max_tokens=2)])
+            assert outgoing.bytes_sent == kept * entry

@@ -1,0 +1,109 @@
+"""Sizes against published totals and the engine's own counts; step times against their floors."""
+
+import json
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import figures
+from twostroke.api.llm import LLM
+from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
+from twostroke.models.config import tensor_shapes
+from twostroke.models.cost import Rows
+from twostroke.study.plan.machines import find_machine, machines
+from twostroke.study.plan.models import find_model, specifications
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.specification import Specification, of_config
+from twostroke.study.plan.weights import FORMATS
+
+LLAMA = specifications()["llama-3-70b"]
+
+
+@pytest.mark.parametrize("model", specifications().values(), ids=lambda model: model.name)
+def test_parameters_are_the_published_ones(model: Specification) -> None:
+    published = model.published
+    assert published is not None
+    # GPT-3's paper rounds to 0.1 billion; all others are exact.
+    assert abs(model.parameters - published) <= (5e7 if model.name == "gpt-3-175b" else 0)
+    assert model.source
+
+
+def test_llama_70b_by_hand() -> None:
+    assert LLAMA.kv_bytes(1) == 80 * 2 * 8 * 128 * 2 == 327_680
+    assert LLAMA.row_flops == 80 * 2 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    parts = LLAMA.prefill_flops(4096)
+    assert parts["scores"] == 80 * 4 * 8192 * 4096 * 4097 // 2
+    assert sum(parts.values()) == LLAMA.row_flops * 4096 + parts["scores"] + 2 * 8192 * 128256
+    crossover = LLAMA.crossover()
+    assert crossover == 2 * LLAMA.row_flops // (80 * 4 * 8192)  # pairs n (n + 1) / 2 against n rows: 104,447
+    assert round(FORMATS["bf16"].total(LLAMA) / 1e9, 1) == 141.1
+
+
+def test_windows_and_experts() -> None:
+    oss = specifications()["gpt-oss-20b"]
+    assert oss.kv_bytes(1000) == 2 * 8 * 64 * 2 * (12 * 1000 + 12 * 128)
+    assert round(oss.active_parameters / 1e9, 2) == 3.61
+    assert specifications()["mistral-7b"].crossover() is None  # all layers have a window
+
+
+def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None:
+    """Parameters, FLOPs, expert reads and KV are those of the engine's own cost model."""
+    llm = tiny_llm(family)
+    cost, model = llm.model.cost, of_config("tiny", llm.config)
+    assert model.parameters == sum(prod(shape) for shape in tensor_shapes(llm.config).values())
+    for step in ([Rows(5, 3, 1)], [Rows(1, 40, 1), Rows(17, 9, 2)], [Rows(60)]):
+        work = cost.work(step)
+        count = sum(one.count for one in step)
+        assert model.row_flops * count == work.linear_flops
+        assert sum(model.attention_flops(one) for one in step) == work.attention_flops
+        assert model.head.row_flops * sum(one.logits for one in step) == work.head_flops
+    assert model.kv_values * 4 == llm.pool.entry_bytes  # the reference keeps float32
+
+
+@given(count=st.integers(1, 5000), context=st.integers(0, 5000), tp=st.sampled_from([1, 2, 4, 8]))
+def test_no_step_is_below_its_floor(count: int, context: int, tp: int) -> None:
+    machine = find_machine("h100")
+    step = Roofline(LLAMA, machine, FORMATS["bf16"], tp).step([Rows(count, context, 1)])
+    assert step.seconds >= step.flops / machine.flops["bf16"]
+    assert step.seconds >= step.bytes / machine.bandwidth
+    assert (step.link_s > 0) == (tp > 1)
+
+
+def test_an_all_reduce_by_hand() -> None:
+    assert Roofline(LLAMA, find_machine("a100"), FORMATS["bf16"], 8).all_reduce_bytes(4096) == 117_440_512
+
+
+def test_bad_names_and_files(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"did you mean .*llama-3-70b"):
+        find_model("lama-3-70b")
+    with pytest.raises(InvalidRequest, match="did you mean h100"):
+        find_machine("h10")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UnsupportedArchitecture, match="a plan needs a decoder"):
+        find_model(str(tmp_path))
+    machine = tmp_path / "mine.toml"
+    machine.write_text("memory_gb = 1\ntflops = {bf16 = 1}\ncompute = 0.5\nmemory = 0.5\n")
+    with pytest.raises(InvalidRequest, match="has no bandwidth_tbs"):
+        find_machine(str(machine))
+
+
+def test_every_machine_has_a_source() -> None:
+    assert all(machine.source and machine.bandwidth for machine in machines().values())
+
+
+def test_a_config_is_enough(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    """The sizes from a config.json alone are those of the whole directory."""
+    for family in ("qwen3moe", "gemma3"):
+        directory = tmp_path / family
+        directory.mkdir()
+        (directory / "config.json").write_text((tiny_directory(family) / "config.json").read_text())
+        alone, whole = find_model(str(directory)).model, find_model(str(tiny_directory(family))).model
+        assert (alone.layers, alone.parameters) == (whole.layers, whole.parameters)
+
+
+def test_the_page_of_figures_is_what_the_program_writes() -> None:
+    assert figures.PAGE.read_text() == figures.page()

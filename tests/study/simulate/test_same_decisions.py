@@ -1,0 +1,237 @@
+"""A simulated engine takes the decisions of a real one: every step, row, page, hit and preemption."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.study.simulate.real import RealSetup
+from tests.tiny import write_model
+from twostroke.api.llm import LLM
+from twostroke.engine.engine import Engine
+from twostroke.engine.request import _arrivals
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.models.cost import Cost, Predictor
+from twostroke.study.plan.specification import of_config
+from twostroke.study.simulate.costs import Priced
+from twostroke.study.simulate.fleet import Faults, Fleet, Link
+from twostroke.study.simulate.front import Front
+from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.worker import Worker
+from twostroke.study.traffic.arrivals import ClosedLoop, Replay
+from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+
+PRICES = (1e-9, 5e-9, 2e-9, 3e-9, 2e-9, 1e-9, 4e-9, 1e-9, 5e-9)  # any that make steps of different lengths
+LONGEST = 150  # tokens of a request
+HOST_S = 1e-4  # of a step
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    directory = write_model("llama", tmp_path_factory.mktemp("simulated"), head_dim=64, num_attention_heads=2)
+    with LLM(str(directory), kv_bytes=1 << 20, threads=1) as opened:
+        yield opened
+
+
+class Log:
+    """What every engine of a service decides, in order."""
+
+    def __init__(self, service: Service) -> None:
+        self.lines: list[Any] = []
+        self._service = service
+        self._first = next(_arrivals)
+        begin = service._begin
+
+        def beginning(router: Any) -> None:
+            begin(router)
+            self.watch(service.workers[-1])
+
+        service._begin = beginning
+        for worker in service.workers:
+            self.watch(worker)
+
+    def watch(self, worker: Worker) -> None:
+        engine, placement = worker.engine, worker.engine._placement
+        place = placement.place
+
+        def placing(planned: Any) -> Any:
+            chunks, failed = place(planned)
+            rows = [
+                (self._number(one.lane.choice.request), len(one.tokens), one.logit_rows, one.places.rows.tolist())
+                for one in chunks
+            ]
+            riders = len(worker.model.compiled.riders)  # pyright: ignore[reportAttributeAccessIssue]
+            state = self.state(engine, worker, riders)
+            self.lines.append((worker.number, worker.clock.now, riders, rows, len(failed), state))
+            return chunks, failed
+
+        placement.place = placing
+
+    def state(self, engine: Engine, worker: Worker, riders: int) -> tuple[Any, ...]:
+        index, pool = worker.model.index, worker.pool
+        known = None if index is None else (index.hit_tokens, index.queried_tokens, list(index._order))
+        running = engine.num_running + riders
+        return running, engine.num_waiting, engine.preemptions, pool._free[-8:], pool.num_free, known
+
+    def _number(self, request: Any) -> int:
+        # By its order of arrival: a reference to a request would keep its pages.
+        return request.arrival_order - self._first
+
+
+def decisions(fleet: Fleet, traffic: Traffic, leaps: bool = False) -> tuple[list[Any], list[Any]]:
+    """Every step of every engine, without those that are leapt over, and the fate of every call."""
+    service = Service(fleet, traffic, leaps=leaps)
+    log = Log(service)
+    service.run()
+    calls = [(one.tokens, one.scheduled, one.cached, one.entered, one.moves, one.preemptions) for one in service.calls]
+    return log.lines, [
+        *calls,
+        sorted(service.happened.items()),
+        service.moved_bytes,
+        service.num_steps,
+        service.stranded,
+    ]
+
+
+def contains(lines: list[Any], some: list[Any]) -> bool:
+    """Whether each engine's lines in `some` are among its lines, in the same order."""
+    for number in {line[0] for line in some}:
+        rest = iter([line for line in lines if line[0] == number])
+        if not all(any(same(line, one) for one in rest) for line in some if line[0] == number):
+            return False
+    return True
+
+
+def same(line: Any, whole: Any) -> bool:
+    """Whether a step is another's, but for rows of lanes that ride along, which come first.
+
+    If only these have rows, their pass is launched before the others are placed.
+    """
+    number, now, riders, rows, *state = line
+    launched = HOST_S if riders and not rows else 0.0
+    alike = (number, rows, *state) == (whole[0], whole[3][riders:], *whole[4:])
+    return alike and (now == whole[1] or now == pytest.approx(whole[1] + launched, abs=1e-12))
+
+
+PIECES = st.tuples(st.integers(0, 3), st.sampled_from([1, 15, 16, 17, 40]))
+REQUESTS = st.tuples(
+    st.sampled_from([0.0, 0.0, 0.001, 0.01, 0.3]),  # seconds after the request before
+    st.lists(PIECES, min_size=1, max_size=3),
+    st.sampled_from([1, 2, 9, 30]),
+)
+ENGINES = st.fixed_dictionaries(
+    {
+        "pages": st.sampled_from([10, 14, 40, 400]),
+        "index": st.sampled_from(["radix", "hash", "off"]),
+        "asynchronous": st.booleans(),
+        "scheduler": st.builds(
+            SchedulerConfig,
+            max_step_tokens=st.sampled_from([1, 7, 50, 512]),
+            max_running=st.sampled_from([1, 2, 256]),
+            itl_ms=st.sampled_from([None, 2.0]),
+        ),
+    }
+)
+FLEETS = st.fixed_dictionaries(
+    {
+        "sizes": st.sampled_from([(1, 0, 0), (1, 0, 0), (3, 0, 0), (0, 1, 1), (0, 2, 2)]),
+        "router": st.sampled_from(["round-robin", "least-loaded", "kv-aware"]),
+        "life_s": st.sampled_from([None, None, 0.5]),
+        "lost": st.sampled_from([0.0, 0.3]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+def fleet_of(setup: Setup, drawn: dict[str, Any]) -> Fleet:
+    faults = Faults(drawn["life_s"], 0.2, 0.05, drawn["lost"], 0.1, drawn["seed"])
+    aware = drawn["router"] == "kv-aware" and setup.index == "off"
+    router = "least-loaded" if aware else drawn["router"]
+    together, prefill, decode = drawn["sizes"]
+    return Fleet(setup, together, prefill, decode, router, Link(1e7, 1e-3), faults)
+
+
+def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
+    now, arrivals = 0.0, list[Arrival]()
+    for gap, pieces, output in drawn:
+        now += 0.0 if concurrency else gap
+        arrivals.append(Arrival(now, tuple(Piece(*piece) for piece in pieces), output))
+    pattern = ClosedLoop(concurrency) if concurrency else Replay(tuple(one.at for one in arrivals))
+    return Traffic(arrivals, pattern)
+
+
+# A transfer frees pages of the sender, which is in the midst of a leap.
+@example(
+    requests=[(0.0, [(0, 40)], 1), (0.0, [(0, 40)], 1)],
+    concurrency=None,
+    engine={
+        "pages": 10,
+        "index": "radix",
+        "asynchronous": False,
+        "scheduler": SchedulerConfig(max_step_tokens=1, max_running=2),
+    },
+    fleet={"sizes": (0, 1, 1), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
+    stalls=(),
+    front=Front(),
+)
+# The same, and what the sender's step in flight has ended keeps no page.
+@example(
+    requests=[(0.0, [(0, 15)], 1), (0.0, [(0, 1)], 1), (0.0, [(0, 1)], 1)],
+    concurrency=None,
+    engine={
+        "pages": 10,
+        "index": "radix",
+        "asynchronous": True,
+        "scheduler": SchedulerConfig(max_step_tokens=7, max_running=2),
+    },
+    fleet={"sizes": (0, 2, 2), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
+    stalls=(),
+    front=Front(),
+)
+@settings(max_examples=30, deadline=None)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=8),
+    concurrency=st.sampled_from([None, None, 2]),
+    engine=ENGINES,
+    fleet=FLEETS,
+    stalls=st.sampled_from([(), (0.0, 0.004, 0.0)]),
+    front=st.sampled_from([Front(), Front(0.001, 1e-5, (0.0, 0.003, 0.0))]),
+)
+def test_any_schedule(
+    llm: LLM,
+    requests: list[Any],
+    concurrency: int | None,
+    engine: dict[str, Any],
+    fleet: dict[str, Any],
+    stalls: tuple[float, ...],
+    front: Front,
+) -> None:
+    """The real engine computes with a tiny model; both are driven by the same clock."""
+    config = llm.config
+    spec = of_config("tiny", config)
+    costs = Priced(Predictor(Cost(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), HOST_S, 1e-5)
+    costs = replace(costs, stalls=stalls)
+    simulated = Setup(spec, costs, **engine, front=front)
+    real = RealSetup(spec, costs, **engine, front=front, opened=llm.model)
+    traffic = traffic_of(requests, concurrency)
+    found = decisions(fleet_of(simulated, fleet), traffic)
+    expected = decisions(fleet_of(real, fleet), traffic)
+    assert found == expected
+    assert found[0]
+    lines, fates = decisions(fleet_of(simulated, fleet), traffic, leaps=True)
+    assert fates == found[1]
+    assert contains(found[0], lines), "a step between leaps differs"
+    assert found[1][-1] == 0, "pages of workers that died"
+
+
+def test_a_difference_is_seen(llm: LLM) -> None:
+    """The comparison above is one: another chunk makes another list of steps."""
+    costs = Priced(Predictor(Cost(llm.config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES))
+    setup = Setup(of_config("tiny", llm.config), costs, 40)
+    traffic = traffic_of([(0.0, [(0, 40)], 4)], None)
+    other = replace(setup, scheduler=SchedulerConfig(max_step_tokens=8))
+    assert decisions(Fleet(setup), traffic) != decisions(Fleet(other), traffic)

@@ -1,0 +1,94 @@
+"""Techniques in a simulation: the engine's own programs, and the steps that a plan counts for them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
+from twostroke.models.cost import Rows
+from twostroke.study.plan.machines import find_machine
+from twostroke.study.plan.models import find_model
+from twostroke.study.plan.plan import Workload, make_plan
+from twostroke.study.plan.roofline import Roofline
+from twostroke.study.plan.techniques import techniques
+from twostroke.study.plan.weights import FORMATS, weight_format
+from twostroke.study.simulate.fleet import Faults, Fleet, Link
+from twostroke.study.simulate.machines import machine_setup
+from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.service import Service
+from twostroke.study.traffic.arrivals import Replay
+from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+
+PROMPT, OUTPUT = 1500, 6
+MODEL = find_model("llama-3-8b").model
+MACHINE = find_machine("h100")
+
+
+def setup(method: str, **settings: Any) -> Setup:
+    whole = SchedulerConfig(max_step_tokens=8192)
+    chosen: dict[str, Any] = {"weights": "bf16", "index": "off", "scheduler": whole} | settings
+    return machine_setup("llama-3-8b", "h100", method=method, **chosen)
+
+
+def served(made: Setup, count: int = 1, output: int = OUTPUT, apart_s: float = 100.0) -> Service:
+    times = [apart_s * i for i in range(count)]
+    arrivals = [Arrival(at, (Piece(i, PROMPT),), output) for i, at in enumerate(times)]
+    service = Service(Fleet(made), Traffic(arrivals, Replay(tuple(times))))
+    service.run()
+    assert [len(call.tokens) for call in service.calls] == [output] * count
+    assert service.leaked() == 0
+    return service
+
+
+def decoded(roofline: Roofline, first: int) -> list[float]:
+    """Seconds of each gap of an answer that is decoded alone from so many entries."""
+    return [roofline.step([Rows(1, first + i, 1)]).seconds for i in range(OUTPUT - 1)]
+
+
+@pytest.mark.parametrize("method", ["plain", "repeat", "ptdo", "drop", "overfill"])
+def test_a_request_alone_takes_what_the_plan_counts(method: str) -> None:
+    """TTFT to the rounding, and each gap: what is kept is what decode reads, wherever its positions are."""
+    timings = served(setup(method)).calls[0].timings
+    technique = techniques(MODEL)[method]
+    plan = make_plan(MODEL, MACHINE, weight_format("bf16"), 1, Workload(PROMPT, OUTPUT), technique)
+    assert timings.ttft == pytest.approx(plan.prefill.seconds)
+    weights = FORMATS["int4"] if method == "overfill" else weight_format("bf16")
+    kept = technique.kept(PROMPT) + (4 if method == "ptdo" else 0)  # sinks
+    expected = decoded(Roofline(MODEL, MACHINE, weights, 1), kept)
+    assert timings.itls == pytest.approx(expected)
+
+
+def test_guesses_stand_as_often_as_is_said() -> None:
+    """Most guesses of a good student stand, and few of a bad one: the good one's answers take fewer steps."""
+    steps = {share: served(setup("speculative-student", acceptance=share), 3, 60).num_steps for share in (0.05, 0.95)}
+    assert steps[0.95] < 0.7 * steps[0.05]
+
+
+def test_a_technique_under_a_load() -> None:
+    """Requests side by side: repetition takes longer to the first token than one copy, and a draft has its own KV."""
+    plain, twice = (served(setup(method), 12, apart_s=0.02) for method in ("plain", "ptdo"))
+    assert np.mean([c.timings.ttft or 0 for c in twice.calls]) > 1.8 * np.mean(
+        [c.timings.ttft or 0 for c in plain.calls]
+    )
+    draft = machine_setup("qwen2.5-7b", "h100", weights="bf16", method="speculative-draft", draft="qwen2.5-0.5b")
+    without = machine_setup("qwen2.5-7b", "h100", weights="bf16")
+    assert draft.pages < without.pages
+    served(draft, 6, apart_s=0.02)
+    compressed = machine_setup("qwen2.5-7b", "h100", weights="bf16", method="compress", draft="qwen2.5-0.5b")
+    calls = served(compressed, 3).calls
+    assert all(call.entered > PROMPT for call in calls), "the draft reads it all, and the model a part"
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="guesses come from texts"):
+        setup("lookup")
+    with pytest.raises(InvalidRequest, match="no plan for the method 'poems'"):
+        setup("poems")
+    for apart in ({"together": 0, "prefill": 1, "decode": 1, "link": Link(1e9)}, {"faults": Faults(life_s=1.0)}):
+        with pytest.raises(InvalidRequest, match="workers of both strokes that do not die"):
+            Fleet(setup("ptdo"), **apart)  # pyright: ignore[reportArgumentType]
+    short = setup("repeat", kv_bytes=2 * MODEL.kv_values * (PROMPT + 200))
+    with pytest.raises(InvalidRequest, match="has room for"):
+        served(short)

@@ -1,0 +1,118 @@
+"""Requests before they are sent: prompts in pieces, traces in Mooncake's format, objectives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twostroke.engine.timings import Timings
+from twostroke.errors import InvalidRequest
+from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
+from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.objectives import Objectives
+from twostroke.study.traffic.requests import Piece, Traffic
+from twostroke.study.traffic.trace import read_trace
+from twostroke.study.traffic.workload import Workload
+
+LINES = [
+    {"timestamp": 27000, "input_length": 1100, "output_length": 5, "hash_ids": [46, 47, 48]},
+    {"timestamp": 30500, "input_length": 700, "output_length": 9, "hash_ids": [46]},
+    {"timestamp": 28500, "input_length": 1300, "output_length": 7, "hash_ids": [46, 47, 52]},
+    {"timestamp": 30500, "input_length": 1100, "output_length": 1, "hash_ids": [46, 47, 48]},
+]
+
+
+def written(directory: Path, *lines: Any) -> Path:
+    path = directory / "trace.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_a_trace_is_ordered_and_begins_at_zero(tmp_path: Path) -> None:
+    traffic = read_trace(written(tmp_path, *LINES, ""))
+    assert [one.at for one in traffic.arrivals] == [0, 1.5, 3.5, 3.5]
+    assert traffic.prompts.tolist() == [1100, 1300, 700, 1100]
+    assert traffic.outputs.tolist() == [5, 7, 9, 1]
+    assert traffic.rate == pytest.approx(3 / 3.5)
+    assert traffic.arrivals[0].pieces == (Piece(46, 512), Piece(47, 512), Piece(48, 76))
+    assert traffic.arrivals[2].pieces == (Piece(46, 512), Piece(53, 188)), "tokens without an id are the prompt's own"
+    assert len(read_trace(written(tmp_path, *LINES), 2).arrivals) == 2
+
+
+def test_prompts_of_a_trace_share_what_their_ids_say(tmp_path: Path) -> None:
+    traffic = read_trace(written(tmp_path, *LINES))
+    assert traffic.shared.tolist() == [0, 1024, 512, 1099], "one token at least is computed"
+    asks = traffic.asks(range(100_000))
+    assert [len(ask.prompt) for ask in asks] == [1100, 1300, 700, 1100]
+    assert asks[0].prompt == asks[3].prompt
+    assert asks[0].prompt[:1024] == asks[1].prompt[:1024]
+    assert asks[0].prompt[1024] != asks[1].prompt[1024]
+    assert asks[2].prompt[512] != asks[0].prompt[512]
+
+
+def test_the_same_requests_at_another_rate(tmp_path: Path) -> None:
+    traffic = read_trace(written(tmp_path, *LINES))
+    assert traffic.at_rate(3.0).rate == pytest.approx(3.0)
+    assert [one.at for one in traffic.at_rate(3.0).arrivals] == pytest.approx([0, 3 / 7, 1, 1])
+    drawn = Workload(50, Range(5, 9), Range(1, 4), seed=2).traffic(OpenLoop(2.0, 0.5))
+    assert [one.at for one in drawn.arrivals] == arrivals(50, 2.0, 0.5, 2).tolist()
+    assert [one.at for one in drawn.at_rate(4.0).arrivals] == pytest.approx(arrivals(50, 4.0, 0.5, 2).tolist())
+    assert drawn.at_rate(4.0).rate == 4.0
+    assert traffic.closed(ClosedLoop(3)).rate is None
+
+
+def test_requests_that_come_at_once_get_times_with_a_rate(tmp_path: Path) -> None:
+    together = read_trace(written(tmp_path, LINES[0], LINES[0], LINES[0]))
+    assert together.rate is None
+    assert [one.at for one in together.at_rate(2.0).arrivals] == arrivals(3, 2.0, 1.0, 0).tolist()
+    assert together.at_rate(2.0).rate == 2.0
+
+
+def test_drawn_prefixes_are_shared() -> None:
+    traffic = Workload(40, Range(3, 3), Range(1, 1), prefix_tokens=20, groups=4, seed=1).traffic(ClosedLoop(2))
+    assert sorted(traffic.shared.tolist()) == [0] * 4 + [20] * 36
+    assert traffic.concurrency == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[1]", "line 2: a request is a JSON object"),
+        ("{", "line 2: a request is a JSON object"),
+        (LINES[0] | {"timestamp": -1}, "timestamp must be milliseconds, 0 or more, not -1"),
+        (LINES[0] | {"timestamp": True}, "timestamp"),
+        (LINES[0] | {"input_length": 0}, "input_length must be a number of tokens, at least 1, not 0"),
+        (LINES[0] | {"output_length": "9"}, "output_length"),
+        (LINES[0] | {"hash_ids": [1, 2, 3, 4]}, "4 hash_ids are more than 1100 tokens"),
+        (LINES[0] | {"hash_ids": [-1]}, "hash_ids must be"),
+    ],
+)
+def test_a_line_that_is_no_request(line: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=why.replace("[", r"\[")):
+        read_trace(written(tmp_path, LINES[0], line))
+
+
+def test_no_requests_and_no_rate(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no request"):
+        read_trace(written(tmp_path))
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_trace(tmp_path / "absent.jsonl")
+    with pytest.raises(InvalidRequest, match="at least one request"):
+        Traffic([], ClosedLoop(1))
+    with pytest.raises(InvalidRequest, match="above 0 requests a second"):
+        read_trace(written(tmp_path, *LINES)).at_rate(-1.0)
+    with pytest.raises(InvalidRequest, match="no rate"):
+        read_trace(written(tmp_path, LINES[0])).closed(ClosedLoop(1)).at_rate(1.0)
+
+
+@pytest.mark.parametrize("wrong", [{"ttft_s": 0.0}, {"itl_s": -1.0}, {"percent": 100.0}, {"percent": 0.0}])
+def test_objectives_that_nothing_can_meet(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest):
+        Objectives(**wrong)
+
+
+def test_the_percentile_of_an_objective() -> None:
+    timings = Timings(arrival=0.0, tokens=[1.0, 2.0, 3.0, 4.0, 14.0])
+    assert Objectives(itl_s=1.0, percent=75).met(timings)
+    assert not Objectives(itl_s=1.0, percent=76).met(timings)

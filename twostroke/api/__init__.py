@@ -1,0 +1,1 @@
+"""What users import: `LLM`, `AsyncLLM`, `Conversation`, and what their calls return."""

@@ -1,0 +1,250 @@
+"""A conversation whose KV cache grows with it: every turn enters only new tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from twostroke.api.conversation import file
+from twostroke.api.conversation.fitting import LeftOut, with_cut_passages
+from twostroke.api.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
+from twostroke.api.llm import LLM, Decoding
+from twostroke.engine.timings import Timings
+from twostroke.engine.track import Token
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
+from twostroke.sampling.params import sampling_params
+
+
+class Conversation:
+    """Messages, and the KV value that holds them.
+
+    Attributes:
+        llm: the model that answers.
+        messages: [{"role": ..., "content": ...}, ...], of both sides.
+        overflow: what happens to a turn that the context has no room for.
+        sampling: fields of `SamplingParams` for every reply; `say` may override them.
+    """
+
+    def __init__(
+        self, llm: LLM, system: str | None = None, *, overflow: Overflow | None = None, **sampling: Any
+    ) -> None:
+        """Raises InvalidRequest if the model has no chat template or a sampling field is out of range."""
+        if llm.tokenizer.chat_template is None:
+            raise InvalidRequest(
+                f"model {llm.name} has no chat template, so it cannot chat: `twostroke generate --raw` continues a text"
+            )
+        sampling_params(None, sampling)
+        self.llm, self.sampling, self.overflow = llm, sampling, overflow or Overflow()
+        self.messages: list[Message] = []
+        self._reply: Reply | None = None
+        self._forget()
+        self.system = system
+
+    # Facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Setting another one rewrites history: the next turn computes everything again."""
+        first = self.messages[0] if self.messages else {"role": ""}
+        return first["content"] if first["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = rest if text is None else [{"role": "system", "content": text}, *rest]
+
+    @property
+    def kv(self) -> KVCache:
+        """The value of the whole conversation; its last token may be pending. Ends a reply in progress."""
+        self._settle()
+        if self._due:  # a reply that was interrupted
+            self._kv, self._due = self.llm.prefill(self._due, after=self._kv), []
+        return self._kv
+
+    @property
+    def rendered(self) -> str:
+        """The text whose tokens the value holds, including a pending token."""
+        return self._rendered
+
+    # Operations ------------------------------------------------------------------------------------------------
+
+    def say(self, text: str, **sampling: Any) -> Reply:
+        """Take a turn. The user's message is entered at once; the reply is decoded as its iterator is read.
+
+        Args:
+            text: the user's message.
+            sampling: fields of `SamplingParams`, which override the conversation's.
+
+        Raises:
+            InvalidRequest: a field is out of range, or the context is full (ContextLengthExceeded); the messages have
+            not changed.
+        """
+        arrival = time.perf_counter()
+        self._settle()
+        params = sampling_params(None, self.sampling | sampling)
+        if params.n != 1:
+            raise InvalidRequest("a conversation has one reply at a time: leave out n")
+        said: Message = {"role": "user", "content": text}
+        cut = LeftOut()
+        if (budget := self.overflow.passage_budget) is not None:
+            [said], cut = with_cut_passages([said], budget, self.llm.tokenizer)
+        messages = [*self.messages, said]
+        prompt = self.llm.tokenizer.chat(messages)
+        turn = Turn(messages, prompt, *self._extension(prompt))
+        turn = fitted(self.llm, self.overflow, turn, params, self._extension)
+        recomputed = max(0, len(self._kv) - len(turn.base) - turn.left_out.entries)
+        self._leave_out(turn)
+        start = self.llm.prefill(turn.tokens, after=turn.base)
+        self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)
+        self._reply.recomputed, self._reply.left_out = recomputed, cut_too(turn.left_out, cut)
+        return self._reply
+
+    def reset(self) -> None:
+        """Forget everything except the system message."""
+        self._settle()
+        self.messages = self.messages[: self.system is not None]
+        self._forget()
+
+    def save(self, path: str | Path) -> None:
+        """Write messages and KV to one file (see `file`). An existing file is replaced only when all is written.
+
+        Raises KVError if it cannot be written.
+        """
+        kv = self.kv  # ends a reply in progress, which adds its message
+        file.save(Path(path), file.Saved(self.llm.name, self.messages, self._rendered), kv)
+
+    @classmethod
+    def load(cls, path: str | Path, llm: LLM, *, overflow: Overflow | None = None, **sampling: Any) -> Conversation:
+        """Load a saved conversation.
+
+        Raises:
+            CorruptFile: not such a file, truncated, altered or hostile. GeometryMismatch: saved with a model of another
+            geometry. OutOfPages: no room. KVError: it cannot be read. InvalidRequest: as for a new conversation.
+        """
+        conversation = cls(llm, overflow=overflow, **sampling)
+        saved, conversation._kv = file.load(Path(path), llm.pool, llm.config.vocab_size)
+        conversation.messages, conversation._rendered = saved.messages, saved.rendered
+        return conversation
+
+    # Growth ----------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
+        self._due: list[int] = []  # tokens of an interrupted reply that are not entered yet
+
+    def _leave_out(self, turn: Turn) -> None:
+        """Let go of the entries that a turn goes on without: where the pool is nearly full it needs their pages."""
+        if self.overflow.when_full == "refuse" or len(turn.base) == len(self._kv):
+            return
+        if not turn.left_out.entries:
+            self._rendered, self._due = "", []  # what is left is the beginning of other text
+        self._kv = turn.base
+
+    def _settle(self) -> None:
+        """End a reply in progress."""
+        if self._reply is not None:
+            self._reply.close()
+
+    def _extension(self, prompt: str) -> tuple[KVCache, list[int]]:
+        """The value to extend, and the tokens to enter, so that the result holds `prompt`."""
+        tokenizer, entries = self.llm.tokenizer, self._kv.tokens
+        if entries and self._rendered and prompt.startswith(self._rendered):
+            pending = [] if self._kv.pending is None else [self._kv.pending]
+            last = [*entries, *pending, *self._due][-1]
+            return self._kv, [*self._due, *self._tokens_after(last, prompt[len(self._rendered) :])]
+        # Earlier text has changed or is gone (or this is the first turn): keep the common prefix.
+        tokens = tokenizer.encode(prompt, add_bos=False)
+        known = entries[: self._kv.canonical_length(self.llm.model.id)]  # behind a gap entries have other positions
+        same = num_common(known, tokens[:-1])
+        return self._kv[:same].with_tail(None), tokens[same:]
+
+    def _tokens_after(self, last: int, text: str) -> list[int]:
+        """Tokens of a text that follows the token `last`: some tokenizers treat the beginning of a text differently."""
+        tokenizer = self.llm.tokenizer
+        if last in tokenizer.special_ids:
+            tokens = tokenizer.encode(tokenizer.token_text(last) + text, add_bos=False)
+            if tokens[:1] == [last]:
+                return tokens[1:]
+        return tokenizer.encode(text, add_bos=False)
+
+    def _take(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
+        """Add a finished reply to the conversation."""
+        ids, token_bytes = [token.id for token in reply.tokens], self.llm.tokenizer.token_bytes
+        plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
+        whole = b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
+        # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
+        content = plain if plain == " " + reply.text else reply.text
+        if reply.left_out.messages:
+            self.messages = reply.messages[:-1]
+        self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
+        self._kv, self._due, self._rendered = kv, due, reply.prompt + whole
+
+
+class Reply(Iterator[Token]):
+    """The tokens of a reply as they are made. If it is closed early, the tokens so far are the reply.
+
+    Attributes:
+        messages: what the reply answers, the user's message last; prompt: the same, rendered.
+        left_out: what there was no room for.
+        reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
+        recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
+        tokens: the tokens so far.
+        timings: its arrival is the time of the call to `say`.
+    """
+
+    recomputed = 0
+    left_out = LeftOut()
+
+    def __init__(
+        self, conversation: Conversation, turn: Turn, start: KVCache, decoding: Decoding, arrival: float
+    ) -> None:
+        self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)
+        self.tokens = decoding.tokens
+        self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
+        self._decoding: Decoding | None = decoding
+        self._conversation = conversation
+        self.timings = Timings(arrival=arrival, tokens=decoding.request.timings.tokens)
+        self.prompt_tokens = len(start)
+
+    @property
+    def entered(self) -> int:
+        return self.prompt_tokens - self.reused
+
+    @property
+    def text(self) -> str:
+        """The text so far, without special tokens and stop strings."""
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop" or "length"; None while the reply is in progress, and if it was closed early."""
+        return self.tokens[-1].finish_reason if self.tokens else None
+
+    def __next__(self) -> Token:
+        if self._decoding is None:
+            raise StopIteration
+        try:
+            token = next(self._decoding)
+        except BaseException:
+            self.close()
+            raise
+        if token.finish_reason is not None:
+            self._conversation._take(self, self._decoding.kv, [])
+            self._leave()
+        return token
+
+    def close(self) -> None:
+        """Stop. If no token has been made, the turn is dropped."""
+        if self._decoding is None or self._start is None:
+            return
+        self._decoding.close()
+        if self.tokens:
+            self._conversation._take(self, self._start, [token.id for token in self.tokens])
+        self._leave()
+
+    def _leave(self) -> None:
+        self._conversation._reply = self._start = self._decoding = None

@@ -1,0 +1,205 @@
+"""Chats in a window of their KV: which entries stay when a turn has no room for all.
+
+It is decided from counts of tokens alone. So a conversation that holds its KV, and a server that computes the same KV
+anew for each request, keep the same entries. Where a turn has no room, the first entries stay (the system message's,
+and attention sinks), and as many of the last as fill a part of the context (StreamingLLM, Xiao et al. 2023,
+arXiv:2309.17453, here at the positions that entries have).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twostroke.api.conversation.fitting import SYSTEM, without_oldest
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.kv.cache import KVCache
+from twostroke.kv.common import num_common
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.sampling.params import SamplingParams
+
+# Of the context, how much a prompt takes after something was dropped, so that not every turn drops again.
+AFTERWARDS = 0.75
+Messages = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where entries are: at the positions [0, first) and [since, end). Without a gap `first` and `since` are 0."""
+
+    first: int
+    since: int
+    end: int
+
+    @classmethod
+    def of(cls, kv: KVCache) -> Extent:
+        """That of a value, with one gap at most."""
+        positions, end = kv.positions, kv.next_position
+        first = num_common(positions, range(end))
+        return cls(0, 0, end) if first == end else cls(first, end - (len(positions) - first), end)
+
+    def __len__(self) -> int:
+        return self.first + self.end - self.since
+
+    def window(self, first: int, new: int, most: int) -> Extent | None:
+        """What stays so that `most` entries are there after `new` more; None if that is no window."""
+        since = self.end + new - (most - first)
+        return Extent(first, since, self.end) if max(first, self.since) < since < self.end else None
+
+    def cut(self, kv: KVCache) -> KVCache:
+        """These entries of a value that has all of them and ends with them."""
+        return (kv[: self.first] + kv[len(kv) - (self.end - self.since) :]).with_tail(kv.tail)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is room for.
+
+    Attributes:
+        pages, page_size: of the pool. positions: of the model.
+        reply: tokens that are kept for the reply.
+    """
+
+    pages: int
+    page_size: int
+    positions: int
+    reply: int
+
+    @classmethod
+    def of(cls, llm: LLM, max_tokens: int | None) -> Room:
+        reply = min(max_tokens or 1, llm.max_model_len // 4)
+        return cls(llm.pool.num_pages, llm.pool.page_size, llm.model.max_position, reply)
+
+    @property
+    def aim(self) -> int:
+        """Tokens of a prompt of which something was dropped."""
+        return int(AFTERWARDS * (min(self.positions, self.pages * self.page_size) - self.reply))
+
+    def fits(self, extent: Extent, new: int) -> bool:
+        """Whether `new` tokens and a reply fit behind these entries. Entries lie in pages at their positions' places,
+        and a page that is cut or shared may have to be copied."""
+        end, size = extent.end + new + self.reply, self.page_size
+        pages = -(-extent.first // size) + -(-end // size) - extent.since // size
+        return pages + 1 <= self.pages and end <= self.positions
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """How the KV of a chat comes to be in a window, turn by turn.
+
+    Attributes:
+        messages: those that are left where positions had ended.
+        parts: tokens, entered one part after the other. cuts: what stays before each part but the first.
+        extent: of the whole prompt, at the end.
+        whole: tokens of the messages that were dropped as well as those that are left.
+    """
+
+    messages: Messages
+    parts: tuple[Sequence[int], ...]
+    cuts: tuple[Extent, ...]
+    extent: Extent
+    whole: int
+
+    def request(self, llm: LLM, params: SamplingParams) -> Request:
+        """The request that answers the chat. Raises InvalidRequest."""
+        params.check_vocabulary(llm.config.vocab_size)
+
+        def program() -> Program:
+            kv: KVCache | None = None
+            for number, part in enumerate(self.parts):
+                if kv is not None:
+                    kv = self.cuts[number - 1].cut(kv)
+                last = number == len(self.parts) - 1
+                kv = yield Prefill(part, after=kv, logits="last" if last else "none")
+            assert kv is not None
+            yield Decode(kv)
+
+        return Request(program, params, llm.tokenizer, sum(map(len, self.parts)))
+
+
+def windowed(
+    messages: Messages, encode: Callable[[Messages], ChatTokens], room: Room, sinks: int, system: Callable[[], int]
+) -> Windowed | None:
+    """A chat, as if each of its turns had been taken with a window; None if a turn has no room even alone.
+
+    Args:
+        messages: all of them, each with a `role`.
+        encode: the prompt that ends with the beginning of a reply.
+        room: the reply's is that of every turn.
+        sinks: first entries that stay, if the system message does not have as many.
+        system: counts the tokens of the system message alone.
+    """
+    whole, from_turn = len(encode(messages)), 0
+    first = max(sinks, system() if _role(messages[0]) in SYSTEM else 0)
+    while True:
+        tokens = encode(messages)
+        found = _turn_by_turn(messages, tokens, room, first, from_turn)
+        if not isinstance(found, int):
+            return replace(found, whole=whole)
+        begun = messages[: int(_role(messages[0]) in SYSTEM)]
+        so_far = messages[: found + 1]
+        roles = [_role(one) for one in so_far]
+        stay = without_oldest(roles, lambda stay: len(encode([*begun, *so_far[stay.start :]])) <= room.aim)  # noqa: B023
+        gone = stay.start - len(begun)
+        if not gone:
+            return None
+        messages, from_turn = [*begun, *messages[stay.start :]], found - gone
+
+
+def _turn_by_turn(messages: Messages, tokens: ChatTokens, room: Room, first: int, from_turn: int) -> Windowed | int:
+    """The parts and cuts; or the user's message at which positions end. Turns before that message number `from_turn`
+    are entered together with it."""
+    extent, parts, cuts, entered = Extent(0, 0, 0), list[Sequence[int]](), list[Extent](), 0
+    for number, begin, end in turns(messages, tokens):
+        if number < from_turn:
+            continue
+        begin = 0 if number == from_turn or not extent.end else begin
+        extent = replace(extent, end=begin)
+        if not room.fits(extent, end - begin):
+            kept = extent.window(first, end - begin, room.aim)
+            if kept is None or not room.fits(kept, end - begin):
+                return number
+            parts.append(tokens[entered:begin])
+            cuts.append(kept)
+            extent, entered = kept, begin
+        extent = replace(extent, end=end)
+    return Windowed(messages, (*parts, tokens[entered:]), tuple(cuts), extent, 0)
+
+
+def turns(messages: Messages, tokens: ChatTokens) -> list[tuple[int, int, int]]:
+    """(number of the user's message, first token that its turn entered, end of its prompt) of each turn.
+
+    A turn enters what follows the text of the reply before it, and its prompt ends where its own reply's text begins.
+    A turn whose reply cannot be found in the tokens is taken together with the next one.
+    """
+    places = iter(tokens.contents)
+    found: list[tuple[int, int, int]] = []
+    asked, begin = 0, 0
+    for number, message in enumerate(messages):
+        role = _role(message)
+        if not _text(message):
+            continue
+        place = next(places, None)
+        if place is None or place[0] != role:
+            return [(_last_user(messages), 0, len(tokens))]
+        if role == "user":
+            asked = number
+        elif role == "assistant":
+            found.append((asked, begin, place[1].start))
+            begin = place[1].stop
+    return [*found, (_last_user(messages), begin, len(tokens))]
+
+
+def _last_user(messages: Messages) -> int:
+    return max((i for i, one in enumerate(messages) if _role(one) == "user"), default=len(messages) - 1)
+
+
+def _role(message: Any) -> str:
+    return message["role"] if isinstance(message, Mapping) else message.role
+
+
+def _text(message: Any) -> Any:
+    return message["content"] if isinstance(message, Mapping) else message.content

@@ -1,0 +1,372 @@
+"""The public API: a model that prefills, decodes, generates and chats."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twostroke.api.completion import Completion, Decoding, Output
+from twostroke.api.scoring import score, scored_request
+from twostroke.backends.choose import create_backend
+from twostroke.backends.ranks.processes import require_size
+from twostroke.engine.engine import Engine
+from twostroke.engine.opening import INDEXES, Opening
+from twostroke.engine.request import Request
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.engine.track import Token
+from twostroke.errors import EngineStopped, InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.kv.tiers.tiers import open_tiers
+from twostroke.methods import Method, Plain, Prompt
+from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.fetch import Progress
+from twostroke.models.checkpoints.quantize import check_weights, quantize
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.verify import verify
+from twostroke.models.config import ModelConfig
+from twostroke.sampling.params import SamplingParams, sampling_params
+from twostroke.system.cores import count_threads
+
+MAIN = "main"  # the model's role in its engine
+OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
+TextOrTokens = str | Sequence[int]  # a prompt
+
+
+class LLM:
+    """A model, its engine and its KV pool.
+
+    Any number of threads may use it, and their requests are batched. As a context manager it is closed at the end.
+
+    Attributes:
+        tokenizer: converts text to ids and back.
+        config: description of the model.
+        path: the checkpoint's (first) file.
+        generation: the checkpoint's sampling defaults, if any: fields of `SamplingParams`. The commands `chat` and
+            `serve` use them; the methods of this class are greedy by default.
+        pool: holds its KV values.
+        engine: runs its requests.
+        backend: computes its steps.
+        tiers: where pages may be besides the pool, with what went in and out.
+        verified: the result of the check of its weights; None without `check`.
+    """
+
+    def __init__(
+        self,
+        model: str | Checkpoint = DEFAULT_MODEL,
+        *,
+        backend: str = "auto",
+        device: str = "cpu",
+        dtype: str = "auto",
+        weights: str = "stored",
+        student: str | Checkpoint | None = None,
+        draft: str | Checkpoint | None = None,
+        threads: int | None = None,
+        tp: int = 1,
+        kv_bytes: int | None = None,
+        page_size: int = 16,
+        prefix_index: str = "radix",
+        kv_host: int | None = None,
+        kv_disk: str | Path | None = None,
+        kv_disk_bytes: int | None = None,
+        kv_remote: str | None = None,
+        max_step_tokens: int = 512,
+        max_running: int = 256,
+        itl_ms: float | None = None,
+        progress: Progress | None = None,
+        check: bool = False,
+    ) -> None:
+        """Open a model; fetch it first if necessary.
+
+        Args:
+            model: a catalog name, a GGUF file, a Hugging Face directory, a hub id, or a `Checkpoint`.
+            backend: "native" (CPU, quantized or bfloat16 weights), one of its variants ("native-amx",
+                "native-avx512", ...), "reference" (PyTorch), or "auto" (native if it can run the model).
+            device: any torch device.
+            dtype: dtype of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
+            weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
+                "int3" or "int2").
+            student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,
+                re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
+            draft: a model with the same tokenizer that guesses tokens; names as for `student`. If its geometry
+                differs, it has a separate pool with the same number of pages.
+            threads: CPU threads, at most 8 per core, of each rank. None uses one per core that is available to this
+                process by its affinity and its container's CPU quota; ranks divide these.
+            tp: tensor parallelism: the number of processes (ranks) that compute together, on this host or started by
+                `torchrun`. The bits of all results are those of one (docs/tensor-parallelism.md).
+            kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
+                its container's limit; file cache counts as available), at most 4 GiB; on a GPU, 70% of what its
+                memory has free beside the weights.
+            page_size: entries per page.
+            prefix_index: "radix", "hash", or "off" (tiers then serve values only).
+            kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
+            kv_disk: a directory for prefixes and values, which outlives the process. Several processes may share it.
+                With it or `kv_remote`, opening takes about a second longer, to measure what computing costs.
+            kv_disk_bytes: the most that it takes; None: a tenth of what is free there, at most 50 GiB.
+            kv_remote: the URL of a server that speaks Redis' protocol, such as "redis://localhost:6379/0".
+            max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
+            max_running: maximum number of choices that run at once.
+            itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening
+                the model then takes about a second longer, to measure its steps.
+            progress: called during downloads, and while weights are encoded, with (stage, bytes done, total bytes).
+            check: check the weights first: their values, and their files' digests where they are known
+                (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
+
+        Raises:
+            CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
+            names the tensor or the file. InvalidRequest: an argument is out of range.
+            KVError: a tier cannot be opened.
+            GeometryMismatch: the student or the draft does not fit the model; names the field.
+        """
+        if prefix_index not in INDEXES:
+            raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
+        check_weights(weights)  # before anything is fetched
+        require_size(tp)
+        threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
+        scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
+        tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)
+        try:
+            stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+            self.verified = verify(stored, progress) if check else None
+            if self.verified is not None:
+                self.verified.require()
+            checkpoint = quantize(stored, weights, threads)
+            chosen = create_backend(
+                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp
+            )
+            self.generation = dict(checkpoint.generation)
+            self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
+            opening = Opening(chosen, prefix_index, tiers, progress)
+            self.model = opening.main(checkpoint, page_size, kv_bytes)
+            self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
+            models = {MAIN: self.model}
+            for role, wanted in (("student", student), ("draft", draft)):
+                if wanted is not None:
+                    models[role] = opening.companion(role, wanted, self.model, stored, threads, check)
+            self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
+        except BaseException:
+            tiers.close()
+            raise
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer: the model's context, or less if the pool is smaller."""
+        return self.model.max_model_len
+
+    # The two strokes ------------------------------------------------------------------------------------------
+
+    def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
+        """Stroke one: enter a text or token ids, after the entries of `after` if given.
+
+        The result is a new value that shares pages with `after`, which does not change. A pending token of `after` is
+        entered first. `model` is "student" or "draft" to use that companion.
+
+        Raises:
+            InvalidRequest: nothing to enter, ids outside the vocabulary, or more tokens than the context holds.
+            GeometryMismatch: `after` has another geometry. OutOfPages: no room.
+        """
+        request = self.prefill_request(prompt, after, model)
+        self.engine.run([request])
+        return request.result
+
+    def decode(
+        self, kv: KVCache, params: SamplingParams | None = None, *, model: str | None = None, **sampling: Any
+    ) -> Decoding:
+        """Stroke two: continue a value token by token.
+
+        Args:
+            kv: the value to continue; it does not change.
+            params, sampling: `SamplingParams`, or its fields (max_tokens=, temperature=, ...).
+            model: "student" or "draft" to use that companion.
+
+        Returns:
+            An iterator of `Token`. At the end its `kv` is the continued value, with the last token pending.
+
+        Raises:
+            InvalidRequest: a parameter is out of range, or n is not 1. While it is iterated: ContextLengthExceeded if
+                the value leaves no room for a token.
+        """
+        request = self.decode_request(kv, sampling_params(params, sampling), model)
+        return Decoding(self.engine, self.engine.submit(request))
+
+    # Whole requests -------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[TextOrTokens],
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Answer a list of prompts (texts or token ids) in one batch.
+
+        Args:
+            prompts: the prompts.
+            params, sampling: `SamplingParams`, or its fields.
+            method: the technique; None is plain generation.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing.
+            ContextLengthExceeded: a prompt leaves no room for an answer within `max_model_len`. OutOfPages: other
+            values hold the room that a prompt needs. An answer that outgrows the room ends with "length".
+        """
+        requests = self.requests(prompts, sampling_params(params, sampling), method)
+        self.engine.run(requests)
+        return [Completion.of(request, request.events) for request in requests]
+
+    def stream(
+        self,
+        prompt: TextOrTokens,
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
+    ) -> Decoding:
+        """Like `generate` for one prompt, but token by token."""
+        request = self.request(prompt, sampling_params(params, sampling), method)
+        return Decoding(self.engine, self.engine.submit(request))
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        method: Method | None = None,
+        **sampling: Any,
+    ) -> Completion:
+        """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
+
+        A text is one message of the user.
+        """
+        return self.generate([self.chat_prompt(messages)], params, method=method, **sampling)[0]
+
+    def chat_prompt(self, messages: str | Sequence[Mapping[str, Any]]) -> ChatTokens:
+        """The prompt that `chat` answers. Raises InvalidRequest if there is no chat template, or it refuses."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.encode_chat(messages)
+
+    def close(self) -> None:
+        """End all requests, and let go of the weights and the pool.
+
+        Requests of other threads end with EngineStopped. Values that are still held stay readable; what they hold is
+        freed with them. A second call does nothing.
+        """
+        if "engine" in self.__dict__:
+            self.engine.close()
+            for name in OPENED:
+                del self.__dict__[name]
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OPENED and "tokenizer" in self.__dict__:
+            raise EngineStopped(f"{self.name} is closed: open it again")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # Requests that are not submitted yet ----------------------------------------------------------------------
+
+    def prefill_request(self, prompt: TextOrTokens, after: KVCache | None = None, model: str | None = None) -> Request:
+        """The request of `prefill`, whose result is the value. Raises InvalidRequest."""
+        tokens = self.encode(prompt, add_bos=None if after is None else False)
+        if after is not None:
+            require_value(after)
+
+        def program() -> Program:
+            return (yield Prefill(tokens, after, model))
+
+        return Request(program, SamplingParams(), self.tokenizer, len(tokens))
+
+    def decode_request(self, kv: KVCache, params: SamplingParams, model: str | None = None) -> Request:
+        """The request of `decode`. Raises InvalidRequest."""
+        require_value(kv)
+        params.check_vocabulary(self.config.vocab_size)
+        if params.n != 1:
+            raise InvalidRequest("decode continues one value: fork it by decoding it several times")
+
+        def program() -> Program:
+            return (yield Decode(kv, model=model))
+
+        return Request(program, params, self.tokenizer)
+
+    def requests(
+        self, prompts: Sequence[TextOrTokens], params: SamplingParams, method: Method | None = None
+    ) -> list[Request]:
+        """The requests of `generate`, one for each prompt. Raises InvalidRequest."""
+        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
+            raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
+        return [self.request(prompt, params, method) for prompt in prompts]
+
+    def score(
+        self, prompt: TextOrTokens | Sequence[TextOrTokens], continuation: TextOrTokens | Sequence[TextOrTokens]
+    ) -> Any:
+        """How likely a continuation of a prompt is: a `Score`, whose tokens are split as `scoring` describes.
+
+        Args:
+            prompt: a text or token ids; or a list of several.
+            continuation: a text or token ids. A list gives a list of scores: with one prompt, all continue it, and its
+                entries are computed once; with a list of prompts, each continues the prompt at its index.
+
+        Raises:
+            InvalidRequest: an empty continuation, lists of different lengths, ids outside the vocabulary, or more
+                tokens than the context holds. OutOfPages: no room.
+        """
+        return score(self.engine, self.tokenizer, prompt, continuation)
+
+    def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
+        """The request of `stream`. Raises InvalidRequest as `generate`."""
+        if method is not None and not isinstance(method, Method):
+            raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
+        tokens, chosen = self.encode(prompt), method or Plain()
+        self.model.require_room(len(tokens))
+        self.require_companions(chosen)
+        params.check_vocabulary(self.config.vocab_size)
+        if params.prompt_logprobs is not None or params.max_tokens == 0:
+            return scored_request(tokens, params, chosen, self.tokenizer)
+        asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
+        return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
+
+    def require_companions(self, method: Method) -> None:
+        """Raise InvalidRequest if the model was opened without a companion that the method needs."""
+        for role in method.companions:
+            if role not in self.engine.models:
+                raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
+
+    def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a prompt; ids are not changed. Raises InvalidRequest if the model cannot take the prompt."""
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
+        else:
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise InvalidRequest(f"a prompt is a text or a list of token ids, not {prompt!r:.60}") from None
+        if any(not 0 <= token < self.config.vocab_size for token in tokens):
+            raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}")
+        if len(tokens) > self.config.max_position:
+            raise InvalidRequest(
+                f"the prompt has {len(tokens)} tokens, past the {self.config.max_position} of model {self.name}: "
+                f"shorten it"
+            )
+        return tokens
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, {self.backend.label if 'backend' in self.__dict__ else 'closed'})"
+
+
+def require_value(kv: object) -> None:
+    """Raise InvalidRequest unless `kv` is a KVCache."""
+    if not isinstance(kv, KVCache):
+        raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
+
+
+__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "SamplingParams", "TextOrTokens", "Token"]

@@ -1,0 +1,229 @@
+"""Techniques over two processes: one runs their prefills, the other decodes.
+
+What crosses is the value that a technique decodes from, so prompt repetition sends its last copy only. A technique that
+goes on after its first decode (`Method.goes_on`) needs the result of its prefill, and that crosses.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from twostroke.cluster.wire.channel import WireError
+from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.receiver import Received, Receiver
+from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke
+from twostroke.errors import InvalidRequest, OutOfPages
+from twostroke.kv.attention import NO_QUERIES
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import HOST
+from twostroke.methods.method import Method, Prompt
+
+NO_LOGITS = np.empty((0, 0), np.float32)
+CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along with its value
+
+
+def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
+    """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value.
+
+    Raises InvalidRequest: the technique goes on after its first decode, and does not say so.
+    """
+    program = method.program(prompt)
+    try:
+        asked: Any = next(program)
+        while not isinstance(asked, Decode):
+            if isinstance(asked, list) and any(isinstance(one, Decode) for one in asked):
+                raise _goes_on(method)
+            if isinstance(asked, Prefill) and asked.after is None:
+                asked = replace(asked, progress=partial(_grown, method, prompt, outgoing))
+            result = yield asked
+            if method.goes_on:
+                kv, queries = (result, NO_QUERIES) if isinstance(result, KVCache) else (result.kv, result.queries)
+                outgoing.complete(kv, queries=queries)
+                return kv
+            asked = program.send(result)
+            del result
+        if asked != Decode(asked.kv, **{name: getattr(asked, name) for name in CARRIED}):
+            raise _goes_on(method)
+        outgoing.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
+        return asked.kv
+    except GeneratorExit:  # preempted or cancelled
+        outgoing.pause()
+        raise
+    except BaseException as error:
+        outgoing.fail(f"its prefill failed: {error}")
+        raise
+    finally:
+        program.close()
+
+
+def receiving(method: Method, prompt: Prompt, arriving: "Arriving") -> Program:
+    """A technique's strokes from its first decode on, after the value that `arriving` brings.
+
+    What keeps the value from coming is raised in the program (see `Receiver.receive`).
+    """
+    received: Received = yield Await(arriving.start)
+    if not method.goes_on:
+        kv, fields = received.kv, received.state["decode"]
+        del received
+        yield Decode(kv, **fields)
+        return None
+    results = [received]
+    del received  # it would keep the pages that the technique lets go of
+    return (yield from _going_on(method.program(prompt), results))
+
+
+def or_here(program: Program, method: Method, prompt: Prompt) -> Program:
+    """A program that receives, or all of the technique here if the value does not come."""
+    try:
+        return (yield from program)
+    except WireError:
+        pass
+    return (yield from method.program(prompt))
+
+
+def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
+    """A technique's strokes in an engine that has the student only, as its own model.
+
+    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`prefilled_by`).
+    """
+
+    def here(stroke: Stroke) -> Stroke:
+        if isinstance(stroke, Prefill) and stroke.model is None:
+            return Await(partial(prefill, stroke))
+        if isinstance(stroke, Prefill | Decode) and stroke.model == "student":
+            return replace(stroke, model=None)
+        return stroke
+
+    try:
+        return (yield from _rest(program, [None], here))
+    finally:
+        program.close()
+
+
+def prefilled_by(receiver: Receiver, handle: Handle) -> Callable[[Prefill], Future[KVCache]]:
+    """Prefills after a value that its sender holds too: the sender computes them, and the new entries come here.
+
+    It is for `across`. Raises InvalidRequest for a prefill whose result is more than a value.
+    """
+
+    def prefill(stroke: Prefill) -> Future[KVCache]:
+        if stroke.after is None or stroke.queries is not None or stroke.logprobs is not None or stroke.logits == "all":
+            raise InvalidRequest("this technique needs more of its teacher than a value: let one process do both")
+        return receiver.extend(handle, stroke.after, stroke.tokens, stroke.logits)
+
+    return prefill
+
+
+class Arriving:
+    """One value for all choices of a request. It is received once, and kept in the host until each has it."""
+
+    def __init__(self, receive: Callable[[], Future[Received]], choices: int = 1) -> None:
+        """`receive`: begins to receive it; called again if a choice was preempted after it had the value."""
+        self._receive, self._choices = receive, choices
+        self._lock = threading.Lock()
+        self._incoming: Future[Received] | None = None
+        self._served = 0
+        self._waiting: list[_Waiter] = []
+
+    def start(self) -> Future[Received]:
+        """A future of the value, for one choice."""
+        waiter = _Waiter(self)
+        with self._lock:
+            if self._incoming is None:
+                self._incoming, self._served = self._receive(), 0
+            incoming = self._incoming
+            self._waiting.append(waiter)
+        incoming.add_done_callback(self._deliver)
+        return waiter
+
+    def left(self, waiter: "_Waiter") -> None:
+        """A choice waits no longer."""
+        with self._lock:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            incoming = self._incoming
+            if self._waiting or incoming is None:
+                return
+            self._incoming = None
+        incoming.cancel()
+
+    def _deliver(self, incoming: Future[Received]) -> None:
+        failed = incoming.cancelled() or incoming.exception() is not None
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            self._served += len(waiting)
+            if self._incoming is incoming:
+                more = not failed and self._served < self._choices
+                self._incoming = _aside(incoming.result()) if more else None
+        for waiter in waiting:
+            if incoming.cancelled():
+                waiter.set_exception(WireError("nobody wanted the value any more"))
+            elif (error := incoming.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(incoming.result())
+
+
+def _aside(received: Received) -> Future[Received] | None:
+    """The value for choices that have not started, in the host: they must not keep others from finding pages."""
+    future = Future[Received]()
+    try:
+        future.set_result(replace(received, kv=received.kv.to(HOST)))
+    except OutOfPages:  # there is no memory
+        return None
+    return future
+
+
+class _Waiter(Future[Received]):
+    def __init__(self, arriving: Arriving) -> None:
+        super().__init__()
+        self._arriving = arriving
+
+    def cancel(self) -> bool:
+        self._arriving.left(self)
+        return super().cancel()
+
+
+def _goes_on(method: Method) -> InvalidRequest:
+    return InvalidRequest(f"method {method.name} goes on after its first decode: its class needs `goes_on = True`")
+
+
+def _grown(method: Method, prompt: Prompt, outgoing: Outgoing, kv: KVCache) -> None:
+    """Send what is computed so far of a value, if it is certain that the decode will need it."""
+    kept = kv if method.goes_on else method.kept_so_far(prompt, kv)
+    if kept is not None:
+        outgoing.extend(kept)
+
+
+def _going_on(program: Program, results: list[Any]) -> Program:
+    """A program whose first stroke, a prefill, was computed elsewhere: `results` has what was received of it."""
+    try:
+        results.append(_result(next(program), results.pop()))
+        return (yield from _rest(program, results))
+    finally:
+        program.close()
+
+
+def _result(asked: Any, received: Received) -> KVCache | Prefilled:
+    """What a prefill would have given here."""
+    assert isinstance(asked, Prefill)
+    return received.kv if asked.queries is None else Prefilled(received.kv, NO_LOGITS, received.queries)
+
+
+def _rest(program: Program, results: list[Any], change: Callable[[Stroke], Stroke] = lambda stroke: stroke) -> Program:
+    """A program's further strokes, each changed, from its first result on, which is taken out of `results`.
+
+    No result stays here: it would keep pages that the technique lets go of.
+    """
+    while True:
+        try:
+            asked = program.send(results.pop())
+        except StopIteration as stop:
+            return stop.value
+        results.append((yield [change(one) for one in asked] if isinstance(asked, list) else change(asked)))

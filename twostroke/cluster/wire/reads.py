@@ -1,0 +1,80 @@
+"""Pages of one transfer that are being read from the sender's memory.
+
+A read cannot be taken back. So the pages are nobody's until it has ended, also if nobody wants them any more.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from twostroke.cluster.wire.channel import WireError
+from twostroke.cluster.wire.surroundings import Surroundings
+from twostroke.cluster.wire.transport import Reading
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2  # reads that are under way
+ALIVE_S = 0.2  # seconds of a read after which this side says that it is there
+
+Arrived = Callable[[Sequence[int], Sequence[memoryview], Sequence[str]], None]  # with the fields of a `Read`
+
+
+@dataclass(frozen=True)
+class Read:
+    """Pages that are being read: their numbers in the transfer, their memory, and the digests that they should have."""
+
+    reading: Reading
+    numbers: Sequence[int]
+    views: Sequence[memoryview]
+    digests: Sequence[str]
+
+
+class Reads:
+    """The reads of one transfer, in order."""
+
+    def __init__(self, around: Surroundings, arrived: Arrived, alive: Callable[[], None]) -> None:
+        """`arrived` is called with the pages of each read that has ended, while they are in a cache; `alive` now and
+        then while one is waited for."""
+        self._around, self._arrived, self._alive = around, arrived, alive
+        self._under_way: deque[Read] = deque()
+
+    def add(self, read: Read, left: Callable[[], float]) -> None:
+        """A read that has begun. Waits if there are more than AT_ONCE; see `settle`."""
+        self._under_way.append(read)
+        self.settle(left, AT_ONCE - 1)
+
+    def settle(self, left: Callable[[], float], most: int = 0) -> None:
+        """Wait until at most so many reads are under way.
+
+        Args:
+            left: returns the seconds that the next of them may take, or raises if nobody wants it any more.
+
+        Raises WireError: one has failed, or takes too long.
+        """
+        until = self._around.now() + left()
+        while self._under_way:
+            read, must = self._under_way[0], len(self._under_way) > most
+            if read.reading.wait(ALIVE_S if must else 0.0):
+                self._under_way.popleft()
+                self._arrived(read.numbers, read.views, read.digests)
+                until = self._around.now() + left()
+            elif not must:
+                return
+            elif self._around.now() > until:
+                raise WireError("the sender's memory does not answer")
+            else:
+                left()
+                self._alive()
+
+    def end(self, limit_s: float) -> bool:
+        """Nobody wants them any more: wait until nothing is under way. Returns whether it is so within the limit."""
+        until = self._around.now() + limit_s
+        while self._under_way:
+            try:
+                if not self._under_way[0].reading.wait(max(0.0, until - self._around.now())):
+                    return False
+            except WireError as error:
+                log.info("%s", error)
+            self._under_way.popleft()
+        return True

@@ -1,0 +1,241 @@
+"""Offers values to other processes, and sends them to those who claim them."""
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from twostroke.cluster.wire.channel import Channel, Message, WireError
+from twostroke.cluster.wire.checks import Digesting
+from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.lease import TTL_S
+from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.secret import shared_secret
+from twostroke.cluster.wire.surroundings import HERE, Surroundings
+from twostroke.cluster.wire.tcp import Tcp
+from twostroke.cluster.wire.transfer import Transfer
+from twostroke.cluster.wire.transport import Transport
+from twostroke.errors import KVError, TwostrokeError
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pool import PagePool
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+MOST = 64  # connections at once
+MOST_COMPUTED = 16  # prefills for receivers at once
+MOST_ENDED = 10_000  # values that are gone, of which it is known why
+SWEEP_S = 0.25  # seconds between looks at leases
+
+
+Compute = Callable[[KVCache, list[int], str], KVCache]  # (value, tokens, which logits) -> the longer value
+
+
+class Sender:
+    """Listens for receivers. Its methods may be called from any thread; none of them waits for a network.
+
+    Attributes:
+        host, port: where it listens.
+        incarnation: a random number, new with every sender.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        identity: str,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        advertise: str | None = None,
+        secret: str | None = None,
+        transport: Transport | None = None,
+        compute: Compute | None = None,
+        around: Surroundings = HERE,
+    ) -> None:
+        """Listen.
+
+        Args:
+            pool: the pool of the values that are offered.
+            identity: `Model.id` of the model that computes them, told to receivers.
+            host, port: where to listen; port 0: any free one. Only this machine reaches the default.
+            advertise: the host in handles, if receivers know this machine by another name.
+            secret: what receivers must know too, at least 16 characters (see `wire.secret`); None: the environment's,
+                or one made from the user's key.
+            transport: how pages move (`open_transport`); None: TCP.
+            compute: prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`).
+                It is called on threads of its own, a few at a time. None: nothing is computed for receivers.
+            around: time, threads and connections; a simulation has its own.
+
+        Raises:
+            WireError: the address cannot be used. KVError: there is no secret.
+        """
+        self._pool, self.identity, self._secret = pool, identity, shared_secret(secret)
+        self._transport, self._around = transport or Tcp(), around
+        try:
+            self._listener = around.listen((host, port))
+        except OSError as error:
+            raise WireError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+        self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
+        self.incarnation = secrets.token_hex(8)
+        self._offers: dict[str, Outgoing] = {}
+        self._ended: dict[str, str] = {}  # why values are not there any more
+        self._channels: dict[Channel, None] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._workers = around.workers("wire sender", MOST)
+        self._computing = around.workers("wire prefill", MOST_COMPUTED)
+        self._digesting = Digesting("wire digests", around.cores)
+        self._compute = compute
+        self._thread = around.start("wire listener", self._listen)
+
+    def offer(self, expected: int | None = None, receivers: int = 1, ttl_s: float = TTL_S) -> Outgoing:
+        """A value that will be sent to who claims it, from now on: it may still have to be computed.
+
+        Args:
+            expected: number of pages that it will have, at most; None: receivers reserve room as it grows.
+            receivers: how many are to have it, before its pages are let go.
+            ttl_s: seconds that it is held for them once it is complete, from the last sign of life of a transfer.
+
+        Raises WireError: the sender is closed.
+        """
+        handle = Handle(self.host, self.port, self.incarnation, secrets.token_hex(8))
+        outgoing = Outgoing(handle, expected, receivers, ttl_s, self._around)
+        with self._lock:
+            if self._closed:
+                raise WireError("this sender is closed")
+            self._offers[handle.lease] = outgoing
+        return outgoing
+
+    @property
+    def num_offers(self) -> int:
+        """Number of values that are held, or are still to be computed."""
+        self._sweep()
+        return len(self._offers)
+
+    def close(self, limit_s: float = 5.0) -> None:
+        """Stop listening, end all transfers, and let go of all values. A second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            offers, channels = list(self._offers.values()), list(self._channels)
+        for outgoing in offers:
+            outgoing.fail("its sender was closed")
+        for channel in channels:
+            channel.shut()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(limit_s)
+        self._listener.close()
+        self._workers.close(limit_s)
+        self._computing.close(limit_s)
+        self._digesting.close()
+
+    # Threads ----------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._listener.settimeout(SWEEP_S)
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                self._sweep()
+                continue
+            except OSError:  # closed, or out of files for a moment
+                if self._closed:
+                    return
+                continue
+            self._workers.submit(lambda connection=connection: self._serve(connection))
+
+    def _sweep(self) -> None:
+        with self._lock:
+            offers = list(self._offers.items())
+        for lease, outgoing in offers:
+            if (why := outgoing.sweep()) is not None:
+                with self._lock:
+                    self._offers.pop(lease, None)
+                    self._ended[lease] = why
+                    while len(self._ended) > MOST_ENDED:
+                        del self._ended[next(iter(self._ended))]
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            channel = Channel.accept(connection, self._secret, self._around)
+        except WireError as error:
+            log.warning("a connection was refused: %s", error)
+            return
+        with self._lock:
+            self._channels[channel] = None
+        try:
+            if not self._closed:
+                self._answer(channel, channel.receive(5.0))
+        except KVError as error:
+            log.info("a transfer ended: %s", error)
+        finally:
+            channel.close()
+            with self._lock:
+                del self._channels[channel]
+
+    def _answer(self, channel: Channel, asked: Message) -> None:
+        self._sweep()
+        own, lease = asked["incarnation"] == self.incarnation, asked["lease"]
+        if not own or (outgoing := self._offers.get(lease)) is None:
+            why = self._ended.get(lease) if own else "it was offered by a process that has ended"
+            channel.send("gone", why=why or "there is no such value")
+            return
+        outgoing.renew()
+        answers: dict[str, Any] = {
+            "claim": self._send,
+            "extend": self._extend,
+            "release": self._release,
+            "renew": self._renew,
+        }
+        answers[asked["kind"]](channel, asked, outgoing)
+
+    def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        try:
+            way = self._transport, self._digesting, self._around.now
+            Transfer(channel, asked, outgoing, self._pool, self.identity, *way).run()
+        except WireError:
+            raise
+        except KVError as error:  # of this side: the receiver is told
+            channel.send("gone", why=str(error))
+            raise
+
+    def _extend(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        """Compute entries after those that the receiver has, and send them."""
+        part = Outgoing(outgoing.handle, around=self._around)
+        self._computing.submit(lambda: self._prefill(asked, outgoing, part))
+        try:
+            self._send(channel, asked, part)
+        finally:
+            part.fail("it was sent")
+
+    def _prefill(self, asked: Message, outgoing: Outgoing, part: Outgoing) -> None:
+        try:
+            if self._compute is None:
+                raise KVError("this sender does not extend values")
+            if (base := outgoing.held(length := asked["length"], asked["digest"])) is None:
+                raise KVError("the value to extend is not held here")
+            longer = self._compute(base, asked["tokens"], asked["logits"])
+            outgoing.grow(longer)
+            part.complete(longer[length:])
+        except TwostrokeError as error:
+            part.fail(str(error))
+        except Exception as error:
+            log.exception("a prefill for a receiver failed")
+            part.fail(f"its prefill failed: {error}")
+
+    def _release(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        if outgoing.lease is None:
+            outgoing.fail("nobody wants it any more")
+        else:
+            outgoing.lease.taken()
+        self._sweep()
+        channel.send("ok")
+
+    def _renew(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        channel.send("ok")

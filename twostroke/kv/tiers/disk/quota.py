@@ -1,0 +1,86 @@
+"""Room for new files: the quota of all processes together, the day's budget, and what goes to make room."""
+
+import errno
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from twostroke.kv.tiers.disk import files
+from twostroke.kv.tiers.disk.directory import Directory
+from twostroke.kv.tiers.disk.ledger import Account
+from twostroke.kv.tiers.traffic import Traffic
+
+KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
+FREE_BYTES = 256 << 20  # left free for others on the file system
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Refused(Exception):
+    """A file is not written: "full" or "budget"."""
+
+
+class Quota:
+    """What may be written into a directory."""
+
+    def __init__(self, directory: Directory, most_bytes: int, day_bytes: int, traffic: Traffic) -> None:
+        """`most_bytes`: of the whole directory; `day_bytes`: written in a day; `traffic` counts what is evicted."""
+        self._directory, self._traffic = directory, traffic
+        self._most_bytes, self._day_bytes = most_bytes, day_bytes
+
+    @contextmanager
+    def reserved(self, path: str, size: int, budgeted: bool = False) -> Generator[int]:
+        """A new file of `size` bytes with its space taken, which is deleted if writing it fails.
+
+        `budgeted` counts it against the day's budget. Raises Refused or OSError.
+        """
+        with self._directory.ledger.held() as account:
+            if budgeted and account.written_today + size > self._day_bytes:
+                raise Refused("budget")
+            self._make_room(account, -(-size // files.BLOCK) * files.BLOCK)
+            account.wrote(size)
+            self._directory.ledger.write(account)
+            try:
+                with self._directory.growing(os.path.dirname(path), account):
+                    file, taken = files.reserve(path, size)
+            except OSError as error:
+                account.used -= size
+                if error.errno in _FULL:
+                    raise Refused("full") from None
+                raise
+            account.used += taken - size
+        try:
+            yield file
+        except BaseException:
+            with suppress(OSError), self._directory.ledger.held() as account:
+                self._directory.delete(path, account)
+            raise
+        finally:
+            os.close(file)
+
+    def _make_room(self, account: Account, size: int) -> None:
+        """Delete what was not used for longest until `size` bytes fit; the account is held. Raises Refused."""
+        free = os.statvfs(self._directory.root)
+        wanted = FREE_BYTES + size - free.f_bavail * free.f_frsize
+        if account.used + size <= self._most_bytes and wanted <= 0:
+            return
+        account.used = self._directory.count()
+        least = max(account.used + size - self._most_bytes, wanted)
+        if least > 0:  # some more than is needed, so that the next pages need none
+            self._evict(account, least, least + round((1 - KEPT) * self._most_bytes))
+
+    def _evict(self, account: Account, least: int, size: int) -> None:
+        """Delete `size` bytes of pages, or all. If all were less than `least`, none is deleted.
+
+        Raises Refused or OSError.
+        """
+        entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
+        if sum(entry.size for entry in entries) < least:
+            raise Refused("full")
+        freed = count = 0
+        for entry in sorted(entries, key=lambda entry: entry.used):
+            if freed >= size:
+                break
+            if self._directory.delete(entry.path, account):
+                freed += entry.size
+                count += 1
+        self._traffic.skipped("evicted", count)

@@ -1,0 +1,270 @@
+"""The disk tier: a directory of pages, shared by all processes of a user, which outlives them.
+
+Nothing is flushed to the device. A process that is killed loses nothing that way, since the system keeps what was
+written; a power cut can lose or damage the newest files, and the seal of each is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+
+from twostroke.errors import KVError, OutOfPages, PageLost
+from twostroke.kv.tiers.disk import files
+from twostroke.kv.tiers.disk.directory import Directory
+from twostroke.kv.tiers.disk.ledger import Account
+from twostroke.kv.tiers.disk.owners import Owner, sweep
+from twostroke.kv.tiers.disk.quota import Quota, Refused
+from twostroke.kv.tiers.disk.watch import Watch
+from twostroke.kv.tiers.form import Form
+from twostroke.kv.tiers.names import Namespace, PageName
+from twostroke.kv.tiers.traffic import Traffic
+from twostroke.kv.tiers.workers import Workers
+from twostroke.system.key import user_key
+
+log = logging.getLogger(__name__)
+
+WEAR = 2  # quotas that may be written in a day
+READERS = 4  # pages that are read and checked at once
+REST_S = 10.0  # seconds without writing after the disk was full, or failed
+
+
+class DiskStore:
+    """The disk tier of one process; see `tiers.store.Store`."""
+
+    tier = "disk"
+    answering = True
+
+    def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
+        self.where, self.traffic, self.most_bytes = str(directory.root), Traffic(), most_bytes
+        self._directory, self._key = directory, key
+        self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
+        self._forms: dict[Namespace, Form] = {}
+        self._owner: Owner | None = None
+        self._readers = Workers("disk tier", READERS)
+        self._left: list[str] = []  # files that could not be deleted when they should have been
+        self._rest_until = 0.0  # when prompts' pages are written again, after a failure
+        self._warned: set[str] = set()
+
+    @classmethod
+    def open(cls, directory: Path, most_bytes: int, *, day_bytes: int | None = None) -> DiskStore:
+        """The store in a directory, which is made if it is not there.
+
+        Args:
+            directory: of its own, with no other files in it.
+            most_bytes: what all processes together may take there.
+            day_bytes: what may be written there in a day (UTC), by all processes; None: twice `most_bytes`.
+
+        Raises:
+            KVError: the directory cannot be used, or there is no key to seal pages with.
+        """
+        key = user_key(make=True)
+        if key is None:
+            raise KVError("a disk tier needs the user's key, which cannot be used here: see the warning before")
+        store = cls(Directory.open(directory, make=True), key, most_bytes, day_bytes or WEAR * most_bytes)
+        store._enter()
+        return store
+
+    @property
+    def used_bytes(self) -> int | None:
+        account = self._directory.ledger.peek()
+        return account.used if account else None
+
+    # Pages of prompts -----------------------------------------------------------------------------------------
+
+    def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        form = self._form(namespace)
+        missing = (i for i, name in enumerate(names) if not os.path.exists(self._directory.path(form, name.key)))
+        return next(missing, len(names))
+
+    def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
+        form, began = self._form(namespace), time.perf_counter()
+        reads = [self._begin(form, name, view) for name, view in zip(names, into, strict=True)]
+        wait(reads, max(0.0, limit_s))
+        late = sum(one.cancel() for one in reads)
+        wait([one for one in reads if not one.cancelled()])  # they write to `into`
+        self.traffic.skipped("late", late)
+        count = next((i for i, one in enumerate(reads) if one.cancelled() or not one.result()), len(reads))
+        if count:
+            self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
+        return count
+
+    def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
+        form, count = self._form(namespace), 0
+        if time.monotonic() < self._rest_until:
+            self.traffic.skipped("open", len(names))
+            return 0
+        try:
+            for name, page in zip(names, pages, strict=True):
+                if not self._put(form, name, page):
+                    break
+                count += 1
+        except Refused as refused:
+            self._rest_until = time.monotonic() + REST_S
+            self.traffic.skipped(str(refused), len(names) - count)
+        except OSError as error:
+            self._rest_until = time.monotonic() + REST_S
+            self._failed(error, len(names) - count)
+        return count
+
+    def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        self._directory.touch(self._form(namespace), names)
+
+    def watch(self, namespace: Namespace) -> Watch:
+        """Tells which pages of prompts are there, whoever writes and deletes them."""
+        return Watch(self._directory, self._form(namespace))
+
+    # Pages of one value ---------------------------------------------------------------------------------------
+
+    def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
+        form, began = self._form(namespace), time.perf_counter()
+        try:
+            owner = self._owner
+            if owner is None:
+                raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
+            path = owner.private(form.scope, name.key)
+            with self._quota.reserved(path, files.file_bytes(form, name)) as file:
+                files.fill(file, [files.block(form, name, page), page])
+        except Refused:
+            self.traffic.skipped("full")
+            text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
+            raise OutOfPages(text) from None
+        except OSError as error:
+            self._failed(error, 1)
+            raise OutOfPages(f"{self.where} takes no value: {error.strerror or error}") from None
+        self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+
+    def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
+        form, began = self._form(namespace), time.perf_counter()
+        owner = self._owner
+        if owner is None:
+            raise PageLost(f"a page of this value is gone from {self.where}")
+        try:
+            path = owner.private(form.scope, name.key)
+            if not files.read(path, form, name, into):
+                self.traffic.skipped("corrupt")
+                raise PageLost(f"a page of this value is damaged in {self.where}")
+        except FileNotFoundError:
+            raise PageLost(f"a page of this value is gone from {self.where}") from None
+        except OSError as error:
+            self._failed(error, 1)
+            raise PageLost(f"a page of this value cannot be read in {self.where}: {error.strerror or error}") from None
+        self.traffic.moved("in", 1, len(into), time.perf_counter() - began)
+
+    def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        form = self._form(namespace)
+        owner = self._owner
+        if owner is None:
+            return
+        self._left += [owner.private(form.scope, name.key) for name in names]
+        try:
+            with self._directory.ledger.held() as account:
+                self._tidy(account)
+        except OSError as error:
+            self._failed(error, 0)
+
+    def close(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
+                owner.leave(account)
+        self._readers.close(0.0)
+        self._directory.close()
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Become one of those who write here, if that is possible now."""
+        why = "it can only be read"
+        if self._directory.writable:
+            try:
+                with self._directory.ledger.held() as account:
+                    if sweep(self._directory, account):  # they may have died between two steps
+                        account.used = self._directory.count()
+                    self._owner = Owner(self._directory, account)
+                return
+            except OSError as error:
+                why = error.strerror or str(error)
+        log.warning("%s cannot be written to (%s): pages are read from it, and none goes there", self.where, why)
+
+    def _form(self, namespace: Namespace) -> Form:
+        form = self._forms.get(namespace)
+        if form is None:
+            form = self._forms[namespace] = Form.of(namespace, self._key)
+        return form
+
+    def _begin(self, form: Form, name: PageName, into: memoryview) -> Future[bool]:
+        """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
+        done = Future[bool]()
+
+        def job() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(self._read(form, name, into))
+            except BaseException as error:  # else whoever waits would wait for ever
+                done.set_exception(error)
+
+        self._readers.submit(job)
+        return done
+
+    def _read(self, form: Form, name: PageName, into: memoryview) -> bool:
+        """Read one page. What is wrong is deleted; what cannot be read now is left."""
+        path = self._directory.path(form, name.key)
+        try:
+            if files.read(path, form, name, into):
+                return True
+            self.traffic.skipped("corrupt")
+            log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
+            with self._directory.ledger.held() as account:
+                self._directory.delete(path, account)
+        except FileNotFoundError:  # deleted since it was found
+            pass
+        except OSError as error:
+            self._failed(error, 1)
+        return False
+
+    def _put(self, form: Form, name: PageName, page: memoryview) -> bool:
+        """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
+        final = self._directory.path(form, name.key)
+        if os.path.exists(final):
+            return True
+        owner = self._owner
+        if owner is None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        began, partial = time.perf_counter(), owner.partial()
+        with self._quota.reserved(partial, files.file_bytes(form, name), budgeted=True) as file:
+            files.fill(file, [files.block(form, name, page), page])
+        try:
+            with self._directory.ledger.held() as account:
+                self._tidy(account)
+                if self._directory.commit(partial, form, name, account):
+                    self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+        except OSError:
+            self._left.append(partial)
+            raise
+        return os.path.exists(final)
+
+    def _tidy(self, account: Account) -> None:
+        """Delete what is left; the account is held. Raises OSError."""
+        while self._left:
+            path = self._left.pop()
+            try:
+                self._directory.delete(path, account)
+            except OSError:
+                self._left.append(path)
+                raise
+
+    def _failed(self, error: OSError, pages: int) -> None:
+        """Count a failure of the disk, and say each kind once."""
+        self.traffic.skipped("error", pages)
+        text = error.strerror or str(error)
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s does not work: %s; pages are computed instead", self.where, text)

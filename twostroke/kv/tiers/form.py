@@ -1,0 +1,90 @@
+"""What a page says of itself outside of a pool: a header, and a seal over the header and the entries.
+
+The seal is a keyed BLAKE3: a checksum, and a proof that only who has the user's key can make. So a store holds no page
+that was changed, that belongs to another model, or that somebody else put there.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from blake3 import blake3
+
+from twostroke.kv.tiers.names import KEY_BYTES, Namespace, PageName
+
+VERSION = 1
+SEAL_BYTES = 32
+
+# Magic, version, number of the page in its prompt, bytes of the payload, bytes of the tokens, namespace, key, parent.
+_HEADER = struct.Struct(f"<8sIIQI16s{KEY_BYTES}s{KEY_BYTES}s")
+_MAGIC = b"2SKVPAGE"
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True)
+class Form:
+    """Headers and seals of one namespace, for one user.
+
+    Attributes:
+        scope: stands for the namespace under the user's key, so two users of one store never meet.
+    """
+
+    namespace: Namespace
+    user_key: bytes
+    scope: str
+
+    @classmethod
+    def of(cls, namespace: Namespace, user_key: bytes) -> Self:
+        return cls(namespace, user_key, scope(namespace.digest, user_key))
+
+    def header(self, name: PageName) -> bytes:
+        """All that is known of a page before it is read."""
+        size, digest = self.namespace.page_bytes, self.namespace.digest
+        parts = (_MAGIC, VERSION, name.number, size, len(name.tokens), digest, name.key, name.parent)
+        return _HEADER.pack(*parts) + name.tokens
+
+    def seal(self, header: bytes, payload: memoryview) -> bytes:
+        """The digest of a page, SEAL_BYTES long."""
+        return seal(header, payload, self.user_key)
+
+    @property
+    def about(self) -> dict[str, object]:
+        """For people: which model these pages are of."""
+        one = self.namespace
+        return {"model": one.model, "namespace": one.digest.hex(), "tokens": one.page_size, "bytes": one.page_bytes}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header that was read."""
+
+    number: int
+    page_bytes: int
+    tokens_bytes: int
+    namespace: bytes
+    key: bytes
+    parent: bytes
+
+    def name(self, data: bytes | memoryview) -> PageName:
+        """The page's name; `data` begins with the header and its tokens."""
+        return PageName(
+            self.key, self.parent, self.number, bytes(data[HEADER_BYTES : HEADER_BYTES + self.tokens_bytes])
+        )
+
+
+def read_header(data: bytes) -> Header | None:
+    """The header that data begins with; None if there is none, or one of another version."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, *parts = _HEADER.unpack_from(data)
+    return Header(*parts) if (magic, version) == (_MAGIC, VERSION) else None
+
+
+def seal(header: bytes | memoryview, payload: bytes | memoryview, user_key: bytes) -> bytes:
+    hasher = blake3(header, key=user_key)
+    hasher.update(payload)
+    return hasher.digest()
+
+
+def scope(namespace_digest: bytes, user_key: bytes) -> str:
+    return blake3(b"scope" + namespace_digest, key=user_key).hexdigest(length=16)

@@ -1,0 +1,82 @@
+"""Pages that wait to be written to a store: bounded in bytes, in order, written by a thread of the store's own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from twostroke.kv.tiers.traffic import Traffic
+from twostroke.kv.tiers.workers import Workers
+
+MOST_BYTES = 4 << 30
+MOST_JOBS = 1000
+
+
+class Parcel(Protocol):
+    """Pages to write, of `size` bytes in all. Their bytes are not in it, but are looked up when they are written."""
+
+    size: int
+    pages: int
+
+    def write(self) -> None: ...
+
+    def drop(self) -> None:
+        """Called at the end, written or not."""
+        ...
+
+
+class Outbox:
+    """Writes parcels in order. What exceeds its bound is dropped and counted."""
+
+    def __init__(self, name: str, traffic: Traffic, most_bytes: int = MOST_BYTES) -> None:
+        self._traffic, self._most = traffic, most_bytes
+        self._waiting: deque[Parcel] = deque()
+        self._lock = threading.Lock()
+        self.size = 0  # bytes that wait
+        self._worker = Workers(f"{name} writer", 1)
+
+    def put(self, parcel: Parcel) -> None:
+        """Queue a parcel, or drop it if there is no room."""
+        with self._lock:
+            full = self.size + parcel.size > self._most
+            if not full:
+                self._waiting.append(parcel)
+                self.size += parcel.size
+        if full:
+            self._traffic.skipped("queue", parcel.pages)
+            parcel.drop()
+        else:
+            self._worker.submit(self._write)
+
+    def run(self, job: Callable[[], object]) -> None:
+        """Call the store with something else, after all that waits now; or not, if too much waits."""
+        if self._worker.num_waiting < MOST_JOBS:
+            self._worker.submit(job)
+
+    def settle(self, limit_s: float) -> bool:
+        """Wait until all is written, at most `limit_s` seconds."""
+        return self._worker.settle(limit_s)
+
+    def close(self, limit_s: float) -> bool:
+        """Write what waits within `limit_s` seconds, and drop the rest."""
+        until = time.monotonic() + limit_s
+        self.settle(limit_s)
+        with self._lock:
+            left, self._waiting = list(self._waiting), deque()
+            self.size = 0
+        for parcel in left:
+            self._traffic.skipped("queue", parcel.pages)
+            parcel.drop()
+        return self._worker.close(max(0.1, until - time.monotonic()))
+
+    def _write(self) -> None:
+        with self._lock:
+            if not self._waiting:  # dropped by `close`
+                return
+            parcel = self._waiting.popleft()
+            self.size -= parcel.size
+        try:
+            parcel.write()
+        finally:
+            parcel.drop()

@@ -1,0 +1,9 @@
+"""A tier in a server that speaks Redis' protocol, shared by processes and machines of one user.
+
+The server may be down, slow, full, or answer wrongly. Then pages are misses, and an open circuit spares the wait.
+"""
+
+from twostroke.kv.tiers.remote.store import RedisStore
+from twostroke.kv.tiers.remote.upkeep import clear, inspect, verify
+
+__all__ = ["RedisStore", "clear", "inspect", "verify"]

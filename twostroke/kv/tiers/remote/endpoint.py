@@ -1,0 +1,198 @@
+"""A server by its URL: its connections, and whether it may be asked now."""
+
+import logging
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, UnixDomainSocketConnection, parse_url
+from redis.retry import Retry
+
+from twostroke.errors import KVError
+from twostroke.kv.tiers.remote.circuit import Circuit
+from twostroke.kv.tiers.remote.line import STALL_S, Late, Line, Unanswered, timed
+from twostroke.system.interrupts import Postponed
+from twostroke.system.monitor import Monitor
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 0.2
+CALL_S = 0.5  # a call without pages may take this long
+BATCH_KEYS = 1024  # of one call
+CLOSE_S = 10.0  # seconds that closing waits for calls that are under way
+MOST_LINES = 8
+FORM = "redis://[[user]:password@]host[:port][/database] (rediss:// with TLS; special characters percent-encoded)"
+
+
+class Open(Exception):
+    """The server is not asked: it failed before."""
+
+
+Trouble = (Open, Unanswered, Late)  # what a call may raise besides refusals
+
+
+class Endpoint:
+    """A bounded pool of connections to one server, behind a circuit.
+
+    Attributes:
+        where: the URL without user, password and options.
+        circuit: of connecting and asking; writing: of writing alone, which a full server refuses.
+    """
+
+    def __init__(self, url: str, most: int = MOST_LINES) -> None:
+        """Checks the URL's form and connects to nothing. Raises KVError."""
+        self.where, self._class, self._options = _parse(url)
+        self.circuit, self.writing = Circuit(), Circuit()
+        self._idle: list[Line] = []
+        self._changed = Monitor()
+        self._most, self._out, self._pid, self._closed = most, 0, os.getpid(), False
+        self._warned = False
+
+    @contextmanager
+    def line(self, limit_s: float) -> Generator[Line]:
+        """A connection for one call of at most `limit_s` seconds. What is unread at the end closes it.
+
+        Ctrl-C waits for its end, since its place has to be given back. Raises Open, Unanswered or Late.
+        """
+        with Postponed(), self._line(limit_s) as line:
+            yield line
+
+    @contextmanager
+    def _line(self, limit_s: float) -> Generator[Line]:
+        ticket = self.circuit.ask()
+        if ticket is None:
+            raise Open
+        deadline = time.monotonic() + limit_s
+        line: Line | None = None
+        taken = good = False
+        try:
+            taken = self._take(deadline)
+            line = self._fresh(deadline)
+            yield line
+            good = True
+        except Unanswered as error:
+            self._tell(self.circuit.failed(ticket), error)
+            raise
+        except Late as late:
+            if late.heard:
+                self._answered(ticket)
+            raise
+        finally:
+            if good:
+                self._answered(ticket)
+            else:
+                self.circuit.undecided(ticket)  # does nothing if it has been decided
+            if taken:
+                self._give_back(line, good)
+
+    def close(self) -> None:
+        """Close all connections, those in use when their calls end."""
+        with Postponed(), self._changed.lock:
+            self._closed = True
+            self._changed.tell()
+        self._changed.until(lambda: not self._out, CLOSE_S)
+        with Postponed(), self._changed.lock:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def describe(self, error: Exception) -> str:
+        """The text of an error, without the password: servers repeat what they did not understand."""
+        text = str(error)
+        for secret in ("password", "username"):
+            if self._options.get(secret):
+                text = text.replace(str(self._options[secret]), "***")
+        return text
+
+    def _take(self, deadline: float) -> bool:
+        """Wait for one of the places."""
+
+        def take() -> bool:
+            if self._pid != os.getpid():  # a forked process must not use the connections of its parent
+                self._idle, self._out, self._pid = [], 0, os.getpid()
+            if self._closed:
+                raise Open
+            if self._out >= self._most:
+                return False
+            self._out += 1
+            return True
+
+        if not self._changed.until(take, max(0.0, deadline - time.monotonic())):
+            raise Late
+        return True
+
+    def _fresh(self, deadline: float) -> Line:
+        """A connection that was used before, or a new one."""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Late
+            with self._changed.lock:
+                line = self._idle.pop() if self._idle else None
+            if line is None:
+                options = self._options | {"socket_connect_timeout": min(CONNECT_S, left)}
+                line = Line(self._class(**options), deadline)
+            elif not line.idle:
+                line.close()
+                continue
+            line.begin(deadline)
+            return line
+
+    def _give_back(self, line: Line | None, good: bool) -> None:
+        with self._changed.lock:
+            self._out -= 1
+            keep = line is not None and good and line.trusted and not line.waiting and not self._closed
+            if line is not None and keep:
+                self._idle.append(line)
+            self._changed.tell()
+        if line is not None and not keep:
+            line.close()
+
+    def _answered(self, ticket: int) -> None:
+        if self.circuit.answered(ticket) and self._warned:
+            self._warned = False
+            log.info("%s answers again", self.where)
+
+    def _tell(self, wait: float | None, error: Exception) -> None:
+        if wait is not None:
+            level = logging.DEBUG if self._warned else logging.WARNING
+            text = "%s does not answer (%s): it is left alone for %.0f s, and again while that lasts"
+            log.log(level, text, self.where, self.describe(error), wait)
+            self._warned = True
+
+
+def _parse(url: str) -> tuple[str, Any, dict[str, Any]]:
+    """(URL to show, class of connections, their options). No message shows a part of a URL: it may be the password."""
+    wrong = KVError(f"this is not the URL of a remote tier; its form is {FORM}")
+    try:
+        options: dict[str, Any] = parse_url(url)
+        str(options.get("host", "")).encode("idna")
+    except (ValueError, TypeError, AttributeError):
+        raise wrong from None
+    kind = options.pop("connection_class", Connection)
+    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    if kind is UnixDomainSocketConnection:
+        if not options.get("path", "").strip("/"):
+            raise wrong
+        where = f"unix://{options['path']}"
+    else:
+        host = str(options.get("host", ""))
+        if not host or (path and not path.isdigit()):
+            raise wrong
+        scheme = url.partition("://")[0]
+        shown = f"[{host}]" if ":" in host else host
+        where = f"{scheme}://{shown}:{options.get('port', 6379)}/{options.get('db', 0)}"
+    ours: dict[str, Any] = {
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": STALL_S,
+        "decode_responses": False,
+    }
+    try:
+        kind(**options | ours)
+    except Exception:
+        raise KVError(f"an option in the URL of the remote tier {where} is unknown or wrong") from None
+    return where, timed(kind), options | ours

@@ -1,0 +1,130 @@
+"""What this user has in a remote tier: shown, checked, deleted, by `twostroke cache`."""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.errors import KVError
+from twostroke.kv.tiers.inventory import Holding
+from twostroke.kv.tiers.remote.endpoint import Endpoint, Open
+from twostroke.kv.tiers.remote.format import ABOUT, PAGE, PREFIX, PRIVATE, right, scope
+from twostroke.kv.tiers.remote.line import Command, Late, Line, Refused, Unanswered, accepted
+from twostroke.system.key import user_key
+
+LIMIT_S = 60.0  # for one batch of keys
+SCANNED = 512  # keys
+
+
+@dataclass
+class _Scope:
+    """The keys of one namespace of this user."""
+
+    model: str
+    pages: list[bytes]
+    private: list[bytes]
+    bytes: int = 0
+    damaged: int = 0
+
+    @property
+    def holding(self) -> Holding:
+        return Holding(self.model, len(self.pages) - self.damaged, len(self.private), self.bytes, self.damaged)
+
+
+def inspect(url: str) -> list[Holding]:
+    """What is there, by model. Raises KVError."""
+    with _opened(url) as (line, key):
+        return [one.holding for one in _scopes(line, key)]
+
+
+def verify(url: str) -> list[Holding]:
+    """Check every page, delete those that are wrong, and return what is there then. Raises KVError."""
+    with _opened(url) as (line, key):
+        scopes = _scopes(line, key)
+        for one in scopes:
+            for name in one.pages:
+                (value,) = _asked(line, [("GET", name)])
+                if value is not None and not right(name, value, key):
+                    _asked(line, [("DEL", name)])
+                    one.damaged += 1
+                    one.bytes -= len(value)
+        return [one.holding for one in scopes]
+
+
+def clear(url: str, model: str | None = None) -> list[Holding]:
+    """Delete the pages of prompts of one model, or of all, and return what was deleted. Raises KVError.
+
+    Private pages stay: values of running processes need them, and they go by themselves after that.
+    """
+    with _opened(url) as (line, key):
+        scopes = [one for one in _scopes(line, key) if model in (None, one.model)]
+        for one in scopes:
+            one.private, one.bytes = [], sum(_asked(line, [("STRLEN", name) for name in one.pages]))
+            for name in reversed(one.pages):
+                _asked(line, [("DEL", name)])
+        return [one.holding for one in scopes]
+
+
+def _scopes(line: Line, key: bytes) -> list[_Scope]:
+    """This user's namespaces, by the models' names. Keys of other users are left out."""
+    by_scope: defaultdict[str, dict[str, list[bytes]]] = defaultdict(lambda: {PAGE: [], PRIVATE: []})
+    abouts = list[bytes]()
+    for name in _keys(line):
+        parts = name.decode(errors="replace").split(":")
+        if len(parts) == 5 and parts[3] in (PAGE, PRIVATE):
+            by_scope[parts[2]][parts[3]].append(name)
+        elif len(parts) == 4 and parts[3] == ABOUT:
+            abouts.append(name)
+    scopes = list[_Scope]()
+    for name in abouts:
+        (text,) = _asked(line, [("GET", name)])
+        try:
+            facts = json.loads(text or b"")
+            model, namespace = str(facts["model"]), bytes.fromhex(facts["namespace"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        own = name.decode().split(":")[2]
+        if own == scope(namespace, key):
+            keys = by_scope[own]
+            if not any(keys.values()):
+                continue
+            size = sum(_asked(line, [("STRLEN", one) for kind in keys.values() for one in kind]))
+            scopes.append(_Scope("".join(filter(str.isprintable, model)), keys[PAGE], keys[PRIVATE], size))
+    return sorted(scopes, key=lambda one: one.model)
+
+
+def _keys(line: Line) -> set[bytes]:
+    found, cursor = set[bytes](), b"0"
+    while True:
+        (reply,) = _asked(line, [("SCAN", cursor, "MATCH", PREFIX + "*", "COUNT", SCANNED)])
+        cursor, names = reply
+        found.update(names)
+        if cursor == b"0":
+            return found
+
+
+def _asked(line: Line, commands: Sequence[Command]) -> list[Any]:
+    """Replies to commands; each batch has its time. Raises Refused, Unanswered or Late."""
+    found = list[Any]()
+    for start in range(0, len(commands), SCANNED):
+        line.begin(time.monotonic() + LIMIT_S)
+        found += accepted(line.replies(commands[start : start + SCANNED]))
+    return found
+
+
+@contextmanager
+def _opened(url: str) -> Generator[tuple[Line, bytes]]:
+    """A connection, and the user's key. Raises KVError, also for what fails inside."""
+    endpoint, key = Endpoint(url), user_key(make=False)
+    if key is None:
+        raise KVError("there is no key of this user: nothing of theirs can be in a remote tier")
+    try:
+        with endpoint.line(LIMIT_S) as line:
+            yield line, key
+    except (Open, Unanswered, Late, Refused) as error:
+        raise KVError(f"{endpoint.where} does not answer: {endpoint.describe(error)}") from None
+    finally:
+        endpoint.close()

@@ -1,0 +1,78 @@
+"""The interface of a tier that keeps pages by their keys.
+
+A store is called from I/O threads, several at once, never from the thread that steps. No method raises for what the
+outside does (a full disk, a server that hangs): canonical pages are then misses, counted in `traffic`. Only private
+pages, which nobody can compute again, raise `PageLost` or `OutOfPages`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twostroke.kv.tiers.names import Namespace, PageName
+from twostroke.kv.tiers.traffic import Traffic
+
+
+class Store(Protocol):
+    """Pages by key, each with a digest under the user's key that is checked at its destination.
+
+    Attributes:
+        tier: "disk" or "remote"; where: the directory or the URL (without a password), for messages.
+        traffic: what went in and out, and what went wrong.
+        used_bytes, most_bytes: what it takes and may take, for operators; None if it does not know. Never waits.
+        answering: False while it is not asked, since it failed before (the circuit is open).
+    """
+
+    tier: str
+    where: str
+    traffic: Traffic
+
+    @property
+    def used_bytes(self) -> int | None: ...
+
+    @property
+    def most_bytes(self) -> int | None: ...
+
+    @property
+    def answering(self) -> bool: ...
+
+    def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        """How many leading pages are there, without reading them. A hint: they may be gone when they are read."""
+        ...
+
+    def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
+        """Read pages into memory of `page_bytes` each. Returns how many leading ones are right.
+
+        Views after those may hold anything. It returns soon after `limit_s` seconds with what is there by then.
+        """
+        ...
+
+    def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
+        """Write pages that are not there yet. Returns how many of them are there now.
+
+        `names` are consecutive pages of one prompt: a page goes in only if its parent is in, so that a prefix has no
+        hole. The views must not change until it returns.
+        """
+        ...
+
+    def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        """Note that these pages were used, for the order of eviction."""
+        ...
+
+    def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
+        """Write a private page. It stays until `discard`, or until this process has ended.
+
+        Raises OutOfPages: there is no room, or the tier cannot be written to.
+        """
+        ...
+
+    def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
+        """Read a private page. Raises PageLost: it is gone or damaged, or the tier does not answer."""
+        ...
+
+    def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
+        """Delete private pages."""
+        ...
+
+    def close(self) -> None:
+        """Delete what is private and let go of everything. Calls that are under way end first."""
+        ...

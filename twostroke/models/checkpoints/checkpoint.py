@@ -1,0 +1,119 @@
+"""An opened checkpoint of any file format: a config, named tensors in their stored bytes, a tokenizer.
+
+Opening memory-maps the files and checks them. A tensor is decoded or copied only when it is read.
+"""
+
+import hashlib
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twostroke.errors import CheckpointError
+from twostroke.models.checkpoints.identity import file_digest
+from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.formats.encode import Encoder
+from twostroke.models.formats.tensor import RawTensor
+from twostroke.system.mapped import MappedFile, place
+
+
+@dataclass(frozen=True)
+class GgufTokenizerSource:
+    """All metadata of a GGUF file, as plain Python values by key.
+
+    `tokenizer.ggml.tokens` and `.merges` are sequences of str, `.scores` is a float32 and `.token_type` an int32 array.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HfTokenizerSource:
+    """A Hugging Face directory, which may contain tokenizer.json, tokenizer_config.json and similar files."""
+
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's weights, checked when opened: every tensor that the config requires is present with the right shape.
+
+    `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them. `tensor` applies `transforms`
+    to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
+    `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
+    (see `generation`).
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    config: ModelConfig
+    licence: str | None
+    tokenizer_source: GgufTokenizerSource | HfTokenizerSource
+    stored: Mapping[str, RawTensor] = field(repr=False)
+    transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
+    encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
+    generation: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, shape in tensor_shapes(self.config).items():
+            found = self.stored.get(name)
+            if found is None:
+                raise CheckpointError(f"{self.files[0]}: the tensor {name} is missing")
+            if found.shape != shape:
+                raise CheckpointError(f"{found.source}: shape {found.shape} where {name} must have {shape}")
+
+    def names(self) -> set[str]:
+        """The Twostroke names that `tensor` accepts."""
+        return set(self.stored)
+
+    def matrices(self) -> dict[str, RawTensor]:
+        """The weight matrices by format and shape; those that `tensor` will encode have no bytes yet."""
+        found = {name: tensor.outline() for name, tensor in self.stored.items() if is_weight_matrix(name, tensor.shape)}
+        return found | {name: encoder.outline(found[name]) for name, encoder in self.encoders.items()}
+
+    def tensor(self, name: str) -> RawTensor:
+        """The tensor of that Twostroke name, in the layout that `ModelConfig` describes. Raises CheckpointError."""
+        found = self.stored.get(name)
+        if found is None:
+            raise CheckpointError(f"{self.files[0]}: there is no tensor {name} in this checkpoint")
+        found = found.unpack()
+        for change in (self.transforms.get(name), self.encoders.get(name)):
+            found = change(found) if change else found
+        return found
+
+    def release(self) -> None:
+        """Frees the resident pages of the mapped files; a later access reads the file again."""
+        parts = (part for tensor in self.stored.values() for part in tensor.stored())
+        for file in {found[0] for part in parts if (found := place(part.data))}:
+            file.madvise(mmap.MADV_DONTNEED)
+
+    @cached_property
+    def weights_id(self) -> str:
+        """Hex digest of the config and of all bytes of the weight files; tensors outside of files are hashed directly.
+
+        The digest does not depend on where the files are. It changes if a single byte differs or matrices are
+        re-encoded. Files are hashed once and their digests stored (`identity`). Raises CheckpointError if a file
+        cannot be read.
+        """
+        digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
+        files: dict[MappedFile, str] = {}
+        for name in sorted(self.stored):
+            tensor, encoder = self.stored[name], self.encoders.get(name)
+            formats = f"{tensor.format} to {encoder.format}" if encoder else tensor.format
+            made = "transformed" if name in self.transforms else "as stored"
+            for part in tensor.stored():
+                found = place(part.data) if part.data.flags.c_contiguous else None
+                if found is None:
+                    where = hashlib.sha256(np.ascontiguousarray(part.data).reshape(-1).data).hexdigest()
+                else:
+                    file, offset = found
+                    if file not in files:
+                        files[file] = file_digest(file)
+                    where = f"{files[file]} at {offset}"
+                digest.update(f"\n{name} {formats} {tensor.shape} {made} {where}".encode())
+        return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""The model's description in a GGUF file's metadata, read by config.json's keys, which families use.
+
+Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.models.config import ModelConfig
+from twostroke.models.families import BY_GGUF, BY_NAME, Family
+from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, LARGEST, LIMIT, MAX_HEAD_DIM
+from twostroke.models.families.names import StoredName, stored_names
+from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
+
+log = logging.getLogger(__name__)
+
+ROPE_FACTORS = "rope_freqs.weight"
+# Tables that some converters write. They are not read: the frequencies follow from the metadata.
+UNUSED = re.compile(
+    r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_(freqs|factors_long|factors_short)\.weight"
+)
+
+
+class GgufSource:
+    """Typed access to the metadata of one file, by config.json's keys."""
+
+    format: Literal["gguf"] = "gguf"
+
+    def __init__(
+        self, metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], family: Family, path: Path
+    ) -> None:
+        self.family, self.path = family, path
+        self._metadata, self._tensors = metadata, tensors
+        self._keys = GGUF_KEYS | dict(family.gguf_keys)
+        embedding = tensors.get(GGUF_OUTER["embed"])
+        if embedding is None or len(embedding.shape) != 2:
+            raise CheckpointError(f"{path}: there is no matrix {GGUF_OUTER['embed']}")
+        self.vocab_size = embedding.shape[0]
+        self.tied = GGUF_OUTER["head"] not in tensors
+        self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
+        # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
+        self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
+
+    def get(self, key: str) -> Any:
+        found = self._metadata.get(self._name(key))
+        return self.family.gguf_defaults.get(key) if found is None else found
+
+    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]  # a value per layer, all alike
+        elif isinstance(value, list):
+            raise UnsupportedArchitecture(f"{self.path}: {self._name(key)} differs between layers")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < limit:
+            raise self._bad(key, "a positive integer", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
+            raise self._bad(key, "a positive number", value)
+        return float(value)
+
+    def rope(self, head_dim: int, kind: str | None = None) -> Rope:
+        """Sliding layers have a base and no scaling. The scalings of Llama 3 and Phi-3 are tensors."""
+        if kind == "sliding_attention":
+            return Rope(self.number("rope_local_base_freq"))
+        base = self.number("rope_theta", default=1e4)
+        scaling = self._scaling(base, head_dim)
+        if (factors := self._factors(ROPE_FACTORS, head_dim)) is None:
+            return scaling
+        if scaling.factors is not None:
+            factors = factors * np.array(scaling.factors)
+        return replace(scaling, factors=None if (factors == 1).all() else tuple(factors.tolist()))
+
+    def _scaling(self, base: float, head_dim: int) -> Rope:
+        """The scaling that the metadata state, as llama.cpp computes it (src/llama-context.cpp)."""
+        kind = self.get("rope.scaling.type")
+        amplitude = self.number("rope.scaling.attn_factor", default=1.0)
+        long, short = (self._factors(f"rope_factors_{which}.weight", head_dim) for which in ("long", "short"))
+        if long is not None and short is not None:  # Phi-3's files state no type
+            context = self.number("max_position_embeddings")
+            original = self.number("rope.scaling.original_context_length", default=context)
+            if context > original:
+                log.warning(
+                    "%s: rope_factors_long is used for sequences of every length, as the context is %d",
+                    self.path, context,
+                )  # fmt: skip
+            return longrope(base, short.tolist(), long.tolist(), original, context, amplitude)
+        if kind in (None, "none", "linear"):
+            old = self.get("rope.scale_linear")  # the key's name before `rope.scaling`
+            key = "rope.scale_linear" if kind is None and old is not None else "rope.scaling.factor"
+            factor = 1.0 if kind == "none" else self.number(key, default=1.0) if kind is None else self.number(key)
+            return replace(Rope(base) if factor == 1 else linear(base, head_dim, factor), amplitude=amplitude)
+        if kind == "yarn" and base > 1:
+            factor = self.number("rope.scaling.factor")
+            multiplier = self.get("rope.scaling.yarn_log_multiplier")  # DeepSeek's mscale_all_dim
+            amplitude *= yarn_amplitude(factor, 1.0, 0.0 if multiplier is None else float(multiplier))
+            strength = self.get("rope.scaling.yarn_ext_factor")
+            return yarn(
+                base,
+                head_dim,
+                factor,
+                self.number("rope.scaling.original_context_length", default=self.number("max_position_embeddings")),
+                amplitude=amplitude * self.number("rope.scaling.yarn_attn_factor", default=1.0),
+                beta_fast=self.number("rope.scaling.yarn_beta_fast", default=32.0),
+                beta_slow=self.number("rope.scaling.yarn_beta_slow", default=1.0),
+                strength=1.0 if strength is None or strength < 0 else float(strength),
+            )
+        raise self.unsupported(f"RoPE scaling {str(kind)[:40]!r}")
+
+    def _factors(self, name: str, head_dim: int) -> np.ndarray | None:
+        """Divisors of frequencies that a tensor holds: [head_dim / 2]."""
+        if (factors := self._tensors.get(name)) is None:
+            return None
+        if factors.shape != (head_dim // 2,):
+            raise CheckpointError(f"{factors.source}: shape {factors.shape} where {(head_dim // 2,)} is needed")
+        values = factors.dequantize()
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise CheckpointError(f"{factors.source}: RoPE factors must be positive")
+        return values
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        return self._bad(key, expected, self.get(key))
+
+    def unsupported(self, what: str) -> UnsupportedArchitecture:
+        return UnsupportedArchitecture(
+            f"{self.path}: architecture {self.family.gguf} with {what}, which is not supported"
+        )
+
+    def _name(self, key: str) -> str:
+        """The GGUF name of a config.json key; other keys are GGUF names already."""
+        return f"{self.family.gguf}.{self._keys.get(key, key)}"
+
+    def _bad(self, key: str, expected: str, value: Any) -> CheckpointError:
+        shown = "missing" if value is None else repr(value)[:40]
+        return CheckpointError(f"{self.path}: {self._name(key)} must be {expected}; it is {shown}")
+
+
+def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], path: Path) -> ModelConfig:
+    """The model that a file describes.
+
+    Raises:
+        UnsupportedArchitecture: another architecture, or a variant (other RoPE scalings, tensors without a known use).
+        CheckpointError: bad values.
+    """
+    architecture = metadata.get("general.architecture")
+    family = BY_GGUF.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        known = ", ".join(BY_GGUF)
+        raise UnsupportedArchitecture(f"{path}: architecture {str(architecture)[:40]!r} is not supported, only {known}")
+    source = GgufSource(metadata, tensors, family, path)
+    _refuse_variants(source)
+    config = family.describe(source)
+    expected = {name.tensor for name in tensor_names(config).values()}
+    for name in tensors:
+        if name not in expected and not UNUSED.fullmatch(name) and not _is_scale(name, tensors):
+            raise source.unsupported(f"the tensor {name}")
+    return config
+
+
+def _refuse_variants(source: GgufSource) -> None:
+    """Raise UnsupportedArchitecture for variants that no family supports."""
+    if (experts := source.get("expert_count")) and "num_experts" not in source.family.gguf_keys:
+        raise source.unsupported(f"{experts!r:.20} experts (a mixture)")
+    heads, hidden = source.integer("num_attention_heads"), source.integer("hidden_size")
+    head_dim = source.integer("head_dim", default=hidden // heads or None, limit=MAX_HEAD_DIM)
+    if source.integer("attention.value_length", default=head_dim) != head_dim:
+        raise source.unsupported("values of another size than keys")
+    if source.integer("rope.dimension_count", default=head_dim) != head_dim:
+        raise source.unsupported("RoPE on a part of each head")
+    if source.get("attn_logit_softcapping") or source.get("final_logit_softcapping"):
+        raise source.unsupported("capped logits")
+
+
+def tensor_names(config: ModelConfig) -> dict[str, StoredName]:
+    """Map from Twostroke name to name in a GGUF file, for every tensor of the model."""
+    return stored_names(config, GGUF_OUTER, "blk.{}.", BY_NAME[config.architecture].gguf_parts)
+
+
+def _is_scale(name: str, tensors: Mapping[str, RawTensor]) -> bool:
+    """Whether a tensor is the scale of an NVFP4 matrix (see `gguf`), or that of its inputs, which are not quantized."""
+    module, _, part = name.rpartition(".")
+    matrix = tensors.get(f"{module}.weight")
+    return part in ("scale", "input_scale") and matrix is not None and matrix.format == "NVFP4"

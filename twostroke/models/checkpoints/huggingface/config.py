@@ -1,0 +1,224 @@
+"""The model's description in a config.json, read by the keys that families use.
+
+Keys have the meaning that transformers' `configuration_*.py` of each family gives them, in the old form (rope_theta and
+rope_scaling) and in that of transformers 5 (rope_parameters, by layer type for Gemma 3).
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.config import ModelConfig
+from twostroke.models.families import BY_MODEL_TYPE, Family
+from twostroke.models.families.family import LARGEST, LIMIT
+from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
+
+log = logging.getLogger(__name__)
+
+UNSUPPORTED_KEYS = (
+    "attention_bias",
+    "mlp_bias",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "use_bidirectional_attention",
+)
+
+# RoPE's scalings by rope_type; "su" is the name of longrope in Phi-3's first files.
+SCALINGS = {"linear": "linear", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
+
+
+class HuggingFaceSource:
+    """Typed access to a config.json. An absent key has its family's default."""
+
+    format: Literal["huggingface"] = "huggingface"
+
+    def __init__(self, values: Mapping[str, Any], family: Family, path: Path, num_tensors: int) -> None:
+        self.values, self.family, self.path = values, family, path
+        self._num_tensors = num_tensors
+
+    @property
+    def vocab_size(self) -> int:
+        return self.integer("vocab_size")
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.get("tie_word_embeddings"))
+
+    @property
+    def num_layers(self) -> int:
+        return self.integer("num_hidden_layers", limit=self._num_tensors + 1)
+
+    @property
+    def num_matrices(self) -> int:
+        return self._num_tensors
+
+    def get(self, key: str) -> Any:
+        return self.values[key] if key in self.values else self.family.defaults.get(key)
+
+    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 0 < value < limit:
+            raise self._bad(key, "a positive integer", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        return self._number(key, default if value is None else value)
+
+    def rope(self, head_dim: int, kind: str | None = None) -> Rope:
+        """Before transformers 5 there is one set of parameters for full attention, and only a base for other layers."""
+        parameters, scaling = self._mapping("rope_parameters"), self._mapping("rope_scaling")
+        if kind is None:
+            return self._rope(scaling or parameters, "rope_theta", head_dim)
+        own = parameters.get(kind) or {}
+        if not isinstance(own, dict):
+            raise CheckpointError(f"{self.path}: rope_parameters must hold an object for each layer type")
+        if kind == "full_attention":
+            return self._rope({**own, **scaling}, "rope_theta", head_dim)
+        return self._rope(own, "rope_local_base_freq", head_dim)
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        return self._bad(key, expected, self.get(key))
+
+    def unsupported(self, what: str) -> UnsupportedArchitecture:
+        return UnsupportedArchitecture(f"{self.path}: architecture {self.family.name} with {what:.80} is not supported")
+
+    def _number(self, key: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
+            raise self._bad(key, "a positive number", value)
+        return float(value)
+
+    def _mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.get(key)
+        if not isinstance(value, dict | None):
+            raise self._bad(key, "an object", value)
+        return value or {}
+
+    def _bad(self, key: str, expected: str, value: Any) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {key} must be {expected}; it is {value!r:.40}")
+
+    def _rope(self, parameters: Mapping[str, Any], base_key: str, head_dim: int) -> Rope:
+        """One rotary embedding; the base is among its parameters, or at the top level as `base_key`."""
+        base = (
+            self._number("rope_theta", parameters["rope_theta"])
+            if "rope_theta" in parameters
+            else self.number(base_key)
+        )
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        for value in (parameters.get("partial_rotary_factor"), self.get("partial_rotary_factor")):
+            if value not in (None, 1):
+                raise self.unsupported(f"partial_rotary_factor {value}")
+        if kind in ("default", None):
+            return Rope(base)
+        if kind == "dynamic":
+            # The base grows with a sequence that is longer than the context, so keys in a cache would have to change.
+            log.warning(
+                "%s: dynamic RoPE scaling starts behind the context of %s, where sequences end here: it is never used",
+                self.path, self.get("max_position_embeddings"),
+            )  # fmt: skip
+            return Rope(base)
+        if kind not in SCALINGS:
+            raise self.unsupported(f"rope_type {kind!r}")
+        return getattr(self, f"_{SCALINGS[kind]}")(parameters, base, head_dim)
+
+    def _linear(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        return linear(base, head_dim, self._number("factor", parameters.get("factor")))
+
+    def _llama3(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        factor = self._number("factor", parameters.get("factor"))
+        low = self._number("low_freq_factor", parameters.get("low_freq_factor"))
+        high = self._number("high_freq_factor", parameters.get("high_freq_factor"))
+        if high <= low:
+            raise CheckpointError(f"{self.path}: high_freq_factor must be greater than low_freq_factor")
+        return llama3(base, head_dim, factor, self._original(parameters), low, high)
+
+    def _yarn(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        def optional(key: str, default: float) -> float:
+            value = parameters.get(key)
+            return self._number(key, value) if value else default  # 0 and null mean the default, as in transformers
+
+        original = self._original(parameters)
+        factor = optional("factor", self.number("max_position_embeddings") / original)
+        amplitude = parameters.get("attention_factor")
+        if amplitude is None:
+            amplitude = yarn_amplitude(factor, optional("mscale", 0.0), optional("mscale_all_dim", 0.0))
+        if base <= 1:
+            raise CheckpointError(f"{self.path}: rope_theta must be greater than 1 for YaRN")
+        return yarn(
+            base,
+            head_dim,
+            factor,
+            original,
+            amplitude=self._number("attention_factor", amplitude),
+            beta_fast=optional("beta_fast", 32.0),
+            beta_slow=optional("beta_slow", 1.0),
+            truncate=bool((self._mapping("rope_scaling") or self._mapping("rope_parameters")).get("truncate", True)),
+        )
+
+    def _longrope(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        def divisors(key: str) -> list[float]:
+            values = parameters.get(key)
+            if not isinstance(values, list) or len(values) != head_dim // 2:
+                raise self._bad(key, f"a list of {head_dim // 2} numbers", values)
+            return [self._number(key, value) for value in values]
+
+        short, long = divisors("short_factor"), divisors("long_factor")
+        original, context = self._original(parameters), self.number("max_position_embeddings")
+        factor = parameters.get("factor")
+        factor = context / original if factor is None else self._number("factor", factor)
+        amplitude = parameters.get("attention_factor")
+        amplitude = longrope_amplitude(factor, original) if amplitude is None else amplitude
+        if context > original:
+            log.warning(
+                "%s: RoPE's long_factor is used for sequences of every length, as max_position_embeddings is %d; "
+                "set it to %d for the short_factor",
+                self.path, context, original,
+            )  # fmt: skip
+        return longrope(base, short, long, original, context, self._number("attention_factor", amplitude))
+
+    def _original(self, parameters: Mapping[str, Any]) -> float:
+        """Positions of the context before it was extended. The key outside of the parameters has precedence."""
+        original = self.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+        key = "original_max_position_embeddings"
+        original = self._number(key, original or self.get("max_position_embeddings"))
+        if original <= 1:
+            raise self._bad(key, "greater than 1", original)
+        return original
+
+    def context(self) -> int:
+        """The longest sequence: YaRN's is a multiple of its original context, which some configs state alone."""
+        stated = self.integer("max_position_embeddings")
+        parameters = self._mapping("rope_scaling") or self._mapping("rope_parameters")
+        if parameters.get("rope_type", parameters.get("type")) != "yarn" or not parameters.get("factor"):
+            return stated
+        return max(stated, min(int(self._original(parameters) * self._number("factor", parameters["factor"])), LIMIT))
+
+
+def read_config(path: Path, num_tensors: int) -> ModelConfig:
+    """The model that a config.json describes; it cannot have more layers than `num_tensors`.
+
+    Raises:
+        UnsupportedArchitecture: another family, RoPE type or variant. CheckpointError: bad values.
+    """
+    outer = read_json(path)
+    kind, values = str(outer.get("model_type")), outer
+    family = BY_MODEL_TYPE.get(kind)
+    if family is None:
+        known = ", ".join(BY_MODEL_TYPE)
+        raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} is not supported, only {known}")
+    if "text_config" in outer:  # a model with vision: this is the text model's config
+        inner = outer["text_config"]
+        if not isinstance(inner, dict):
+            raise CheckpointError(f"{path}: text_config must be an object")
+        values = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer} | inner
+    source = HuggingFaceSource(values, family, path, num_tensors)
+    for key in UNSUPPORTED_KEYS:
+        if source.get(key) or outer.get(key):
+            raise source.unsupported(key)
+    config = family.describe(source)
+    return replace(config, max_position=max(config.max_position, source.context()))

@@ -1,0 +1,91 @@
+"""Hugging Face directories: config.json and memory-mapped safetensors files."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.models.checkpoints.generation import directory_generation
+from twostroke.models.checkpoints.huggingface.config import read_config
+from twostroke.models.checkpoints.huggingface.disagreements import settled
+from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
+from twostroke.models.checkpoints.huggingface.safetensors import read_all
+from twostroke.models.config import ModelConfig
+from twostroke.models.families import BY_NAME
+from twostroke.models.families.names import stored_names
+from twostroke.models.formats.packed import PackedTensor
+from twostroke.models.formats.tensor import RawTensor
+
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # the first two: Gemma 3 with vision
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+# Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
+UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq")
+FORMATS = ("F32", "F16", "BF16")
+
+
+def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
+    """Map from Twostroke name to name in the files, for every tensor of the model."""
+    outer = {"embed": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
+    names = stored_names(config, outer, prefix + "layers.{}.", BY_NAME[config.architecture].huggingface_parts)
+    return {ours: name.tensor for ours, name in names.items()}
+
+
+def _licence(directory: Path) -> str | None:
+    """The `license:` line of the model card's front matter."""
+    try:
+        card = (directory / "README.md").read_text(errors="replace")
+    except OSError:
+        return None
+    front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
+    found = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
+    return found[1] if found else None
+
+
+def _is_empty_bias(tensor: RawTensor) -> bool:
+    return tensor.name.endswith(".bias") and not tensor.data.any()
+
+
+def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
+    """Opens a directory of a supported family; `name` defaults to the directory's.
+
+    Raises UnsupportedArchitecture naming the family or variant, CheckpointError for damaged or incomplete files.
+    """
+    config_path = directory / "config.json"
+    if not config_path.is_file():
+        raise CheckpointError(f"{directory}: there is no config.json")
+    files, tensors = read_all(directory)
+    config = read_config(config_path, len(tensors))
+    tensors = unpacked(directory, tensors)
+    packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
+    head = next((head for head in HEADS if head in tensors), HEADS[0])
+    names = tensor_names(config, prefix, head)
+    config, names = settled(config, names, head, tensors, directory)
+    used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
+    for theirs in tensors:
+        if theirs not in used and not UNUSED.fullmatch(theirs):
+            if packed and _is_empty_bias(tensors[theirs]):
+                continue  # AutoGPTQ writes one for every matrix
+            raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
+    stored: dict[str, RawTensor] = {}
+    for ours, theirs in names.items():
+        found = tensors.get(theirs)
+        if found is None:
+            raise CheckpointError(f"{directory}: the tensor {theirs} is missing")
+        if isinstance(found, PackedTensor):
+            stored[ours] = replace(found, name=ours)
+            continue
+        if found.format not in FORMATS or not found.shape:
+            raise CheckpointError(f"{found.source}: {found.format} {found.shape}; only F32, F16 and BF16 are supported")
+        stored[ours] = RawTensor.from_bytes(ours, found.format, found.shape, found.data.reshape(-1), found.source)
+    return Checkpoint(
+        name=name or directory.resolve().name,
+        files=(config_path, *files),
+        config=config,
+        licence=_licence(directory),
+        tokenizer_source=HfTokenizerSource(directory),
+        stored=stored,
+        transforms=BY_NAME[config.architecture].transforms(config, "huggingface"),
+        generation=directory_generation(directory),
+    )

@@ -1,5 +1,0 @@
-"""A plan as one self-contained HTML page with plots."""
-
-from twostroke.planning.page.page import render, write_page
-
-__all__ = ["render", "write_page"]

@@ -1,0 +1,1 @@
+"""Tools to study inference: plan, simulate, explain, evaluate and bench; pruning and distilling of students."""

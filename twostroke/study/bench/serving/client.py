@@ -1,0 +1,133 @@
+"""One streamed request, and when each of its tokens came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from twostroke.engine.timings import Timings
+from twostroke.study.traffic.requests import Ask
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass
+class Outcome:
+    """How a request ended. Times are in seconds from the start of the test.
+
+    Attributes:
+        due: when it was to be sent, which counts as its arrival.
+        sent: when it was sent.
+        tokens: when each of its tokens came.
+        end: when its answer ended, or it failed.
+        finish: the server's reason for the end of the answer; None if it did not end.
+        error: the kind of failure.
+        cached: prompt tokens that the server had in its prefix cache, if it says.
+        queue_s: how long it waited before it was computed on, if the server says.
+    """
+
+    input_tokens: int
+    asked_tokens: int
+    due: float = 0.0
+    sent: float | None = None
+    tokens: list[float] = field(default_factory=list[float])
+    end: float = 0.0
+    finish: str | None = None
+    error: str | None = None
+    cached: int | None = None
+    queue_s: float | None = None
+
+    @property
+    def timings(self) -> Timings:
+        """When the tokens came to the client."""
+        return Timings(arrival=self.due, tokens=self.tokens)
+
+
+class Client:
+    """Sends requests to one model. Reading an event takes about 0.1 ms, most of it in httpx; the figure `client_cpu`
+    says how busy the client was."""
+
+    def __init__(self, http: httpx.AsyncClient, model: str, timeout_s: float) -> None:
+        self._http, self._model, self._timeout_s = http, model, timeout_s
+        self.began = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.perf_counter() - self.began
+
+    async def send(self, ask: Ask, outcome: Outcome) -> None:
+        """Fill in the outcome. Errors of the server are noted there, not raised. Raises CancelledError."""
+        body = {
+            "model": self._model,
+            "prompt": ask.prompt,
+            "max_tokens": ask.output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            # Usage in every event gives its number of tokens: a server may send several at once.
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        outcome.sent = self.now()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._stream(body, outcome)
+            if outcome.error is None and outcome.finish is None:
+                outcome.error = "cut off"
+        except TimeoutError:
+            outcome.error = "timeout"
+        except httpx.HTTPError as error:
+            outcome.error = f"connection: {type(error).__name__}"
+        except asyncio.CancelledError:
+            outcome.error = INTERRUPTED
+            raise
+        finally:
+            outcome.end = self.now()
+
+    async def _stream(self, body: dict[str, Any], outcome: Outcome) -> None:
+        async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                outcome.error = f"status {answer.status_code} {_code(answer)}".strip()
+                return
+            rest = b""
+            async for piece in answer.aiter_bytes():
+                now = self.now()
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                        read(data, now, outcome)
+
+
+def read(data: bytes, now: float, outcome: Outcome) -> None:
+    """Take one event. Without usage in it, text counts as one token."""
+    try:
+        event = json.loads(data)
+        if (error := event.get("error")) is not None:
+            outcome.error = f"stream: {error.get('code') or error.get('type') or 'error'}"
+            return
+        usage, choices = event.get("usage"), event.get("choices")
+        choice = choices[0] if choices else {}
+        if usage:
+            new = usage["completion_tokens"] - len(outcome.tokens)
+            outcome.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", outcome.cached)
+        else:
+            new = int(bool(choice.get("text")))
+        outcome.tokens += [now] * new
+        outcome.finish = choice.get("finish_reason") or outcome.finish
+        if (queue_ms := (choice.get("timings") or {}).get("queue_ms")) is not None:
+            outcome.queue_s = queue_ms / 1e3
+    except (ValueError, KeyError, TypeError, AttributeError):
+        outcome.error = "event that cannot be read"
+
+
+def _code(answer: httpx.Response) -> str:
+    """The server's own name of an error, or nothing."""
+    try:
+        return str(answer.json()["error"]["code"] or "")
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,124 @@
+"""What an evaluation measures: for every method and item a record of numbers, and a note on what they cannot show."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Program
+from twostroke.methods.method import Prompt
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.evaluate.contenders import Contender
+from twostroke.study.evaluate.task import Item, Task
+
+Record = dict[str, Any]
+Known = dict[str, dict[str, Record]]  # by measure, then by contender
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number in a record.
+
+    Attributes:
+        key: its name there.
+        form: "share" for a bool, whose mean is a share of items; "curve" for a list; otherwise the unit of a number.
+        meaning: its definition.
+        pairs: whether methods are compared on it, item by item.
+        exponent_of: it is no field of a record, but e to the mean of this one.
+    """
+
+    key: str
+    title: str
+    form: Literal["share", "part", "ratio", "nats", "perplexity", "bytes", "seconds", "rate", "count", "curve"]
+    meaning: str
+    pairs: bool = False
+    exponent_of: str | None = None
+
+
+# What a method keeps of the prompt; `add_ratios` fills in the second.
+KEPT = (
+    Metric("kept_bytes", "KV kept", "bytes", "K and V of the value that the first decode starts from"),
+    Metric("kept_ratio", "KV ratio", "ratio", "KV kept / the baseline's"),
+)
+
+
+def add_ratios(records: dict[str, Record], baseline: str) -> dict[str, Record]:
+    """`kept_ratio` from every contender's `kept_bytes`, in place."""
+    for record in records.values():
+        record["kept_ratio"] = record["kept_bytes"] / records[baseline]["kept_bytes"]
+    return records
+
+
+@dataclass(frozen=True)
+class Case:
+    """An item in a model's tokens. `answers` are those whose likelihood can be measured."""
+
+    item: Item
+    prompt: Prompt
+    answers: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Who is compared, and on which terms.
+
+    Attributes:
+        baseline: the contender that the others are compared with.
+        params: how the answer to an item is sampled, by every contender alike.
+        positions: tokens of the baseline's answer over which divergence is measured.
+        timings: every method computes its own prefills, so that TTFT includes all of them.
+    """
+
+    llm: LLM
+    task: Task
+    contenders: tuple[Contender, ...]
+    baseline: Contender
+    params: Callable[[Item], SamplingParams]
+    positions: int
+    timings: bool
+
+    def run(
+        self, make_programs: Sequence[Callable[[], Program]], params: Sequence[SamplingParams] | None = None
+    ) -> list[Request]:
+        """Run programs side by side; without params, to their end. Raises the error of the first that fails."""
+        tokenizer, engine = self.llm.tokenizer, self.llm.engine
+        params = params or [SamplingParams(max_tokens=None)] * len(make_programs)
+        requests = [
+            engine.submit(Request(make, own, tokenizer)) for make, own in zip(make_programs, params, strict=True)
+        ]
+        engine.finish(requests)
+        return requests
+
+    def forget(self) -> None:
+        """Empty the prefix indexes, so that one method's prefill does not shorten the next one's."""
+        for model in self.llm.engine.models.values():
+            if model.index is not None:
+                model.index.clear()
+
+
+class Measure(ABC):
+    """One kind of record.
+
+    Attributes:
+        needs: measures whose records this one reads.
+        headlines: keys of the metrics that are also in the table with a row for each method.
+        blind: what its numbers cannot show.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]]
+    headlines: ClassVar[tuple[str, ...]]
+    blind: ClassVar[str]
+
+    def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
+        """Why it cannot be measured on these, or None."""
+        return None
+
+    @abstractmethod
+    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+        """For each case, each contender's record. `known` are those of the measures before this one."""

@@ -1,0 +1,282 @@
+"""The report of an evaluation, as Markdown and as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.study.evaluate.measure import Metric
+from twostroke.study.evaluate.measures import MEASURES
+from twostroke.study.evaluate.plots import curves, intervals
+from twostroke.study.evaluate.statistics import Estimate
+from twostroke.study.evaluate.summary import MetricSummary, Summary
+from twostroke.system import strict_json
+
+MANY = 8  # methods up to which every pair is shown
+# Of the plots, one for each form of a measure's metrics.
+CAPTIONS = {
+    "share": "Shares of items",
+    "perplexity": "Perplexity",
+    "nats": "Nats",
+    "rate": "Tokens per second",
+    "bytes": "K and V, MiB",
+}
+
+
+@dataclass(frozen=True)
+class Heading:
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `code` sets it in one block."""
+
+    text: str
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column is words, the others are numbers."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An SVG, for the page alone."""
+
+    svg: str
+    caption: str
+
+
+Block = Heading | Text | Table | Figure
+
+
+def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Block]:
+    """What was run, on what, what came out, and what it cannot show."""
+    settings = summary.settings
+    task = settings["task"]
+    parameters = ", ".join(f"{key} {value}" for key, value in task["parameters"].items())
+    where = machine["machine"]
+    blocks: list[Block] = [
+        Heading(1, f"{task['name']}: {', '.join(summary.methods)}"),
+        Text(command, code=True),
+        Table(
+            ("", "what was run"),
+            [
+                ("model", f"{settings['model']}, {settings['backend']} backend, {settings['dtype']}"),
+                *((role, one["model"]) for role, one in settings["companions"].items()),
+                ("task", task["name"] + (f" ({parameters})" if parameters else "")),
+                ("data", summary.about),
+                ("items", f"{summary.n:,}, seed {settings['seed']}"),
+                ("prompt", "chat template" if settings["chat"] else "plain text"),
+                ("answers", _answers(settings)),
+                ("baseline", settings["baseline"]),
+                *((one["name"], _method(one)) for one in settings["methods"]),
+                ("machine", f"{where['gpu'] or where['cpu']}, {where['cores']} cores; {machine['date']}"),
+            ],
+        ),
+        Text(
+            "In brackets: 95% intervals. Shares have Wilson's; means the bootstrap over items (10,000 resamples). "
+            "Pairs are compared on the same items: shares by McNemar's exact test, differences by the paired "
+            "bootstrap. No correction is made for the number of comparisons."
+        ),
+    ]
+    blocks += [Heading(2, "at a glance"), headlines(summary)]
+    for name, metrics in summary.metrics.items():
+        blocks += [Heading(2, name), *_measure(summary.methods, metrics, settings["baseline"])]
+        blocks.append(Text(f"What this cannot show: {MEASURES[name].blind}"))
+    return blocks
+
+
+def headlines(summary: Summary) -> Table:
+    """A row for each method, a column for each of the metrics that say most; means alone."""
+    chosen = [
+        one
+        for name, metrics in summary.metrics.items()
+        for one in metrics
+        if one.metric.key in MEASURES[name].headlines
+    ]
+    rows = [(method, *(shown(one.metric, one.of(method), bare=True) for one in chosen)) for method in summary.methods]
+    return Table(("", *(one.metric.title for one in chosen)), rows)
+
+
+def _answers(settings: dict[str, Any]) -> str:
+    temperature, tokens = settings["temperature"], settings["max_tokens"]
+    how = f"temperature {temperature:g}, an item's random numbers for every method" if temperature else "greedy"
+    length = f"{tokens} tokens, end tokens or not" if settings["ignore_eos"] else f"at most {tokens} tokens"
+    return f"{how}, {length}, {settings['batch']} items at a time"
+
+
+def _method(facts: dict[str, Any]) -> str:
+    parameters = ", ".join(f"{key}={value}" for key, value in facts["parameters"].items())
+    return facts["method"] + (f" ({parameters})" if parameters else "")
+
+
+def _measure(methods: Sequence[str], metrics: Sequence[MetricSummary], baseline: str) -> list[Block]:
+    blocks: list[Block] = []
+    single = [one for one in metrics if one.metric.form != "curve"]
+    # A column a metric would be too wide a table: a row a metric, a column a method.
+    rows = [(one.metric.title, *(shown(one.metric, one.of(method)) for method in methods)) for one in single]
+    blocks.append(Table(("", *methods), rows))
+    for form, caption in CAPTIONS.items():
+        same = [one for one in single if one.metric.form == form]
+        scale = 2**-20 if form == "bytes" else 1.0
+        groups = [(one.metric.title, {name: _scaled(one.of(name), scale) for name in methods}) for one in same]
+        if groups:
+            blocks.append(Figure(intervals(groups, methods, share=form == "share"), f"{caption}, with 95% intervals."))
+    for one in metrics:
+        if one.metric.form == "curve":
+            blocks += _curve(one, methods, baseline)
+    if pairs := [
+        (
+            one.metric.title,
+            f"{pair.second} - {pair.first}",
+            shown(one.metric, pair.difference, signed=True),
+            "" if pair.p is None else f"{pair.second_only} / {pair.first_only}",
+            "" if pair.p is None else f"{pair.p:.3g}",
+        )
+        for one in single
+        for pair in one.pairs
+        if pair.difference.n and (len(methods) <= MANY or baseline in (pair.first, pair.second))
+    ]:
+        blocks.append(Table(("pairs", "", "difference", "only second / only first", "McNemar p"), pairs))
+    definitions = "; ".join(f"{one.metric.title}: {one.metric.meaning}" for one in metrics)
+    blocks.append(Text(f"{definitions}."))
+    return blocks
+
+
+def _curve(one: MetricSummary, methods: Sequence[str], baseline: str) -> list[Block]:
+    others = [name for name in methods if name != baseline]
+    length = max(len(values) for values in one.estimates.values())
+    places = [place for place in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if place <= length]
+    rows = [
+        (
+            name,
+            *(shown(one.metric, one.estimates[name][place - 1]) for place in places),
+        )
+        for name in methods
+    ]
+    counts = ("items", *(str(one.estimates[methods[0]][place - 1].n) for place in places))
+    table = Table((one.metric.title, *(f"token {place}" for place in places)), [*rows, counts])
+    figure = Figure(
+        curves({name: one.estimates[name] for name in others}, methods),
+        f"{one.metric.title}, nats, to {baseline}: means and 95% intervals over items.",
+    )
+    return [table, figure] if others else [table]
+
+
+def _scaled(estimate: Estimate, scale: float) -> Estimate:
+    return Estimate(estimate.n, estimate.value * scale, estimate.low * scale, estimate.high * scale)
+
+
+def shown(metric: Metric, estimate: Estimate, signed: bool = False, bare: bool = False) -> str:
+    """An estimate in its unit, with its interval unless `bare`."""
+    if not estimate.n:
+        return ""
+    sign = "+" if signed else ""
+
+    def number(value: float) -> str:
+        match metric.form:
+            case "share" | "part":
+                return f"{100 * value:{sign}.1f}" + ("" if signed else "%")
+            case "ratio" | "perplexity":
+                return f"{value:{sign}.3f}"
+            case "nats" | "curve":
+                return f"{value:{sign}.4f}"
+            case "bytes":
+                return f"{value / 2**20:{sign}.2f}"
+            case "seconds":
+                return f"{value * 1e3:{sign}.1f}"
+            case "count" | "rate":
+                return f"{value:{sign}.1f}"
+
+    unit = {"bytes": " MiB", "seconds": " ms"}.get(metric.form, " points" if signed and "%" in _percent(metric) else "")
+    if bare or estimate.low == estimate.high:
+        return f"{number(estimate.value)}{unit}"
+    return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def _percent(metric: Metric) -> str:
+    return "%" if metric.form in ("share", "part") else ""
+
+
+def write(directory: Path, facts: dict[str, Any], blocks: Sequence[Block]) -> None:
+    """summary.json, report.md and report.html."""
+    (directory / "summary.json").write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (directory / "report.md").write_text(markdown(blocks), encoding="utf-8")
+    (directory / "report.html").write_text(page(blocks), encoding="utf-8")
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """Figures are left to the page."""
+    parts: list[str] = []
+    for block in blocks:
+        match block:
+            case Heading(level, text):
+                parts.append(f"{'#' * level} {text}")
+            case Text(text, code):
+                parts.append(f"```\n{text}\n```" if code else text)
+            case Table(header, rows):
+                rule = ["---", *["--:"] * (len(header) - 1)]
+                parts.append("\n".join(f"| {' | '.join(_cell(c) for c in row)} |" for row in (header, rule, *rows)))
+            case Figure():
+                pass
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def page(blocks: Sequence[Block]) -> str:
+    """One HTML file, its style and plots inside; light or dark as the reader's system is."""
+    title = next(block.text for block in blocks if isinstance(block, Heading))
+    body = "\n".join(_html(block) for block in blocks)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Heading(level, text):
+            return f"<h{level}>{html.escape(text)}</h{level}>"
+        case Text(text, code):
+            return f"<pre>{html.escape(text)}</pre>" if code else f"<p>{html.escape(text)}</p>"
+        case Table(header, rows):
+            head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+            lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+            body = "".join(f"<tr>{line}</tr>" for line in lines)
+            return f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
+        case Figure(svg, caption):
+            return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1c1e; --soft: #6b6b70; --line: #d8d8dc; --paper: #fff;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0569a; --c4: #8a6d00; --c5: #3b3b9e; --c6: #777; --c7: #a33; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ececee; --soft: #a0a0a6; --line: #3a3a3e; --paper: #17171a;
+  --c0: #56b4e9; --c1: #ff8c42; --c2: #35c99b; --c3: #e08acb; --c4: #f0cf3e; --c5: #9a9af0; --c6: #aaa; --c7: #f77; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem; }
+pre { overflow-x: auto; border: 1px solid var(--line); padding: .6rem .8rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+figure { margin: 1.2rem 0; } figcaption { color: var(--soft); }
+svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .grid { stroke: var(--line); } svg .soft { fill: var(--soft); }
+""" + "\n".join(
+    f".s{i} {{ stroke: var(--c{i}); fill: none; stroke-width: 2; }} .f{i} {{ fill: var(--c{i}); }}" for i in range(8)
+)

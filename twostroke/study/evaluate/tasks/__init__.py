@@ -1,0 +1,9 @@
+"""Tasks, one file each. A file listed here is known to `twostroke eval`."""
+
+from twostroke.study.evaluate.tasks.arc import ArcChallenge, ArcEasy
+from twostroke.study.evaluate.tasks.cloze import Cloze
+from twostroke.study.evaluate.tasks.longform import LongForm
+from twostroke.study.evaluate.tasks.names import MiddleMatch, NameIndex
+from twostroke.study.evaluate.tasks.perplexity import Perplexity
+
+__all__ = ["ArcChallenge", "ArcEasy", "Cloze", "LongForm", "MiddleMatch", "NameIndex", "Perplexity"]

@@ -1,0 +1,97 @@
+"""What one token attends to: its query of the engine's own pass, over the keys in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.api.llm import LLM, TextOrTokens
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Prefill, Prefilled, Program
+from twostroke.errors import InvalidRequest
+from twostroke.kv.attention import Queries, attention_weights
+from twostroke.kv.cache import KVCache
+from twostroke.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class TokenAttention:
+    """The attention weights of one entry's query.
+
+    Attributes:
+        tokens: the ids of the entries that it may attend to; the last one is its own.
+        positions: their positions.
+        weights: [layers, Hq, n] float32, each head's sum to 1; 0 for an entry outside of a sliding window.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, kv: KVCache, queries: Queries) -> TokenAttention:
+        """Of a value's last entry, whose query is the last of `queries`."""
+        last = Queries(queries.rows[:, -1:], queries.windows)
+        return cls(kv.tokens, kv.positions, np.stack([weights[:, 0] for weights in attention_weights(kv, last)]))
+
+    def mean(self, layer: int | None = None, head: int | None = None) -> np.ndarray:
+        """[n] weights of a head in a layer; the mean over all layers, or all heads, where none is named.
+
+        Raises InvalidRequest if the model has no such layer or head.
+        """
+        chosen = self.weights
+        for name, index, axis in (("head", head, 1), ("layer", layer, 0)):
+            if index is None:
+                chosen = chosen.mean(axis)
+            else:
+                check_index(name, index, self.weights.shape[axis])
+                chosen = chosen.take(index, axis)
+        return chosen
+
+    def most(self, count: int, layer: int | None = None, head: int | None = None) -> list[tuple[int, float]]:
+        """The entries with the largest weights of `mean`: (index, weight), falling."""
+        weights = self.mean(layer, head)
+        return [(int(i), float(weights[i])) for i in np.argsort(-weights, kind="stable")[:count]]
+
+
+def check_index(name: str, index: int, count: int) -> None:
+    """Raise InvalidRequest unless 0 <= index < count."""
+    if not 0 <= index < count:
+        raise InvalidRequest(f"{name} must be from 0 to {count - 1}, not {index}")
+
+
+def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> Request:
+    """A request whose result has the query of the entry with index `position`, by default the last, and its value.
+
+    `TokenAttention.of(result.kv, result.queries)` is its attention. For a long prompt that takes a part of a second, in
+    which a server's engine should not stand still, so it is not done in the engine's step.
+
+    Only that entry is computed if the prefix index, or the value, has those before it. A token is chosen from the row
+    of the entry before it: what the model looked at when it wrote token i is asked for with position i - 1.
+
+    Raises InvalidRequest: no such entry, or ids outside the vocabulary.
+    """
+    tokens = prompt.tokens if isinstance(prompt, KVCache) else llm.encode(prompt)
+    index = len(tokens) - 1 if position is None else position
+    if not tokens:
+        raise InvalidRequest("the prompt is empty: give at least one token")
+    check_index("position", index, len(tokens))
+
+    def program() -> Program:
+        if isinstance(prompt, KVCache):
+            before = prompt[:index].resumed_at(prompt.positions[index])
+            stroke = Prefill(tokens[index : index + 1], before.with_tail(None), logits="none", queries=1)
+        else:
+            stroke = Prefill(tokens[: index + 1], logits="none", queries=1)
+        return (yield stroke)
+
+    return Request(program, SamplingParams(max_tokens=1), llm.tokenizer, index + 1)
+
+
+def attention_of(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> TokenAttention:
+    """The same, run at once. Raises also what `LLM.prefill` raises."""
+    request = attention_request(llm, prompt, position)
+    llm.engine.run([request])
+    made: Prefilled = request.result
+    return TokenAttention.of(made.kv, made.queries)

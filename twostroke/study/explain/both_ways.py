@@ -1,0 +1,131 @@
+"""The same answer twice: with the cache, and without one, where every step computes K and V of all tokens again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.kv.cache import KVCache
+from twostroke.sampling.params import SamplingParams
+
+COMPARED = 64  # entries that are compared at once
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make the answer.
+
+    Attributes:
+        tokens: what came out.
+        computed: tokens whose K and V were computed, those of a token twice if it was computed twice.
+        seconds: of each token: from the arrival to the first, then the gaps.
+    """
+
+    tokens: tuple[int, ...]
+    computed: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """A prompt of `prompt` tokens with `steps` tokens generated, without and with the cache.
+
+    Attributes:
+        naive, cached: what really ran.
+        naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens.
+        ratio: of what was computed; usual_ratio: of the usual estimates, g p + g^2 / 2 and p + g, which also count the
+            last token, though no step enters it.
+        same_tokens: whether both ways made the same tokens.
+        largest_difference: between the two ways' K and V, over all entries; 0 if all bits are the same.
+    """
+
+    prompt: int
+    steps: int
+    naive: Way
+    cached: Way
+    naive_formula: int
+    cached_formula: int
+    ratio: float
+    usual_ratio: float
+    same_tokens: bool
+    largest_difference: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run of the plain request, and the value at its end."""
+
+    way: Way
+    kv: KVCache
+
+
+def cached_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed:
+    """Prefill once, then decode: the plain request, with nothing observed and nothing found in a prefix index."""
+
+    def program() -> Program:
+        run: Decoded = yield Decode((yield Prefill(tokens, fresh=True)))
+        return run.kv
+
+    return _timed(llm, program, params, len(tokens))
+
+
+def naive_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed:
+    """For each token, prefill everything before it from nothing."""
+
+    def program() -> Program:
+        entered = list(tokens)
+        while True:
+            kv = yield Prefill(entered, fresh=True)
+            run: Decoded = yield Decode(kv, max_tokens=1)
+            entered += run.tokens
+            if run.finish_reason is not None:
+                return run.kv
+
+    return _timed(llm, program, params, len(tokens))
+
+
+def _timed(llm: LLM, program: Callable[[], Program], params: SamplingParams, prompt: int) -> Timed:
+    request = Request(program, params, llm.tokenizer, prompt)
+    llm.engine.run([request])
+    times, kv = request.timings, request.result
+    # Entries of a decode are its value's, without those that prefills made.
+    prefilled = request.prefilled_tokens - request.cached_tokens
+    made = tuple(token.id for token in request.events)
+    decoded = len(kv) - prompt if prefilled == prompt else 0
+    gaps = tuple(b - a for a, b in itertools.pairwise([times.arrival, *times.tokens]))
+    return Timed(Way(made, prefilled + decoded, gaps), kv)
+
+
+def both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> BothWays:
+    """Make the first `steps` tokens of an answer both ways. `params` has a seed, so that both draw alike."""
+    few = replace(params, max_tokens=steps)
+    cached, naive = cached_way(llm, tokens, few), naive_way(llm, tokens, few)
+    p, g = len(tokens), len(naive.way.tokens)
+    return BothWays(
+        p,
+        g,
+        naive.way,
+        cached.way,
+        g * p + g * (g - 1) // 2,
+        p + g - 1,
+        naive.way.computed / cached.way.computed,
+        (g * p + g * g / 2) / (p + g),
+        naive.way.tokens == cached.way.tokens,
+        largest_difference(naive.kv, cached.kv),
+    )
+
+
+def largest_difference(one: KVCache, other: KVCache) -> float:
+    """Between the K and V of two values, over the entries that both have, a few at a time."""
+    found = 0.0
+    for start in range(0, min(len(one), len(other)), COMPARED):
+        mine, theirs = (kv[start : min(start + COMPARED, len(one), len(other))] for kv in (one, other))
+        difference = mine.entries().astype(np.float32) - theirs.entries().astype(np.float32)
+        found = max(found, float(np.abs(difference).max(initial=0)))
+    return found

@@ -1,0 +1,200 @@
+"""One prompt explained: a value that the terminal, JSON and the page show.
+
+The prompt is answered twice: once with everything observed, and once as a plain request, which is timed, because
+watching takes time. Both draw the same tokens, as every schedule does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from twostroke.api.llm import LLM
+from twostroke.engine.calibration import calibrate
+from twostroke.errors import InvalidRequest
+from twostroke.methods import Method, Prompt
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.explain.attention import check_index
+from twostroke.study.explain.both_ways import BothWays, both_ways, cached_way
+from twostroke.study.explain.cache_map import CacheMap, cache_map
+from twostroke.study.explain.decode import Step
+from twostroke.study.explain.embedding import Embedding
+from twostroke.study.explain.heat import Attention
+from twostroke.study.explain.lens import LensLayer
+from twostroke.study.explain.prefill import Prefill, attended_pairs, layer_shapes
+from twostroke.study.explain.tokens import ShownToken, shown_tokens
+from twostroke.study.explain.watched import watch
+from twostroke.study.explain.work import prefill_steps, step_work
+
+MOST_NAIVE_TOKENS = 8192  # tokens that the naive way computes; at least one step runs
+CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model and what computes it."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    backend: str
+    kv_dtype: str
+    exact: bool
+    threads: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the engine did with a prompt.
+
+    Attributes:
+        prompt: the text as it was given; tokens: what the model was given, chat template and all.
+        lens: how the first token formed, layer by layer.
+        decode: the steps after the first token.
+        text: the answer.
+        finish_reason: why it ended.
+        timed_alike: whether the request that was timed made the same tokens.
+        both_ways: the first tokens of the answer with and without the cache; None if not asked for, or if the pool has
+            no room for both values.
+        method: what a technique does to the cache; None for the plain request.
+    """
+
+    model: ModelFacts
+    prompt: str
+    tokens: tuple[ShownToken, ...]
+    embedding: Embedding
+    prefill: Prefill
+    attention: Attention
+    lens: tuple[LensLayer, ...]
+    decode: tuple[Step, ...]
+    text: str
+    finish_reason: str | None
+    timed_alike: bool
+    both_ways: BothWays | None
+    method: CacheMap | None
+
+
+@dataclass(frozen=True)
+class Aspects:
+    """What is to be shown.
+
+    Attributes:
+        layer: whose attention and shapes; None is the one in the middle.
+        head: None is the mean over heads.
+        naive: tokens that are also made without the cache; 0 for none.
+        method: a technique whose caches are shown.
+    """
+
+    layer: int | None = None
+    head: int | None = None
+    naive: int = 8
+    method: Method | None = None
+
+
+def explain(
+    llm: LLM, prompt: str, tokens: Sequence[int], params: SamplingParams, aspects: Aspects | None = None
+) -> Explanation:
+    """Answer a prompt and show how.
+
+    Args:
+        prompt: its text; tokens: its ids, which may have a chat template around it.
+        params: how its answer is sampled.
+
+    Raises:
+        InvalidRequest: no such layer or head, an empty prompt, or a companion that the technique needs is missing.
+        ContextLengthExceeded: the prompt leaves no room for an answer.
+    """
+    aspects = aspects or Aspects()
+    config, tokenizer = llm.config, llm.tokenizer
+    layer = config.num_layers // 2 if aspects.layer is None else aspects.layer
+    check_index("layer", layer, config.num_layers)
+    if aspects.head is not None:
+        check_index("head", aspects.head, config.num_heads)
+    if not tokens:
+        raise InvalidRequest("the prompt is empty: give at least one token")
+    llm.model.require_room(len(tokens))
+    if aspects.method is not None:
+        llm.require_companions(aspects.method)
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(63))
+    predictor = calibrate(llm.model)
+    seen = watch(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
+    made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
+    timed = cached_way(llm, tokens, params).way
+    seconds = [*timed.seconds[1:], *[None] * len(made)]
+    steps = tuple(replace(step, seconds=taken) for step, taken in zip(seen.steps, seconds, strict=False))
+    chunks = prefill_steps(len(tokens), llm.engine.config.max_step_tokens)
+    prefill = Prefill(
+        layer,
+        layer_shapes(config, layer, len(tokens), len(tokens)),
+        attended_pairs(config, layer, len(tokens)),
+        seen.stored,
+        step_work(llm.model, predictor, chunks),
+        len(chunks),
+        timed.seconds[0],
+        seen.first.attends,
+        seen.first.candidates,
+        seen.first.token,
+    )
+    return Explanation(
+        model_facts(llm),
+        prompt,
+        shown_tokens(tokenizer, tokens),
+        seen.embedding,
+        prefill,
+        seen.attention,
+        seen.first.lens,
+        steps,
+        tokenizer.decode(made),
+        seen.finish_reason,
+        timed.tokens == made,
+        _both_ways(llm, tokens, params, min(aspects.naive, len(made))),
+        None if aspects.method is None else cache_map(llm, Prompt(tokens, tokenizer), params, aspects.method),
+    )
+
+
+def _both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> BothWays | None:
+    steps = min(steps, max(1, MOST_NAIVE_TOKENS // len(tokens)))
+    pages = -(-(len(tokens) + steps) // llm.pool.page_size)
+    if not steps or 2 * pages > llm.pool.num_pages:
+        return None
+    return both_ways(llm, tokens, params, steps)
+
+
+def model_facts(llm: LLM) -> ModelFacts:
+    """Of an open model."""
+    config, backend = llm.config, llm.backend
+    return ModelFacts(
+        llm.name,
+        config.num_layers,
+        config.hidden_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+        backend.label,
+        llm.pool.geometry.kv_dtype,
+        backend.exact,
+        backend.threads,
+    )
+
+
+def as_json(value: Any) -> Any:
+    """An explanation, or a part of it, as JSON has it. A float32 is written with the digits that tell its bits."""
+    if is_dataclass(value):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, np.ndarray):
+        return [as_json(one) for one in value]
+    if isinstance(value, tuple | list):
+        return [as_json(one) for one in value]
+    if isinstance(value, np.floating):
+        return float(str(value)) if np.isfinite(value) else None
+    return value

@@ -1,0 +1,124 @@
+"""Stroke one: the shapes that go through a layer, what is stored, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.kv.cache import KVCache
+from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.cost import Rows, attended
+from twostroke.study.explain.tokens import Candidate
+from twostroke.study.explain.work import StepWork
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One tensor on its way through a layer.
+
+    Attributes:
+        name: "Q", "scores", ...
+        axes, dims: what each dimension counts, and its size.
+        made: how it is made.
+        stored: whether it stays, in the KV cache.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dims: tuple[int, ...]
+    made: str
+    stored: bool = False
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The KV cache after a prefill.
+
+    Attributes:
+        entry_bytes: K and V of one token in all layers: layers x 2 x KV heads x head_dim x bytes of a number.
+    """
+
+    entries: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    entry_bytes: int
+    bytes: int
+    page_size: int
+    pages: int
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Stroke one of the prompt.
+
+    Attributes:
+        layer: index of the layer whose shapes are given.
+        shapes: of that layer, for all rows of the prompt together.
+        pairs: pairs of a query and a key that this layer attends, of n x n: no row sees a later entry.
+        steps: how many steps the engine took for it.
+        seconds: TTFT of the request that was timed: from its arrival to its first token.
+        attends: the entries that the last row attends to most, mean over layers and heads: (index, weight).
+        candidates: the first token's.
+        token, probability: the first token, and its probability.
+    """
+
+    layer: int
+    shapes: tuple[Shape, ...]
+    pairs: int
+    stored: Stored
+    work: StepWork
+    steps: int
+    seconds: float
+    attends: tuple[tuple[int, float], ...]
+    candidates: tuple[Candidate, ...]
+    token: Candidate
+
+
+def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tuple[Shape, ...]:
+    """The tensors of a layer for `rows` rows, the last ones of `entries` entries."""
+    one, hidden = config.layers[layer], config.hidden_size
+    attention, mlp = one.attention, one.feed_forward
+    heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    shapes = [
+        Shape("hidden", ("rows", "hidden"), (rows, hidden), "what the layer before made"),
+        Shape("Q", ("rows", "heads", "head_dim"), (rows, heads, dim), "norm(hidden) W_Q, turned by RoPE"),
+        Shape("K", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_K, turned by RoPE", True),
+        Shape("V", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_V", True),
+        Shape("scores", ("heads", "rows", "entries"), (heads, rows, entries), "Q K^T x scale, tile by tile"),
+        Shape("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), "softmax(scores) V"),
+        Shape("hidden + attention", ("rows", "hidden"), (rows, hidden), "hidden + attended W_O"),
+    ]
+    if isinstance(mlp, Experts):
+        wide = (rows, mlp.chosen, mlp.intermediate_size)
+        axes = ("rows", "chosen experts", "intermediate")
+        shapes.append(Shape("router", ("rows", "experts"), (rows, mlp.count), "norm(hidden) W_router"))
+    else:
+        wide, axes = (rows, mlp.intermediate_size), ("rows", "intermediate")
+    activation = "SiLU" if mlp.activation == "silu" else "GELU"
+    shapes += [
+        Shape("gated", axes, wide, f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up"),
+        Shape("hidden + MLP", ("rows", "hidden"), (rows, hidden), "hidden + gated W_down: the next layer's input"),
+    ]
+    return tuple(shapes)
+
+
+def attended_pairs(config: ModelConfig, layer: int, rows: int) -> int:
+    """Pairs of a query and a key in a layer, of a prompt of `rows` tokens."""
+    return attended(Rows(rows), config.layers[layer].attention.window)[0]
+
+
+def stored(kv: KVCache) -> Stored:
+    """What a value holds."""
+    geometry = kv.pool.geometry
+    return Stored(
+        len(kv),
+        geometry.num_layers,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        geometry.kv_dtype,
+        kv.pool.entry_bytes,
+        kv.nbytes,
+        kv.pool.page_size,
+        kv.num_pages,
+    )

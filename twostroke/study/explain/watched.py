@@ -1,0 +1,82 @@
+"""The plain request with everything observed: a program whose strokes hand out queries and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
+from twostroke.models.cost import Predictor
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.explain.attention import TokenAttention
+from twostroke.study.explain.decode import SampledRow, Step, sampled_row, step_of
+from twostroke.study.explain.embedding import Embedding, EmbeddingRows
+from twostroke.study.explain.heat import Attention, Heat
+from twostroke.study.explain.prefill import Stored, stored
+
+TILE_ROWS = 64  # tokens whose queries and states are in memory at once
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one answer showed of itself. `first`: the row of the first token, which the prefill gave."""
+
+    embedding: Embedding
+    attention: Attention
+    stored: Stored
+    first: SampledRow
+    steps: tuple[Step, ...]
+    finish_reason: str | None
+
+
+def watch(
+    llm: LLM,
+    predictor: Predictor,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    layer: int,
+    head: int | None,
+    count: int,
+) -> Watched:
+    """Answer a prompt and observe it; `count` candidates are kept of each row. Raises what `LLM.generate` raises.
+
+    The prompt is prefilled in tiles of rows, so memory holds the queries and states of one tile.
+    """
+
+    def program() -> Program:
+        heat, embedding = Heat(llm.config, len(tokens), layer, head), EmbeddingRows()
+        kv, states, attention = None, np.empty(0), None
+        for start in range(0, len(tokens), TILE_ROWS):
+            some, last = tokens[start : start + TILE_ROWS], start + TILE_ROWS >= len(tokens)
+            made: Prefilled = yield Prefill(
+                some, kv, logits="last" if last else "none", queries=len(some), states=len(some), fresh=True
+            )
+            assert made.states is not None, "the stroke has asked for them"
+            kv, states = made.kv, made.states[:, -1].copy()
+            heat.see(kv, made.queries)
+            embedding.see(made.states)
+            if last:
+                attention = TokenAttention.of(kv, made.queries)
+            del made
+        assert kv is not None
+        assert attention is not None, "a prompt has tokens"
+        prompt = stored(kv)
+        run: Decoded = yield Decode(kv, max_tokens=1)
+        first, steps = sampled_row(llm, run, states, attention, count), list[Step]()
+        while run.finish_reason is None:
+            before = run.kv
+            run = yield Decode(before, max_tokens=1, queries=1, states=1)
+            if not run.sampled:  # there was no room for it
+                break
+            assert run.states is not None, "the stroke has asked for them"
+            row = sampled_row(llm, run, run.states[:, -1], TokenAttention.of(run.kv, run.queries), count)
+            steps.append(step_of(llm, predictor, before, run.kv, row))
+        return Watched(embedding.all(), heat.all(), prompt, first, tuple(steps), run.finish_reason)
+
+    request = Request(program, params, llm.tokenizer, len(tokens))
+    llm.engine.run([request])
+    return request.result

@@ -1,0 +1,130 @@
+"""Exact memory of the engine on this machine, and the command that starts a configuration."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from twostroke.backends.native import library
+from twostroke.backends.native.backend import unsupported
+from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
+from twostroke.kv.geometry import Geometry
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.quantize import fitted, quantize
+from twostroke.models.config import ModelConfig, is_weight_matrix
+from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.study.plan.plan import Plan
+from twostroke.study.plan.weights import WeightFormat
+
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes that the engine allocates.
+
+    Attributes:
+        backend: the one that will be chosen, "native" or "reference".
+        matrices: weights in the backend's form. An embedding that is not the head stays in its file on the native
+            backend, and is not among them.
+        vectors: norms, biases and routers.
+        page: one KV page of 16 entries of all layers. Layers with windows keep all entries here.
+    """
+
+    backend: str
+    matrices: int
+    vectors: int
+    page: int
+
+    def pages(self, tokens: int) -> int:
+        """Pages of a sequence of that many entries."""
+        return -(-tokens // PAGE_SIZE)
+
+    def pool(self, sequences: int, tokens: int) -> int:
+        """Bytes of KV for that many sequences of that length: what --kv-bytes has to be."""
+        return sequences * self.pages(tokens) * self.page
+
+
+def stored_format(checkpoint: Checkpoint) -> WeightFormat:
+    """The mean bytes per weight of a checkpoint's own matrices, in and outside of layers."""
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for name, tensor in checkpoint.matrices().items():
+        part = name if name in ("embed", "head") else "expert" if ".experts." in name else "layer"
+        sizes[part] += tensor.nbytes
+        counts[part] += tensor.num_elements
+    mean = {part: sizes[part] / counts[part] for part in sizes}
+    whole = sum(sizes.values()) / sum(counts.values())
+    layer, expert, embedding = (mean.get(part, whole) for part in ("layer", "expert", "embed"))
+    arithmetic = ("bf16",) if layer >= 2 else ("int8", "bf16")
+    return WeightFormat(
+        "stored", layer, expert, mean.get("head", embedding), embedding, arithmetic, "as the file has them"
+    )
+
+
+def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto") -> EngineMemory:
+    """What the engine will allocate on a CPU for a checkpoint; no weights are read.
+
+    Args:
+        checkpoint: opened files.
+        weights, dtype: as for `LLM`.
+    """
+    config, stored = checkpoint.config, quantize(checkpoint, weights)
+    if dtype == "auto" and library.unavailable() is None and not unsupported(config, stored.matrices(), PAGE_SIZE):
+        return _native(fitted(stored, FORMATS))
+    dtype = "float32" if dtype == "auto" else dtype
+    shapes = {name: prod(one.shape) for name, one in stored.stored.items() if not (name == "head" and config.tied)}
+    matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
+    size = numpy_dtype(dtype).itemsize
+    return EngineMemory("reference", size * matrices, size * (sum(shapes.values()) - matrices), _page(config, dtype))
+
+
+def _native(made: Checkpoint) -> EngineMemory:
+    matrices = made.matrices()
+    if not made.config.tied:
+        del matrices["embed"]
+    packed = sum(packed_bytes(one.format, -(-one.shape[0] // PANEL) * PANEL, one.shape[1]) for one in matrices.values())
+    others = (one for name, one in made.stored.items() if not is_weight_matrix(name, one.shape))
+    return EngineMemory("native", packed, sum(4 * prod(one.shape) for one in others), _page(made.config, "bfloat16"))
+
+
+def _page(config: ModelConfig, dtype: str) -> int:
+    return PAGE_SIZE * Geometry.of(config, dtype, tokenizer="").entry_bytes
+
+
+def pool_bytes(plan: Plan, memory: EngineMemory) -> int:
+    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill."""
+    load, technique = plan.workload, plan.technique
+    held = technique.held(load.prompt, load.output)
+    passing = max(0, technique.entered(load.prompt) - held)
+    cut = 2 * load.concurrency * memory.page if technique.method else 0  # pages of which a technique keeps a part
+    return memory.pool(load.concurrency, held) + memory.pool(1, passing) + cut
+
+
+def serve_command(
+    plan: Plan,
+    model: str,
+    weights: str,
+    memory: EngineMemory,
+    companion: str | None = None,
+    budget: int = 512,
+) -> list[str]:
+    """The arguments that start this configuration: `twostroke serve ...`.
+
+    Args:
+        plan: what is to be served.
+        model, weights: as for `LLM`.
+        memory: of this model with these weights.
+        companion: the companion's name, for `--draft`; a student is "int4".
+        budget: most tokens of a step.
+    """
+    load, technique = plan.workload, plan.technique
+    chunk = min(budget, max(16, plan.largest_chunk() or 16))
+    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory))]
+    command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
+    if weights != "stored":
+        command += ["--weights", weights]
+    if technique.role:
+        command += [f"--{technique.role}", companion if technique.role == "draft" and companion else "int4"]
+    if plan.machine.kind == "gpu":
+        command += ["--device", "cuda"]
+    return [*command, "--itl-ms", "auto" if load.itl_ms is None else f"{max(load.itl_ms, 1):g}"]

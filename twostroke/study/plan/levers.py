@@ -1,0 +1,177 @@
+"""What can be changed of a plan: families of changes, from the mildest to the strongest.
+
+The order is that of source 002's decision framework, with what asks nothing of users or of quality first. Tiled
+attention is taken for granted.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Generic, TypeVar
+
+from twostroke.study.plan.plan import Plan
+from twostroke.study.plan.techniques import Technique
+from twostroke.study.plan.weights import FORMATS
+
+DEGREES = (2, 4, 8, 16)
+ENGINE_FORMATS = ("bf16", "int8", "int4")  # what `--weights` of this engine takes
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Lever(Generic[Made]):
+    """A change of a plan, or of a load.
+
+    Attributes:
+        family: changes of one family replace each other.
+        after: the plan, or the load, with it.
+        needs: its price or its condition, in a few words.
+    """
+
+    family: str
+    name: str
+    after: Made
+    needs: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be changed.
+
+    Attributes:
+        tp: most devices for tensor parallelism.
+        formats: formats that weights may be in.
+        techniques: by the names of `--method`.
+        apart: whether prefill and decode may have workers of their own.
+    """
+
+    tp: int
+    formats: tuple[str, ...]
+    techniques: Mapping[str, Technique]
+    apart: bool = True
+
+
+Family = Callable[[Plan, Limits], Iterator[Lever[Plan]]]
+
+
+def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """More devices."""
+    for tp in DEGREES:
+        divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
+        if plan.tp < tp <= limits.tp and plan.machine.link is not None and divided:
+            more = tp - plan.tp
+            needs = f"{more} more device{'s' if more > 1 else ''}"
+            yield Lever("devices", f"tensor parallelism of {tp}", replace(plan, tp=tp), needs)
+
+
+def prefill_workers(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Prefill and decode apart: neither waits for the other (DistServe, Zhong et al. 2024, arXiv:2401.09670)."""
+    if limits.apart and not plan.apart and plan.transfer_s is not None and plan.transfer_s <= plan.prefill.seconds:
+        name = "prefill and decode on workers of their own"
+        yield Lever("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
+
+
+def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Fewer bytes a weight."""
+    size = plan.weights.total(plan.model)
+    made = [FORMATS[name] for name in limits.formats if name != "mxfp4" or plan.model.weights == "mxfp4"]
+    smaller = [one for one in made if one.total(plan.model) < 0.95 * size]
+    for weights in sorted(smaller, key=lambda one: -one.total(plan.model)):
+        yield Lever("weights", f"weights in {weights.name}", replace(plan, weights=weights), "check the answers")
+
+
+def speculation(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """The same answers in fewer steps."""
+    for name in ("lookup", "speculative-draft", "speculative-student"):
+        if (technique := limits.techniques.get(name)) is not None and not plan.technique.method:
+            yield Lever("technique", technique.name, replace(plan, technique=technique), f"if {technique.assumed}")
+
+
+def students(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Decode with fewer bytes of weights."""
+    for name in ("refresh", "overfill"):
+        technique = limits.techniques[name]
+        assert technique.companion is not None
+        smaller = technique.companion.weights.total(plan.model) < 0.7 * plan.weights.total(plan.model)
+        if smaller and not plan.technique.method:
+            yield Lever("technique", technique.name, replace(plan, technique=technique), "a student answers")
+
+
+def half_of_the_kv(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """PTDO in place of full repetition."""
+    if plan.technique == limits.techniques["repeat"]:
+        technique = limits.techniques["ptdo"]
+        yield Lever("technique", technique.name, replace(plan, technique=technique), "decodes from the last copy")
+
+
+def dropping(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Fewer entries to decode from."""
+    technique = limits.techniques["drop"]
+    if not plan.technique.method and technique.kept(plan.workload.prompt) < plan.workload.prompt:
+        yield Lever("technique", technique.name, replace(plan, technique=technique), "forgets the middle")
+
+
+def compression(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Fewer tokens of the same prompt."""
+    technique = limits.techniques.get("compress")
+    if technique is not None and not plan.technique.method:
+        yield Lever("technique", technique.name, replace(plan, technique=technique), "half of the tokens are gone")
+
+
+def prefix_caching(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Prompts that begin alike."""
+    load = plan.workload
+    if load.shared < load.prompt // 2:
+        shared = replace(load, shared=load.prompt // 2)
+        name = "prefix caching of half of the prompt"
+        yield Lever("prompts", name, replace(plan, workload=shared), "if half is the same for all")
+
+
+def shorter_prompts(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """Source 002's last step."""
+    load = plan.workload
+    if load.prompt > 1:
+        shorter = replace(load, prompt=ceil(load.prompt / 2), shared=load.shared // 2)
+        yield Lever("length", "prompts of half the length", replace(plan, workload=shorter), "other prompts")
+
+
+def fewer_sequences(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+    """A smaller batch; the others wait."""
+    count = plan.workload.concurrency
+    while count > 1:
+        count = count // 2
+        name = f"{count} sequence{'s' if count > 1 else ''} at once"
+        changed = replace(plan, workload=replace(plan.workload, concurrency=count))
+        yield Lever("batch", name, changed, "others wait")
+
+
+# For each problem the families that may solve it, in the order in which they are tried.
+TRIED: Mapping[str, tuple[Family, ...]] = {
+    "memory": (
+        half_of_the_kv, tensor_parallelism, quantized_weights, fewer_sequences, dropping, compression, shorter_prompts,
+    ),
+    "TTFT": (tensor_parallelism, quantized_weights, prefix_caching, compression, shorter_prompts),
+    "ITL": (
+        half_of_the_kv, tensor_parallelism, quantized_weights, speculation, students, dropping, fewer_sequences,
+        shorter_prompts,
+    ),
+    "both together": (tensor_parallelism, prefill_workers, quantized_weights, fewer_sequences, shorter_prompts),
+}  # fmt: skip
+
+
+def what_ifs(plan: Plan, limits: Limits) -> list[Lever[Plan]]:
+    """Every change alone, and what the techniques that raise quality would cost."""
+    order = (
+        prefix_caching, tensor_parallelism, prefill_workers, quantized_weights, half_of_the_kv, speculation, students,
+        dropping, compression, fewer_sequences, shorter_prompts,
+    )  # fmt: skip
+    found = [lever for family in order for lever in family(plan, limits)]
+    if not plan.technique.method:
+        for name in ("repeat", "ptdo"):
+            technique = limits.techniques[name]
+            fits = technique.entered(plan.workload.prompt) + plan.workload.output <= plan.model.max_position
+            if fits:
+                needs = "for answers that need it"
+                found.append(Lever("technique", technique.name, replace(plan, technique=technique), needs))
+    return found

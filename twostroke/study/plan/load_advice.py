@@ -1,0 +1,171 @@
+"""What to change where a load misses its objectives or cannot be served: each lever with the queue that it leads to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+import numpy as np
+
+from twostroke.study.plan.levers import Lever, Limits, quantized_weights, tensor_parallelism
+from twostroke.study.plan.load import Load
+from twostroke.study.traffic.arrivals import ClosedLoop
+from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+
+BUDGETS = (128, 256, 1024, 2048)  # tokens of a step, besides the engine's own 512
+STEPS = 3  # decisions at most
+GAIN = 1.1  # times as many requests within the objectives that another chunk has to bring
+LEAST = 0.02  # the part of what is wrong that a lever has to take away to be worth a step
+COMMON = (1 << 32) - 1  # the name of tokens that all prompts begin with
+# Ratios of a rate that cannot be served are worse than any that can.
+LOST = 1e6
+
+
+@dataclass(frozen=True)
+class LoadStep:
+    """One decision.
+
+    Attributes:
+        binds: what the worst objective, or the rate, is bound by (`Load.binds`).
+        before: the load with the steps before. lever: what is changed; its load has all changes so far.
+    """
+
+    binds: str
+    before: Load
+    lever: Lever[Load]
+
+
+@dataclass(frozen=True)
+class LoadAdvice:
+    """The load that was `asked` for, steps in order, and the `load` with all of them; its verdict is the answer."""
+
+    asked: Load
+    steps: tuple[LoadStep, ...]
+    load: Load
+
+
+def levers(load: Load, limits: Limits) -> Iterator[Lever[Load]]:
+    """From what asks nothing of anybody to what asks users: chunks, workers, devices, weights, prompts, the rate."""
+    yield from _chunks(load)
+    yield from _workers(load)
+    for family in (tensor_parallelism, quantized_weights):
+        for one in family(load.plan, limits):
+            yield Lever(one.family, one.name, replace(load, plan=one.after), one.needs)
+    yield from _prefix_caching(load)
+    yield from _lower_rate(load)
+
+
+def changes_alone(load: Load, limits: Limits) -> list[Lever[Load]]:
+    """Every change alone; of chunks the best one, in place of a row for each."""
+    found = list(levers(load, limits))
+    chunks = [one for one in found if one.family == "chunks"]
+    best = min(chunks, key=lambda one: excess(one.after), default=None)
+    return [one for one in found if one.family != "chunks" or one is best]
+
+
+def advise_load(load: Load, limits: Limits) -> LoadAdvice:
+    """The first lever that is enough; else the one that brings most, and then again.
+
+    Chunks cost nothing, so before anything else the size is taken at which a worker carries most, if that is a tenth
+    more: other levers then need less.
+    """
+    steps: list[LoadStep] = []
+    now = load
+    while now.verdict != "nothing to do" and len(steps) < STEPS:
+        taken = {step.lever.family for step in steps}
+        options = [one for one in levers(now, limits) if one.family not in taken]
+        best = _next(now, options)
+        if best is None:
+            break
+        steps.append(LoadStep(_worst(now), now, best))
+        now = best.after
+    return LoadAdvice(load, tuple(steps), now)
+
+
+def _next(now: Load, options: Sequence[Lever[Load]]) -> Lever[Load] | None:
+    chunks = [one for one in options if one.family == "chunks"]
+    solving = [one for one in options if one.after.verdict == "nothing to do"]
+    if chunks and now.rate is not None and not (solving and solving[0].family == "chunks"):
+        most = max(chunks, key=lambda one: one.after.most_within)
+        if most.after.most_within > GAIN * now.most_within:
+            return most
+    if solving:
+        return solving[0]
+    best = min(options, key=lambda one: excess(one.after), default=None)
+    helps = best is not None and excess(best.after) < inf and excess(best.after) <= (1 - LEAST) * excess(now)
+    return best if helps else None
+
+
+def excess(load: Load) -> float:
+    """How far a load is over its objectives: the largest ratio to a limit; `LOST` times the ratio to the highest rate
+    if it cannot be served."""
+    if not load.parts:
+        rate = (load.rate or 0.0) / load.replicas
+        return LOST * rate / load.most if load.most > 0 else inf
+    return max(_ratios(load).values(), default=0.0)
+
+
+def _ratios(load: Load) -> dict[str, float]:
+    limits = {"TTFT": load.objectives.ttft_s, "ITL": load.objectives.itl_s}
+    return {name: sum(load.parts[name]) / limit for name, limit in limits.items() if limit is not None}
+
+
+def _worst(load: Load) -> str:
+    """What binds that is wrong."""
+    if not load.parts:
+        return load.binds["rate"]
+    ratios = _ratios(load)
+    return load.binds[max(ratios, key=lambda name: ratios[name])]
+
+
+def _chunks(load: Load) -> Iterator[Lever[Load]]:
+    """Larger chunks read the weights less often; smaller ones keep others waiting less."""
+    for budget in BUDGETS:
+        name = f"steps of {budget:,} tokens"
+        yield Lever("chunks", name, replace(load, budget=budget), f"{load.budget:,} now")
+
+
+def _workers(load: Load) -> Iterator[Lever[Load]]:
+    """As few more workers as keep the objectives; where no number is enough, twice as many."""
+    rate, within = load.rate, load.most_within
+    enough = ceil(rate / within) if rate is not None and within > 0 else 2 * load.replicas
+    count = max(load.replicas + 1, enough)
+    more = (count - load.replicas) * load.plan.tp
+    needs = f"{more:,} more device{'s' if more > 1 else ''}"
+    yield Lever("workers", f"{count:,} workers like this one", replace(load, replicas=count), needs)
+
+
+def _prefix_caching(load: Load) -> Iterator[Lever[Load]]:
+    """Prompts that begin alike, for half of the mean prompt."""
+    common = int(np.mean(load.traffic.prompts)) // 2
+    if common and float(np.mean(load.traffic.shared)) < 0.9 * common:
+        name = f"prefix caching of {common:,} tokens"
+        yield Lever("prompts", name, replace(load, traffic=sharing(load.traffic, common)), "if all begin alike")
+
+
+def _lower_rate(load: Load) -> Iterator[Lever[Load]]:
+    """What these workers carry; of users, half as many."""
+    rate, users = load.rate, load.traffic.concurrency
+    if users is not None and users > 1:
+        fewer = Traffic(load.traffic.arrivals, ClosedLoop(users // 2), load.traffic.seed)
+        yield Lever("rate", f"{users // 2:,} users at once", replace(load, traffic=fewer), "others are refused")
+    carried = load.most_within * load.replicas
+    if rate is not None and 0 < carried < rate:
+        slower = replace(load, traffic=load.traffic.at_rate(carried))
+        yield Lever("rate", f"{carried:,.3g} requests/s", slower, "others are refused")
+
+
+def sharing(traffic: Traffic, common: int) -> Traffic:
+    """The same requests, whose first `common` tokens are the same where a prompt is longer."""
+
+    def changed(one: Arrival) -> Arrival:
+        if one.prompt_tokens <= common:
+            return one
+        pieces, left = [Piece(COMMON, common)], common
+        for piece in one.pieces:
+            gone = min(left, piece.tokens)
+            left -= gone
+            if piece.tokens > gone:
+                pieces.append(Piece(piece.name, piece.tokens - gone))
+        return replace(one, pieces=tuple(pieces))
+
+    return Traffic([changed(one) for one in traffic.arrivals], traffic.pattern, traffic.seed)

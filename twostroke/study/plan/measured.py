@@ -1,0 +1,81 @@
+"""The machine at hand as a machine of plans: measured once, and kept in a file under the user's directory."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+
+from twostroke.backends.native import library
+from twostroke.errors import InvalidRequest
+from twostroke.study.plan.machines import Machine, find_machine
+from twostroke.study.plan.measure import Measured, measure
+from twostroke.system.cores import usable_cores
+from twostroke.system.home import home
+from twostroke.system.machine import cpu_model
+from twostroke.system.save import replacing
+
+HERE = "here"
+
+
+def machine_for(
+    name: str, efficiency: float | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Machine:
+    """The machine of that name, a file of one, or "here": this one, which is measured if it has not been yet.
+
+    Raises InvalidRequest as `find_machine` and `measure`.
+    """
+    if name != HERE:
+        return find_machine(name, efficiency)
+    path = kept_at()
+    if not path.is_file():
+        keep(measure(progress=progress), path)
+    return replace(find_machine(str(path), efficiency), name=HERE)
+
+
+def kept_at() -> Path:
+    """Where measurements of this processor, its number of cores and these kernels are kept."""
+    if (reason := library.unavailable()) is not None:
+        raise InvalidRequest(f"this machine is measured with the native kernels, and {reason}")
+    variant = library.variants()[0]
+    text = f"{cpu_model()} {usable_cores()} {variant}"
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    digest = blake2b(f"{text} {library.digest(variant)}".encode(), digest_size=4).hexdigest()
+    return home() / "machines" / f"{name}-{digest}.toml"
+
+
+def keep(one: Measured, path: Path) -> None:
+    """Write a file that `--on` takes. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text(one).encode())
+
+
+def text(one: Measured) -> str:
+    """The file: a table of the keys that every machine has."""
+    when = datetime.now(UTC).isoformat(timespec="minutes")
+    rates = ", ".join(f"{dtype} = {rate / 1e12:.6g}" for dtype, rate in one.flops.items())
+    decode = ", ".join(f"{dtype} {rate / 1e9:.1f}" for dtype, rate in one.decode.items())
+    lines = (
+        f"# Measured by `twostroke plan --measure`. One row reads weights at (GB/s) {decode}, and KV at "
+        f"{one.kv / 1e9:.1f}.",
+        "# compute, memory and link are fractions of what was measured; change them if yours is never reached.",
+        f'title = "{_quoted(cpu_model())}, {one.threads} threads"',
+        f'source = "measured here with {one.backend}, {when}"',
+        'kind = "cpu"',
+        f"memory_gb = {one.memory / 1e9:.6g}",
+        f"bandwidth_tbs = {one.bandwidth / 1e12:.6g}",
+        f"tflops = {{ {rates} }}",
+        f"disk_gbs = {one.disk_read / 1e9:.6g}",
+        f"disk_write_gbs = {one.disk_write / 1e9:.6g}",
+        f"loopback_gbs = {one.loopback / 1e9:.6g}",
+        "compute = 1.0",
+        "memory = 1.0",
+        "link = 1.0",
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "/").replace('"', "'")

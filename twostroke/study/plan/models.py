@@ -1,0 +1,122 @@
+"""Finds a model's sizes by name or path. No weights are read, and nothing is fetched."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twostroke.errors import CheckpointError, UnknownModel, UnsupportedArchitecture
+from twostroke.models.checkpoints.catalog import CATALOG
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.fetch import is_fetched, model_path
+from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.huggingface.config import read_config
+from twostroke.models.checkpoints.resolve import open_path
+from twostroke.study.plan.here import stored_format
+from twostroke.study.plan.near import near
+from twostroke.study.plan.specification import LayerKind, Specification, of_config
+from twostroke.study.plan.techniques import Companion
+from twostroke.study.plan.weights import weight_format
+
+# A config.json alone does not tell how many tensors there are; no model has more.
+MOST_TENSORS = 1 << 20
+# The specification of catalog models that are not fetched yet.
+SAME_SIZES = {
+    "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
+    "qwen2.5-coder-1.5b": "qwen2.5-1.5b",
+    "gemma3-270m": "gemma-3-270m",
+    "smollm2-135m": "smollm2-135m",
+}
+
+
+class Found(NamedTuple):
+    """A model's sizes, and its opened checkpoint if there are files with weights."""
+
+    model: Specification
+    checkpoint: Checkpoint | None = None
+
+
+def find_model(name: str) -> Found:
+    """A named specification, a catalog model, a GGUF file, or a directory with a config.json.
+
+    Raises:
+        UnknownModel: the name is none of these; the message lists near names.
+        UnsupportedArchitecture: files of another family, or no decoder. CheckpointError: files that cannot be read.
+    """
+    entry = CATALOG.get(name)
+    if entry is not None and is_fetched(entry):
+        return _of_checkpoint(open_gguf(model_path(entry), name=name))
+    wanted = SAME_SIZES.get(name, name)
+    if wanted in specifications():
+        return Found(specifications()[wanted])
+    path = Path(name).expanduser()
+    if name and os.path.exists(path):
+        return _of_path(path)
+    known = sorted({*specifications(), *CATALOG})
+    raise UnknownModel(
+        f"unknown model {name!r}: {near(name, known)}known are {', '.join(known)}; a GGUF file or a directory with a "
+        f"config.json also works"
+    )
+
+
+@cache
+def specifications() -> Mapping[str, Specification]:
+    """All named specifications."""
+    text = files("twostroke.study.plan").joinpath("data/models.toml").read_text()
+    tables = tomllib.loads(text)
+    return {name: _of_table(name, tables.get(table.get("like", ""), {}) | table) for name, table in tables.items()}
+
+
+def _of_table(name: str, table: Mapping[str, Any]) -> Specification:
+    window, sliding = table.get("windows", (None, 0))
+    sizes = {key: table[key] for key in ("heads", "kv_heads", "head_dim", "intermediate")}
+    sizes |= {key: table[key] for key in ("gated", "experts", "chosen", "key_is_value") if key in table}
+    kinds = [
+        LayerKind(count=count, window=seen, other=table["other_layer"], **sizes)
+        for count, seen in ((table["layers"] - sliding, None), (sliding, window))
+        if count
+    ]
+    return Specification(
+        name=name,
+        hidden=table["hidden"],
+        vocab=table["vocab"],
+        max_position=table["max_position"],
+        layers=tuple(kinds),
+        tied=table.get("tied", False),
+        other=table["other"],
+        weights=table.get("weights", "bf16"),
+        source=table["source"],
+        published=table["parameters"],
+    )
+
+
+def _of_path(path: Path) -> Found:
+    """Files with weights are opened, which reads their headers alone; a config.json is enough."""
+    weights = path.is_file() or any(path.glob("*.gguf")) or any(path.glob("*.safetensors"))
+    if weights:
+        return _of_checkpoint(open_path(path))
+    config = path / "config.json"
+    if not config.is_file():
+        raise CheckpointError(f"{path}: holds neither a config.json nor a GGUF file")
+    try:
+        described = read_config(config, MOST_TENSORS)
+    except UnsupportedArchitecture as error:
+        raise UnsupportedArchitecture(f"{error}: a plan needs a decoder of a family that the engine knows") from None
+    return Found(of_config(path.resolve().name, described, source=str(config)))
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Found:
+    model = of_config(checkpoint.name, checkpoint.config, source=str(checkpoint.files[0]), weights="stored")
+    return Found(model, checkpoint)
+
+
+def companion_of(name: str | None) -> Companion | None:
+    """A draft in the format that it is stored or published in; None for None. Raises InvalidRequest, UnknownModel."""
+    if name is None:
+        return None
+    found = find_model(name)
+    stored = found.checkpoint
+    return Companion(found.model, weight_format(found.model.weights) if stored is None else stored_format(stored))

@@ -1,0 +1,150 @@
+"""How long a step takes on a machine that is described by its peaks (Williams et al. 2009: the roofline model).
+
+A step is a sequence of products: those of the layers' matrices, attention, and the head. Each takes as long as its
+FLOPs or its bytes, whichever is longer, and they follow each other. So a step is never predicted below its floor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.errors import InvalidRequest
+from twostroke.models.cost import Rows, attended
+from twostroke.study.plan.machines import Machine
+from twostroke.study.plan.specification import VALUE_BYTES, Matrix, Specification
+from twostroke.study.plan.weights import WeightFormat
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step on one device: FLOPs, bytes of weights and KV read, and seconds of each."""
+
+    name: str
+    flops: float
+    bytes: float
+    compute_s: float
+    memory_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte of weights and KV."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def __mul__(self, times: float) -> "Part":
+        counts = (self.flops, self.bytes, self.compute_s, self.memory_s)
+        return Part(self.name, *(times * count for count in counts))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a step, or of several that follow each other, by part."""
+
+    parts: tuple[Part, ...]
+    link_s: float
+
+    def __add__(self, other: "StepTime") -> "StepTime":
+        """Both, one after the other."""
+        return StepTime((*self.parts, *other.parts), self.link_s + other.link_s)
+
+    def __mul__(self, times: float) -> "StepTime":
+        """As many of them, or a part of one."""
+        return StepTime(tuple(part * times for part in self.parts), self.link_s * times)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts) + self.link_s
+
+    @property
+    def flops(self) -> float:
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the time: "compute", "bandwidth" or "link"."""
+        spent = {"compute": 0.0, "bandwidth": 0.0, "link": self.link_s}
+        for part in self.parts:
+            spent["compute" if part.compute_s >= part.memory_s else "bandwidth"] += part.seconds
+        return max(spent, key=lambda name: spent[name])
+
+
+class Roofline:
+    """Predicts steps of one model on `tp` devices (tensor parallelism, Shoeybi et al. 2019, arXiv:1909.08053)."""
+
+    def __init__(self, model: Specification, machine: Machine, weights: WeightFormat, tp: int = 1) -> None:
+        """Raises InvalidRequest if the heads cannot be divided, or if the machine's link is unknown."""
+        if any(kind.heads % tp for kind in model.layers):
+            raise InvalidRequest(f"the heads of {model.name} cannot be divided among {tp} devices")
+        if tp > 1 and machine.link is None:
+            raise InvalidRequest(f"machine {machine.name} has no link_gbs: tensor parallelism cannot be planned")
+        self.model, self.machine, self.weights, self.tp = model, machine, weights, tp
+        self.dtype = machine.dtype(weights.arithmetic)
+
+    def step(self, rows: Sequence[Rows]) -> StepTime:
+        """The step of these rows, those of several sequences."""
+        count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
+        matrices = [(layers, one, count) for layers, one in self.model.matrices()]
+        matrices += [(1, self.model.head, logits)] if logits else []
+        names = dict.fromkeys(one.part for _, one, _ in matrices)
+        parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
+        return StepTime((*parts, self._attention(rows)), self._link(count))
+
+    def _products(self, name: str, matrices: Sequence[tuple[int, Matrix, int]]) -> Part:
+        flops = sum(layers * one.row_flops * rows for layers, one, rows in matrices) / self.tp
+        read = sum(
+            layers * one.read(rows) * one.inputs * one.outputs * self.weights.matrix(one)
+            for layers, one, rows in matrices
+        )
+        return self._part(name, flops, read / self.tp, self.dtype)
+
+    def _attention(self, rows: Sequence[Rows]) -> Part:
+        """Scores and weighted values, at the rate of attention or else of bf16.
+
+        KV heads are copied to all devices if there are fewer than devices.
+        """
+        flops = read = 0.0
+        for kind in self.model.layers:
+            for one in rows:
+                pairs, entries = attended(one, kind.window)
+                flops += kind.count * kind.pair_flops * pairs / self.tp
+                read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
+        return self._part("scores", flops, read, self.machine.dtype(("attention",)))
+
+    def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:
+        machine = self.machine
+        compute = flops / (machine.flops[dtype] * machine.compute)
+        return Part(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
+
+    def all_reduce_bytes(self, rows: int) -> float:
+        """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
+        return 2 * (self.tp - 1) / self.tp * rows * self.model.hidden * 2
+
+    def gather_bytes(self, rows: int) -> float:
+        """Bytes that each device receives in a step if outputs are shared out instead, as this engine does.
+
+        What heads attend to, the inputs of the MLP, gated values, and the inputs of the next layer: (n - 1) / n of
+        [rows, heads x head_dim + 2 hidden + intermediate] bf16 a layer (docs/tensor-parallelism.md).
+        """
+        widths = sum(
+            kind.count * (kind.heads * kind.head_dim + 2 * self.model.hidden + kind.chosen * kind.intermediate)
+            for kind in self.model.layers
+        )
+        return (self.tp - 1) / self.tp * rows * widths * 2
+
+    @property
+    def all_reduces(self) -> int:
+        """Of a step: two a layer, after attention and after the feed-forward."""
+        return 2 * self.model.num_layers if self.tp > 1 else 0
+
+    def _link(self, rows: int) -> float:
+        """Seconds of all all-reduces: each takes its bytes over the link, and the latency of a small one."""
+        if self.tp == 1 or self.machine.link is None:
+            return 0.0
+        rate = self.machine.link * self.machine.link_share
+        return self.all_reduces * (self.machine.link_latency + self.all_reduce_bytes(rows) / rate)

@@ -1,0 +1,262 @@
+"""Techniques as counts of strokes: what a prefill enters, what decode starts from, and what a token costs.
+
+Each class is the plan's view of a technique of `methods`. What a count cannot tell (how many guesses stand) is an
+assumption that is printed with the plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from twostroke.errors import InvalidRequest
+from twostroke.models.cost import Rows
+from twostroke.study.plan.near import near
+from twostroke.study.plan.roofline import Roofline, StepTime
+from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.weights import FORMATS, WeightFormat
+
+STUDENT = FORMATS["int4"]  # the engine's `--student int4`
+# Shares of guesses that stand, from docs/results/speculation.md: lookup where answers repeat their prompt, a draft of a
+# third of the size on open questions, a model's own int4 copy.
+ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9}
+SEGMENT = 100  # tokens that compression judges at once
+WITH_DRAFT = ("speculative-draft", "compress")
+PADDING = 1024  # rows by which vocabularies of one tokenizer may differ: 151,936 and 152,064 in Qwen2.5
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A smaller model beside the engine's own, and the format of its weights."""
+
+    model: Specification
+    weights: WeightFormat
+
+    def roofline(self, beside: Roofline) -> Roofline:
+        """On the same devices, or on one of them if its heads cannot be divided."""
+        divided = all(kind.heads % beside.tp == 0 for kind in self.model.layers)
+        return Roofline(self.model, beside.machine, self.weights, beside.tp if divided else 1)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """The plain request, and what the others change of it.
+
+    Attributes:
+        name: for people.
+        method: the field `method` of a request to this engine; empty for the plain one.
+        role: the companion's role, "student" or "draft", and the companion.
+        assumed: what the prediction rests on besides the machine's fractions.
+    """
+
+    name: str = "plain"
+    method: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    role: str = ""
+    companion: Companion | None = None
+    assumed: str = ""
+
+    def entered(self, prompt: int) -> int:
+        """Tokens that the prefill of a prompt enters into the engine's own model."""
+        return prompt
+
+    def kept(self, prompt: int) -> int:
+        """Entries that decode starts from."""
+        return prompt
+
+    def held(self, prompt: int, output: int) -> int:
+        """Entries of a sequence at its end."""
+        return self.kept(prompt) + output
+
+    def context(self, prompt: int, output: int) -> int:
+        """Mean entries before a decoded token."""
+        return self.kept(prompt) + output // 2
+
+    @property
+    def own_kv(self) -> bool:
+        """Whether the companion holds KV of its own, of the same length."""
+        return False
+
+    def prefill(self, roofline: Roofline, prompt: int, shared: int) -> StepTime:
+        """Everything before the first token; `shared` first tokens are in the prefix index."""
+        return roofline.step([Rows(self.entered(prompt) - shared, shared, 1)])
+
+    def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
+        """The mean cost of one token of each of `batch` sequences."""
+        return roofline.step([Rows(1, context, 1)] * batch)
+
+
+@dataclass(frozen=True)
+class Repeated(Technique):
+    """`repeat`: the prompt `times` times. All copies are kept, or the last one alone (PTDO)."""
+
+    times: int = 2
+    all_kept: bool = True
+
+    def entered(self, prompt: int) -> int:
+        return self.times * prompt
+
+    def kept(self, prompt: int) -> int:
+        return self.entered(prompt) if self.all_kept else prompt
+
+
+@dataclass(frozen=True)
+class Windowed(Technique):
+    """`drop`: decode from `entries` at most, sinks included, once all of the prompt was prefilled."""
+
+    entries: int = 1024
+
+    def kept(self, prompt: int) -> int:
+        return min(prompt, self.entries)
+
+    def held(self, prompt: int, output: int) -> int:
+        return min(prompt + output, self.entries)
+
+    def context(self, prompt: int, output: int) -> int:
+        return min(prompt + output // 2, self.entries)
+
+
+@dataclass(frozen=True)
+class Compressed(Technique):
+    """`compress`: the companion reads the prompt in segments, and `ratio` of its tokens are prefilled.
+
+    It reads all passages first, to choose among them: at half and below there are more than it goes through. Then the
+    tokens kept of a segment are entered again behind those kept before them. So the companion enters (2 + ratio) x
+    prompt tokens, and computes logits of two thirds or more of them.
+    """
+
+    ratio: float = 0.5
+
+    def entered(self, prompt: int) -> int:
+        return max(1, round(self.ratio * prompt))
+
+    def kept(self, prompt: int) -> int:
+        return self.entered(prompt)
+
+    def prefill(self, roofline: Roofline, prompt: int, shared: int) -> StepTime:
+        """A prefix in the index is compressed as well, so nothing of it is found."""
+        assert self.companion is not None
+        draft, size = self.companion.roofline(roofline), min(SEGMENT, prompt)
+        segments, known = ceil(prompt / size), self.entered(prompt) // 2
+        chosen = draft.step([Rows(size, 0, size)] * segments)
+        scored = draft.step([Rows(round(size * (1 + self.ratio)), known, size)])
+        return chosen + scored * segments + roofline.step([Rows(self.entered(prompt), 0, 1)])
+
+
+@dataclass(frozen=True)
+class Speculated(Technique):
+    """`speculative`: `guesses` a round, of which each stands with probability `accepted` if those before it do.
+
+    A round makes (1 - a^(k + 1)) / (1 - a) tokens on average (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
+    A draft with KV of its own prefills behind the first token, so TTFT is the plain one.
+    """
+
+    guesses: int = 4
+    accepted: float = 0.6
+
+    @property
+    def tokens_a_round(self) -> float:
+        return sum(self.accepted**made for made in range(self.guesses + 1))
+
+    @property
+    def own_kv(self) -> bool:
+        return self.role == "draft"
+
+    def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
+        count = self.guesses + 1
+        step = roofline.step([Rows(count, context, count)] * batch)
+        if self.companion is not None:
+            drafts = self.companion.roofline(roofline).step([Rows(1, context, 1)] * batch)
+            step = step + drafts * self.guesses
+        return step * (1 / self.tokens_a_round)
+
+
+@dataclass(frozen=True)
+class Taught(Technique):
+    """`overfill` and `refresh`: the teacher prefills and the companion decodes.
+
+    Every `every` tokens the teacher enters what was decoded; None for never. A token's mean cost has its part of that.
+    """
+
+    every: int | None = None
+
+    def held(self, prompt: int, output: int) -> int:
+        """Between refreshes the student's entries are there besides the teacher's."""
+        return prompt + output + (self.every or 0)
+
+    def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
+        assert self.companion is not None
+        step = self.companion.roofline(roofline).step([Rows(1, context, 1)] * batch)
+        if self.every is None:
+            return step
+        refresh = roofline.step([Rows(self.every, max(0, context - self.every))] * batch)
+        return step + refresh * (1 / self.every)
+
+
+PLAIN = Technique()
+
+
+def techniques(
+    model: Specification, draft: Companion | None = None, accepted: float | None = None
+) -> dict[str, Technique]:
+    """The techniques that a plan knows for a model, by the names of `--method`.
+
+    Args:
+        model: the engine's own model.
+        draft: a smaller model with the same tokenizer, if there is one.
+        accepted: the share of guesses that stand, in place of `ACCEPTED`.
+
+    Raises InvalidRequest for a share that is none, and for a draft whose tokens are others.
+    """
+    if draft is not None and abs(draft.model.vocab - model.vocab) > PADDING:
+        raise InvalidRequest(
+            f"{draft.model.name} has a vocabulary of {draft.model.vocab:,} tokens and {model.name} one of "
+            f"{model.vocab:,}: a draft needs the model's tokenizer"
+        )
+    if accepted is not None and not 0 <= accepted < 1:
+        raise InvalidRequest(f"the share of guesses that stand must be from 0 to below 1, not {accepted:g}")
+    student = Companion(model, STUDENT)
+    found: dict[str, Technique] = {
+        "plain": PLAIN,
+        "repeat": Repeated("prompt repetition, all kept", {"name": "repeat", "keep": "all"}),
+        "ptdo": Repeated("PTDO (prefill twice, decode once)", {"name": "repeat", "sinks": 4}, all_kept=False),
+        "drop": Windowed("decode from the last 1,024 entries", {"name": "drop", "sinks": 4, "window": 1020}),
+        "overfill": Taught("an int4 student decodes (OverFill)", {"name": "overfill"}, "student", student),
+        "refresh": Taught(
+            "an int4 student decodes, refreshed every 64 tokens",
+            {"name": "refresh", "every": 64},
+            "student",
+            student,
+            every=64,
+        ),
+    }
+    for source, companion in (("lookup", None), ("student", student), ("draft", draft)):
+        if source == "draft" and companion is None:
+            continue
+        share = ACCEPTED[source] if accepted is None else accepted
+        words = {"lookup": "prompt lookup", "student": "its int4 student"}.get(source, "")
+        found["lookup" if source == "lookup" else f"speculative-{source}"] = Speculated(
+            f"speculation by {words or (draft.model.name if draft else '')}",
+            {"name": "speculative", "draft": source, "guesses": 4},
+            "" if companion is None else source,
+            companion,
+            f"{share:.0%} of guesses stand",
+            accepted=share,
+        )
+    if draft is not None:
+        found["compress"] = Compressed(
+            f"prompts compressed to half by {draft.model.name}",
+            {"name": "compress", "ratio": 0.5, "scorer": "draft"},
+            "draft",
+            draft,
+        )
+    return found
+
+
+def choose(known: Mapping[str, Technique], method: str) -> Technique:
+    """The technique of that name. Raises InvalidRequest."""
+    if method in WITH_DRAFT and method not in known:
+        raise InvalidRequest(f"the method {method} needs a draft: say --draft MODEL")
+    if method not in known:
+        hint = near(method, known)
+        raise InvalidRequest(f"there is no plan for the method {method!r}: {hint}there is one for {', '.join(known)}")
+    return known[method]

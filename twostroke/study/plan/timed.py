@@ -1,0 +1,173 @@
+"""One model timed on this machine: prices of its steps, and what the engine adds to them.
+
+Steps are timed over separate KV memory (`engine/calibration.py`), at more shapes than an engine needs for its
+objective. Then a few requests tell what lies outside the kernels: a step, a token of it, and a request each add a time
+of their own. Shapes and lengths that are timed here are never among those that `cells.py` verifies.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from twostroke.api.llm import LLM
+from twostroke.engine.calibration import StepBench
+from twostroke.engine.request import Request
+from twostroke.models.cost import Predictor, Rows, nonnegative_least_squares
+from twostroke.sampling.params import SamplingParams
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS, CHUNKS = (1024, 4096), (1, 4, 16, 64, 256)
+BATCHES = ((2, 64), (4, 64), (16, 64), (4, 1024), (12, 512), (4, 4096))  # (sequences that make a token, context)
+PROMPTS, DECODES = (48, 96, 600), (1, 8)  # of the requests
+SHORT, TOKENS = 16, 12  # of the requests that decode
+LEAST_ROUNDS, MOST_ROUNDS = 2, 9
+LONG_S = 8.0  # a step that would take longer is not timed
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Predicts steps, TTFT and ITL of one model.
+
+    Attributes:
+        predictor: seconds of a step's kernels.
+        step_s, token_s: what the engine adds to a step, and for each token that it makes.
+        entered_s: for each token of a prompt.
+        request_s: from the arrival of a request to its first step, and back from its first token.
+    """
+
+    predictor: Predictor
+    step_s: float = 0.0
+    token_s: float = 0.0
+    entered_s: float = 0.0
+    request_s: float = 0.0
+
+    def seconds(self, step: Sequence[Rows]) -> float:
+        """A step of the engine."""
+        made = sum(one.logits for one in step)
+        entered = sum(one.count for one in step) - made
+        return self.predictor.seconds(step) + self.step_s + made * self.token_s + entered * self.entered_s
+
+    def prefill(self, prompt: int, budget: int, others: Sequence[Rows] = ()) -> list[float]:
+        """Seconds of each step of a prefill, of at most `budget` tokens with one of each other sequence."""
+        chunk, taken = max(1, budget - len(others)), list[float]()
+        for start in range(0, prompt, chunk):
+            count = min(chunk, prompt - start)
+            grown = [Rows(1, one.context + len(taken), 1) for one in others]
+            taken.append(self.seconds([Rows(count, start, int(start + count == prompt)), *grown]))
+        return taken
+
+    def ttft(self, prompt: int, budget: int, others: Sequence[Rows] = ()) -> float:
+        """From arrival to first token where nobody waits before it."""
+        return self.request_s + sum(self.prefill(prompt, budget, others))
+
+    def itl(self, batch: int, context: int) -> float:
+        """Between two tokens of each of `batch` sequences with `context` entries."""
+        return self.seconds([Rows(1, context, 1)] * batch)
+
+
+def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambda _: None) -> Timed:
+    """Time an opened model for about so many seconds; every shape at least twice, however long that takes."""
+    timing = Timing(llm)
+    time_rounds(timing, seconds, progress)
+    return timing.result()
+
+
+class Timing:
+    """Times of steps and requests, round by round; medians of all rounds are fitted.
+
+    Attributes:
+        rounds: how many there were.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        """Takes each time once, which is not counted: much is allocated then."""
+        self._llm, self._random, self.rounds = llm, np.random.default_rng(0), 0
+        longest = llm.model.max_position
+        contexts = [one for one in CONTEXTS if one + CHUNKS[-1] <= longest]
+        steps = [[Rows(count)] for count in ROWS if count <= longest]
+        steps += [[Rows(1, 0, 1)], *([Rows(1, context, 1)] * batch for batch, context in BATCHES if context < longest)]
+        steps += [[Rows(count, context)] for context in contexts for count in CHUNKS]
+        self._bench = StepBench(llm.model, max(sum(one.context + one.count for one in step) for step in steps))
+        self._steps: list[tuple[list[Rows], list[float]]] = [
+            (step, []) for step in steps if self._bench.seconds(step) < LONG_S
+        ]
+        self._ttfts: dict[int, list[float]] = {one: [] for one in PROMPTS if one + TOKENS < llm.max_model_len}
+        self._gaps: dict[int, list[float]] = {batch: [] for batch in DECODES}
+        self._requests()
+        for times in (*self._ttfts.values(), *self._gaps.values()):
+            times.clear()
+
+    def round(self) -> None:
+        """Time everything once more."""
+        for step, times in self._steps:
+            times.append(self._bench.seconds(step))
+        self._requests()
+        self.rounds += 1
+
+    def _requests(self) -> None:
+        for prompt, times in self._ttfts.items():
+            (request,) = generate(self._llm, [random_prompt(self._llm, self._random, prompt)], 1)
+            times.append(request.timings.ttft or 0.0)
+        for batch, times in self._gaps.items():
+            prompts = [random_prompt(self._llm, self._random, SHORT) for _ in range(batch)]
+            made = generate(self._llm, prompts, TOKENS)
+            times.append(median(gap for one in made for gap in one.timings.itls[2:]))
+
+    @property
+    def unsteadiness(self) -> float:
+        """By how much a decode step differed between rounds: (slowest - quickest) / median."""
+        times = self._gaps[DECODES[0]]
+        return (max(times) - min(times)) / median(times)
+
+    def result(self) -> Timed:
+        """What all rounds so far say. At least one has to be over."""
+        return self._with_engine(self.kernels(self.rounds))
+
+    def kernels(self, last: int) -> Predictor:
+        """What the last rounds say of the kernels: a machine that others use is not the same from minute to minute."""
+        return Predictor.fit(self._llm.model.cost, [(step, median(times[-last:])) for step, times in self._steps])
+
+    def _with_engine(self, predictor: Predictor) -> Timed:
+        """Fit what the engine adds to the kernels' seconds: least squares of relative errors, and nothing below 0."""
+        budget, kernels = self._llm.engine.config.max_step_tokens, Timed(predictor)
+        rows, rest = list[np.ndarray](), list[float]()
+        for prompt, times in self._ttfts.items():
+            taken = median(times)
+            rows.append(np.array([-(-prompt // budget), 1, prompt, 1]) / taken)
+            rest.append(1 - kernels.ttft(prompt, budget) / taken)
+        for batch, times in self._gaps.items():
+            taken = median(times)
+            rows.append(np.array([1, batch, 0, 0]) / taken)
+            rest.append(1 - kernels.itl(batch, SHORT + TOKENS // 2) / taken)
+        amounts = np.array(rows)
+        scale = amounts.max(0)
+        added = nonnegative_least_squares(amounts / scale, np.array(rest)) / scale
+        return Timed(predictor, *added.tolist())
+
+
+def random_prompt(llm: LLM, random: np.random.Generator, count: int) -> list[int]:
+    """Ids of ordinary tokens, new every time, so that nothing of it is known."""
+    special = set(llm.tokenizer.special_ids)
+    ids: list[int] = []
+    while len(ids) < count:
+        ids += [one for one in random.integers(llm.config.vocab_size, size=count).tolist() if one not in special]
+    return ids[:count]
+
+
+def generate(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> list[Request]:
+    """Answers of exactly `tokens` greedy tokens, all at once."""
+    requests: list[Any] = llm.requests(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True))
+    llm.engine.run(requests)
+    return requests
+
+
+def time_rounds(timing: Timing, seconds: float, progress: Callable[[str], None] = lambda _: None) -> None:
+    """Time for about so many seconds; every shape at least twice."""
+    began = time.perf_counter()
+    while timing.rounds < LEAST_ROUNDS or (timing.rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
+        progress(f"timing, round {timing.rounds + 1}")
+        timing.round()

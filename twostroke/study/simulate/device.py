@@ -1,0 +1,176 @@
+"""A compiled pass that computes nothing: a step takes the time that the cost model says."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import START, STOP, Output, RaggedBatch
+from twostroke.models.config import ModelConfig
+from twostroke.models.cost import Rows
+from twostroke.sampling.draw import Sampled
+from twostroke.sampling.scores import TokenScore
+from twostroke.study.simulate.clock import VirtualClock
+from twostroke.study.simulate.costs import StepCosts, Taken
+
+Watch = Callable[[float, float, Sequence[Rows], Taken], None]  # when a step begins and ends, its rows, what it takes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The part of a `Backend` that engines read.
+
+    `asynchronous`: whether the device computes while Python works (`engine/flight.py`).
+    """
+
+    asynchronous: bool
+    failure: None = None
+    name: str = "simulated"
+    label: str = "simulated"
+    exact: bool = True
+    device: str = "virtual"
+
+
+class NoLogits:
+    """Implements `LazyLogits` by a number of rows."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, rows: slice) -> NoLogits:
+        return NoLogits(len(range(*rows.indices(self._rows))))
+
+    def kept(self) -> NoLogits:
+        return self
+
+    def read(self) -> np.ndarray:
+        raise NotImplementedError("a simulation has no logits")
+
+    def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
+        """Log-probabilities that differ from id to id and mean nothing: compression needs an order."""
+        return [TokenScore(id, -float(id % 97), 1) for id in ids]
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class Tokens:
+    """Implements `Drawn`: they are there when the device has come so far."""
+
+    __slots__ = ("_clock", "_sampled", "ready")
+
+    def __init__(self, clock: VirtualClock, ready: float, sampled: list[Sampled]) -> None:
+        self._clock, self.ready, self._sampled = clock, ready, sampled
+
+    def __len__(self) -> int:
+        return len(self._sampled)
+
+    def read(self) -> list[Sampled]:
+        self._clock.until(self.ready)
+        return self._sampled
+
+
+@dataclass
+class Device:
+    """`free_at`: when it has done all that it was given."""
+
+    free_at: float = 0.0
+
+
+class SimulatedModel:
+    """Implements `CompiledModel`. It has a device, which works on one step after another; a companion shares it.
+
+    A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
+    it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
+    vocabulary, which prompts do not have.
+
+    Attributes:
+        steps: how many it has begun.
+        riders: rows that its passes compute besides those that they are given; each is a token too.
+        free_at: when it has done all that it was given.
+    """
+
+    def __init__(
+        self, config: ModelConfig, clock: VirtualClock, costs: StepCosts, asynchronous: bool, watch: Watch | None = None
+    ) -> None:
+        self.config, self._clock, self.costs = config, clock, costs
+        self._asynchronous, self._watch = asynchronous, watch
+        self.steps, self._device = 0, Device()
+        self.riders: list[Rows] = []
+        self.token = Sampled(config.vocab_size - 1)
+        self._right, self._luck = 1.0, random.Random(0)
+
+    def companion(self, config: ModelConfig, costs: StepCosts, right: float) -> SimulatedModel:
+        """A student or a draft on the same device. A share `right` of its tokens is what this model would say."""
+        made = SimulatedModel(config, self._clock, costs, self._asynchronous, self._watch)
+        made._device, made.token, made._right = self._device, self.token, right
+        return made
+
+    @property
+    def free_at(self) -> float:
+        """When the device has done all that it was given."""
+        return self._device.free_at
+
+    @free_at.setter
+    def free_at(self, moment: float) -> None:
+        self._device.free_at = moment
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
+        self.compute(rows_of(batch))
+        return Output(NoLogits(len(batch.wanted)), None)
+
+    def compute(self, rows: Sequence[Rows]) -> None:
+        """A pass over these rows, and over those of riders."""
+        clock, costs, rows = self._clock, self.costs, [*self.riders, *rows]
+        clock.advance(costs.host_s)
+        began = max(clock.now, self.free_at)
+        taken = self.stalled(costs.step(rows))
+        self.steps += 1
+        self.free_at = ended = began + taken.seconds
+        if not self._asynchronous:
+            clock.until(ended)
+        if self._watch is not None:
+            self._watch(began, ended, rows, taken)
+
+    def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
+        """What the next step takes, or one that comes so many steps after it, with its stall."""
+        stalls = self.costs.stalls
+        if not stalls:
+            return taken
+        return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
+
+    def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
+        self._clock.advance(self.costs.token_s * (len(rows) + len(self.riders)))
+        made = [self.token] * len(rows)
+        if self._right < 1:
+            made = [one if self._luck.random() < self._right else Sampled(one.id - 1) for one in made]
+        return Tokens(self._clock, self.free_at, made)
+
+
+def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
+    """Each sequence's share of a step. Without tables, its entries are at positions 0, 1, 2, ..., as those of plain
+    requests are."""
+    starts, wanted, positions = batch.row_starts, batch.wanted.tolist(), batch.positions
+    below = [bisect_left(wanted, start) for start in starts]  # steps have few rows: quicker than array operations
+    counts = [stop - start for start, stop in pairwise(starts)]
+    if batch.tables:
+        held = [int((table[:, STOP] - table[:, START]).sum()) for table in batch.tables]
+        before = [entries - count for entries, count in zip(held, counts, strict=True)]
+    else:
+        before = [int(positions[start]) for start in starts[:-1]]
+    return [
+        Rows(count, context, after - first)
+        for count, context, first, after in zip(counts, before, below, below[1:], strict=False)
+    ]

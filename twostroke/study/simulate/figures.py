@@ -1,0 +1,173 @@
+"""From calls to figures. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from twostroke.engine.timings import DEFINITIONS as TIMINGS
+from twostroke.engine.timings import mean, percentile
+from twostroke.study.simulate.call import Call
+from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.timeline import Interval, Timeline
+from twostroke.study.simulate.worker import Worker
+from twostroke.study.traffic.objectives import Objectives
+
+PERCENTS = (50, 90, 99)
+DEFINITIONS = {
+    "ttft_s": TIMINGS["ttft_s"],
+    "itl_s": "every gap between consecutive tokens, of all answers together; percentiles within 0.1%",
+    "tpot_s": f"{TIMINGS['tpot_s']}, one figure an answer",
+    "e2e_s": "last token - arrival",
+    "queue_s": "first computed on - arrival",
+    "duration_s": "last token of all - first arrival",
+    "goodput": "answers within every objective that was given / duration_s; of an answer's ITL, its 99th percentile",
+    "hit_rate": "tokens of prefills that prefix indexes had / all tokens of prefills",
+    "busy": "seconds in which devices worked / seconds of all workers",
+}
+
+
+class Spread:
+    """Mean and percentiles of numbers that are too many to keep: counts in intervals that grow by 0.1%.
+
+    The quantile sketch DDSketch (Masson et al. 2019) with a fixed range, from a nanosecond to a year.
+    """
+
+    LEAST, GROWTH = 1e-9, 1.001
+    BATCH = 1 << 14  # numbers that are counted together, since array operations cost the same for one and for many
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(2 + int(np.log(3.2e7 / self.LEAST) / np.log(self.GROWTH)), np.int64)
+        self._sum = 0.0
+        self._waiting: list[np.ndarray] = []  # numbers that are not counted yet
+        self._num_waiting = 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Seconds, 0 or more."""
+        self._sum += float(values.sum())
+        self._waiting.append(values)
+        self._num_waiting += len(values)
+        if self._num_waiting >= self.BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        values = np.concatenate([*self._waiting, np.zeros(0)])
+        self._waiting, self._num_waiting = [], 0
+        places = np.rint(np.log(np.maximum(values, self.LEAST) / self.LEAST) / np.log(self.GROWTH)).astype(np.int64)
+        last = len(self._counts) - 1
+        self._counts += np.bincount(np.minimum(places, last), minlength=last + 1)
+
+    def figures(self) -> dict[str, float | None]:
+        """The mean, and percentiles by nearest rank; None without numbers."""
+        self._count()
+        count = int(self._counts.sum())
+        ranks = np.cumsum(self._counts)
+        found: dict[str, float | None] = {"mean": self._sum / count if count else None}
+        for percent in PERCENTS:
+            place = int(np.searchsorted(ranks, max(1, np.ceil(count * percent / 100))))
+            found[f"p{percent}"] = self.LEAST * self.GROWTH**place if count else None
+        return found
+
+
+class Figures:
+    """Collects what a service did.
+
+    Attributes:
+        timeline: what its workers did in intervals of time.
+    """
+
+    def __init__(self, objectives: Objectives) -> None:
+        self.timeline = Timeline()
+        self._objectives = objectives
+        self._columns = {name: array("d") for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
+        self._gaps = Spread()
+        self._met = self._inputs = self._outputs = self._cached = self._entered = self._preemptions = self._moves = 0
+        self._first, self._last = math.inf, 0.0
+
+    def watch(self, worker: Worker, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
+        """Steps of a worker."""
+        self.timeline.add(began, ended, what)
+
+    def ended(self, call: Call) -> None:
+        """A call that has all its tokens."""
+        timings, columns = call.timings, self._columns
+        columns["ttft_s"].append(timings.tokens[0] - call.arrival)
+        columns["e2e_s"].append(timings.tokens[-1] - call.arrival)
+        columns["queue_s"].append((call.scheduled or call.arrival) - call.arrival)
+        if (tpot := timings.tpot) is not None:
+            columns["tpot_s"].append(tpot)
+            times = np.array(timings.tokens)
+            self._gaps.add(times[1:] - times[:-1])
+        self._met += self._objectives.given and self._objectives.met(timings)
+        self._inputs += call.asked.prompt_tokens
+        self._outputs += len(timings.tokens)
+        self._cached += call.cached
+        self._entered += call.entered
+        self._preemptions += call.preemptions
+        self._moves += call.moves
+        self._first, self._last = min(self._first, call.arrival), max(self._last, timings.tokens[-1])
+
+    def summary(self, service: Service) -> dict[str, Any]:
+        """Each figure as in `DEFINITIONS`, and what happened over time."""
+        done = len(self._columns["ttft_s"])
+        duration = self._last - self._first if done else 0.0
+
+        def rate(count: float) -> float | None:
+            return count / duration if duration else None
+
+        cached, entered = self._cached, self._entered
+        spreads: dict[str, Any] = {name: _spread(values) for name, values in self._columns.items()}
+        return {
+            "sent": service.came,
+            "completed": done,
+            "duration_s": duration,
+            "input_tokens": self._inputs,
+            "output_tokens": self._outputs,
+            **spreads,
+            "itl_s": self._gaps.figures(),
+            "requests_per_second": rate(done),
+            "output_tokens_per_second": rate(self._outputs),
+            "total_tokens_per_second": rate(self._inputs + self._outputs),
+            "goodput": rate(self._met) if self._objectives.given else None,
+            "met": self._met / done if self._objectives.given and done else None,
+            "hit_rate": cached / (cached + entered) if cached + entered else None,
+            "preemptions": self._preemptions,
+            "moves": self._moves,
+            "deaths": service.happened["death"],
+            "lost_transfers": service.happened["lost transfer"],
+            "moved_bytes": service.moved_bytes,
+            "steps": service.num_steps,
+        }
+
+    def over_time(self, service: Service) -> list[dict[str, Any]]:
+        """One row for each interval: what workers did on average; shares of the peaks where these are known."""
+        fleet = service.fleet
+        workers, pages = fleet.size, fleet.size * fleet.setup.pages
+        peak = fleet.setup.costs.peak
+        rows: list[dict[str, Any]] = []
+        for i, one in enumerate(self.timeline.intervals):
+            width = self.timeline.width
+            rows.append(
+                {
+                    "at_s": i * width,
+                    "busy": one.busy_s / (workers * width),
+                    "running": one.running_s / width,
+                    "waiting": one.waiting_s / width,
+                    "kv": one.page_s / (pages * width),
+                    "prefill_tokens_per_second": one.prefill / width,
+                    "decode_tokens_per_second": one.decode / width,
+                    "flops_per_second": one.flops / width,
+                    "bytes_per_second": one.bytes / width,
+                    "compute": None if peak is None else one.flops / (peak.flops * workers * width),
+                    "bandwidth": None if peak is None else one.bytes / (peak.bytes * workers * width),
+                }
+            )
+        return rows
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    return {"mean": mean(values)} | {f"p{percent}": percentile(values, percent) for percent in PERCENTS}

@@ -1,0 +1,97 @@
+"""What serves: workers, their router, the links between them, and what may go wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from twostroke.errors import InvalidRequest
+from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.router import ROUTERS
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, drawn from `seed`.
+
+    Attributes:
+        life_s: mean seconds that a worker lives, exponentially distributed; None: they do not die.
+        down_s: seconds until another takes its place, with an empty pool.
+        notice_s: seconds until the router knows of a death, and gives its calls to others.
+        lost: share of transfers that never arrive; the receiver waits `patience_s` for them.
+        until_s: when nothing goes wrong any more.
+    """
+
+    life_s: float | None = None
+    down_s: float = 10.0
+    notice_s: float = 1.0
+    lost: float = 0.0
+    patience_s: float = 5.0
+    until_s: float = math.inf
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.life_s is not None and not self.life_s > 0:
+            raise InvalidRequest(f"a worker lives more than 0 s, not {self.life_s:g}")
+        if not all(0 <= seconds < math.inf for seconds in (self.down_s, self.notice_s, self.patience_s)):
+            raise InvalidRequest("seconds of downtime, notice and patience are 0 or more")
+        if not 0 <= self.lost < 1:
+            raise InvalidRequest(f"the share of lost transfers is at least 0 and below 1, not {self.lost:g}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way of KV between workers. Each worker sends one value at a time, and receives one at a time.
+
+    Attributes:
+        rate: bytes per second. latency_s: seconds that each transfer takes besides.
+    """
+
+    rate: float
+    latency_s: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0 or not 0 <= self.latency_s < math.inf:
+            raise InvalidRequest("a link has a rate above 0, and a latency of 0 s or more")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Workers of one setup.
+
+    Attributes:
+        together: workers of both strokes. prefill, decode: workers of one stroke each; all three, or the last two.
+        link: between prefill and decode workers.
+    """
+
+    setup: Setup
+    together: int = 1
+    prefill: int = 0
+    decode: int = 0
+    router: str = "least-loaded"
+    link: Link | None = None
+    faults: Faults = field(default_factory=Faults)
+
+    def __post_init__(self) -> None:
+        apart = (self.prefill, self.decode)
+        if min(self.together, *apart) < 0 or (self.together > 0) == (max(apart) > 0):
+            raise InvalidRequest("say how many workers do both strokes, or how many prefill and how many decode")
+        if max(apart) > 0 and min(apart) < 1:
+            raise InvalidRequest("prefill and decode apart need at least one worker each")
+        if max(apart) > 0 and self.link is None:
+            raise InvalidRequest("prefill and decode apart need a link: say its rate in GB/s")
+        if self.setup.technique.method and (self.apart or self.faults.life_s is not None):
+            raise InvalidRequest("techniques are simulated on workers of both strokes that do not die")
+        if self.router not in ROUTERS:
+            raise InvalidRequest(f"the router must be one of {', '.join(ROUTERS)}, not {self.router!r}")
+        if self.router == "kv-aware" and self.setup.index == "off":
+            raise InvalidRequest("a KV-aware router needs prefix indexes: leave out --prefix-index off")
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.together + self.prefill + self.decode
+
+    @property
+    def apart(self) -> bool:
+        return self.prefill > 0

@@ -1,0 +1,59 @@
+"""An engine on this machine: its steps are timed for seconds before they are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twostroke.api.llm import LLM
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.study.plan.specification import of_config
+from twostroke.study.plan.timed import Timed, time_model
+from twostroke.study.simulate.costs import Priced
+from twostroke.study.simulate.front import Front
+from twostroke.study.simulate.opening import Setup
+
+SECONDS = 20.0  # that timing takes
+
+
+def measured_setup(
+    name: str,
+    weights: str | None = None,
+    kv_bytes: int | None = None,
+    page_size: int = 16,
+    index: str = "radix",
+    scheduler: SchedulerConfig | None = None,
+    seconds: float = SECONDS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Setup:
+    """Open a model, time it, and close it again.
+
+    Args:
+        name, weights, kv_bytes, page_size, index: as for `LLM`.
+        scheduler: limits of a step.
+        seconds: how long it is timed.
+        progress: called with what is done now.
+    """
+    limits = scheduler or SchedulerConfig()
+    with LLM(
+        name,
+        weights=weights or "stored",
+        kv_bytes=kv_bytes,
+        page_size=page_size,
+        prefix_index=index,
+        max_step_tokens=limits.max_step_tokens,
+    ) as llm:
+        return setup_of(llm, time_model(llm, seconds, progress), index, limits)
+
+
+def setup_of(llm: LLM, timed: Timed, index: str, scheduler: SchedulerConfig) -> Setup:
+    """The setup of an opened model that was timed."""
+    return Setup(
+        model=of_config(llm.name, llm.config),
+        costs=Priced(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
+        pages=llm.pool.num_pages,
+        page_size=llm.pool.page_size,
+        index=index,
+        asynchronous=llm.backend.asynchronous,
+        scheduler=scheduler,
+        front=Front(timed.request_s),
+    )

@@ -1,0 +1,145 @@
+"""Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+from twostroke.engine.engine import Engine
+from twostroke.engine.forecast import Forecast
+from twostroke.engine.model import Model
+from twostroke.engine.opening import INDEXES
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.pool import PagePool
+from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.cost import Cost
+from twostroke.models.rope import Rope
+from twostroke.sampling.draw import Sampled
+from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.techniques import PLAIN, Speculated, Technique
+from twostroke.study.simulate.blank import BlankPool, NoText
+from twostroke.study.simulate.clock import VirtualClock
+from twostroke.study.simulate.costs import StepCosts, WithHost
+from twostroke.study.simulate.device import Facts, SimulatedModel, Watch
+from twostroke.study.simulate.front import Front
+
+ROLE = "main"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One engine: a model, what its steps take, and the settings that `serve` has too.
+
+    Attributes:
+        pages: pages of its KV pool, each of `page_size` entries.
+        front: what lies between users and the engine.
+        asynchronous: whether a step is in flight while Python works, as on a GPU.
+        technique: how answers are made; `companion_costs` are of the steps of its companion.
+    """
+
+    model: Specification
+    costs: StepCosts
+    pages: int
+    page_size: int = 16
+    index: str = "radix"
+    asynchronous: bool = False
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    front: Front = field(default_factory=Front)
+    technique: Technique = PLAIN
+    companion_costs: StepCosts | None = None
+
+    def __post_init__(self) -> None:
+        if self.technique.method.get("draft") == "lookup":
+            raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts, which are not there")
+        if self.index not in INDEXES:
+            raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
+        if self.pages < 1 or self.page_size < 1:
+            raise InvalidRequest(
+                f"there must be room for at least one page of KV: {self.pages:,} pages of {self.page_size:,} entries"
+            )
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return self.model.config or config_of(self.model)
+
+    @cached_property  # each request asks
+    def vocab(self) -> int:
+        """Ids that all its models have."""
+        used = self.technique.companion
+        return min(self.config.vocab_size, self.config.vocab_size if used is None else used.model.vocab)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry, on all devices together."""
+        return 2 * self.model.kv_values
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return min(self.config.max_position, self.pages * self.page_size)
+
+    def open(self, clock: VirtualClock, watch: Watch | None = None) -> Engine:
+        """The engine, which reads this clock. `watch` is told of each step."""
+        config = self.config
+        compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
+        compiled.token = Sampled(self.vocab - 1)
+        return open_engine(self, clock, compiled, self._pool(config), NoText())
+
+    def _pool(self, config: ModelConfig) -> BlankPool:
+        geometry = Geometry.of(config, "bfloat16", NoText.fingerprint)
+        return BlankPool(geometry, self.pages, self.page_size, gaps=bool(self.technique.method))
+
+    def companion(self, compiled: SimulatedModel, main: PagePool) -> tuple[str, SimulatedModel, PagePool] | None:
+        """The technique's other model on the same device, under its role, with the pool of its values."""
+        used, costs = self.technique, self.companion_costs
+        if used.companion is None or costs is None:
+            return None
+        model = used.companion.model
+        config = model.config or config_of(model)
+        right = used.accepted if isinstance(used, Speculated) else 1.0
+        pool = main if used.role == "student" else self._pool(config)
+        return used.role, compiled.companion(config, costs, right), pool
+
+
+def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
+    """The engine over a compiled model that moves this clock."""
+    kind = INDEXES[setup.index]
+
+    def model_of(name: str, compiled: Any, pool: PagePool) -> Model:
+        return Model(
+            name=name,
+            id=name,
+            backend=cast("Any", Facts(setup.asynchronous)),
+            compiled=compiled,
+            tokenizer=cast(Tokenizer, tokenizer),
+            pool=pool,
+            index=None if kind is None else kind(pool, name),
+            cost=Cost(compiled.config, {}, pool.entry_bytes),
+        )
+
+    model = model_of(setup.model.name, compiled, pool)
+    models, costs = {ROLE: model}, {model: WithHost(setup.costs)}
+    if (found := setup.companion(compiled, pool)) is not None and setup.companion_costs is not None:
+        role, other, its_pool = found
+        models[role] = model_of(f"{setup.model.name}'s {role}", other, its_pool)
+        costs[models[role]] = WithHost(setup.companion_costs)
+    # Without an objective nothing asks what a step will take.
+    forecast = None if setup.scheduler.itl_ms is None else Forecast(costs)
+    return Engine(models, ROLE, setup.scheduler, clock=clock, forecast=forecast)
+
+
+def config_of(model: Specification) -> ModelConfig:
+    """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it."""
+    layers = tuple(
+        Layer(
+            Attention(kind.heads, kind.kv_heads, kind.head_dim, 1.0, Rope(10_000.0), kind.window),
+            GatedMLP(kind.intermediate),
+        )
+        for kind in model.layers
+        for _ in range(kind.count)
+    )
+    return ModelConfig(model.name, model.vocab, model.hidden, model.max_position, 1e-6, layers, model.tied)

@@ -1,0 +1,275 @@
+"""A fleet under traffic: calls come, are routed, prefilled, moved, decoded, and survive the deaths of workers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from twostroke.engine.request import Request
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.study.simulate.audit import leaked
+from twostroke.study.simulate.call import Call
+from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.fleet import Fleet
+from twostroke.study.simulate.router import LeastLoaded, RoundRobin, Router, make_router
+from twostroke.study.simulate.transfers import Transfers
+from twostroke.study.simulate.worker import Watch, Worker, failed
+from twostroke.study.traffic.requests import Arrival, Traffic
+
+RARE = (
+    "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
+    "no room", "cut answer", "lost transfer",
+)  # fmt: skip
+MOST_DEATHS = 1000  # of workers under a call, beyond the tokens that it has got
+RETRY_S = 0.1  # until a call is routed again for which an engine had no room
+
+
+class Service:
+    """Runs traffic on a fleet.
+
+    Attributes:
+        came: how many calls have come.
+        calls: these, in order; none unless they are kept.
+        events: what happens when.
+        workers: those that live.
+        happened: how often each thing of `RARE` has happened.
+        steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        traffic: Traffic,
+        watch: Watch | None = None,
+        ended: Callable[[Call], None] | None = None,
+        leaps: bool = True,
+        keep: bool = True,
+    ) -> None:
+        """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
+        `leaps`: whether engines take steps together in which nothing is decided.
+        `keep`: whether `calls` has them; a million of them with all their tokens take gigabytes.
+
+        Raises InvalidRequest: a request does not fit.
+        """
+        entered = [fleet.setup.technique.entered(int(count)) for count in traffic.prompts]
+        longest, most = int((np.maximum(entered, traffic.prompts) + traffic.outputs).max()), fleet.setup.most_tokens
+        if longest > most:
+            raise InvalidRequest(
+                f"the longest request has {longest:,} tokens, and an engine has room for {most:,} (positions of "
+                f"{fleet.setup.model.name}, or its KV)"
+            )
+        self.fleet, self.traffic = fleet, traffic
+        self.events = Events()
+        self.came, self.calls = 0, list[Call]()
+        self.happened: Counter[str] = Counter()
+        self.steps = self.stranded = 0
+        self.workers: list[Worker] = []
+        self._watch, self._ended, self._leaps, self._keep = watch, ended, leaps, keep
+        self._arrivals = iter(traffic.arrivals)
+        self._open = 0
+        self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
+        self._routers: dict[Worker, Router] = {}
+        self._transfers = Transfers(fleet, self.events, self.happened, self._again, self._drop)
+        self._lives = random.Random(f"lives {fleet.faults.seed}")
+        size = fleet.setup.page_size
+        self.router = make_router(fleet.router, size)
+        self._decoders: Router | None = None
+        self._numbers = 0
+        for _ in range(fleet.prefill or fleet.together):
+            self._begin(self.router)
+        if fleet.apart:
+            self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
+            for _ in range(fleet.decode):
+                self._begin(self._decoders)
+        if traffic.concurrency is None:
+            self._plan_next()
+        else:
+            for asked in islice(self._arrivals, traffic.concurrency):
+                self.events.at(0.0, partial(self._arrive, asked))
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until every call has all its tokens.
+
+        Raises InvalidRequest: workers die too soon for any to get them.
+        """
+        while self.left and self.events.step():
+            pass
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of KV that arrived."""
+        return self._transfers.moved_bytes
+
+    @property
+    def left(self) -> int:
+        """Calls that have not ended, those that have not come included."""
+        return len(self.traffic.arrivals) - self.came + self._open
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all workers, those that died included."""
+        return self.steps + sum(worker.steps for worker in self.workers)
+
+    def leaked(self) -> int:
+        """Number of used pages of all workers that nobody holds. Between two events it is 0."""
+        moving, found = self._transfers.held(), 0
+        for worker in self.workers:
+            worker.settle()
+            made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
+            found += leaked(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
+        return found
+
+    # Workers ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, router: Router) -> None:
+        """A worker joins."""
+        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch, self._leaps)
+        self._numbers += 1
+        self.workers.append(worker)
+        self._transfers.join(worker)
+        self._routers[worker] = router
+        router.join(worker)
+        if self.fleet.router == "kv-aware" and router is self.router:
+            worker.announce(router.tell)
+        if (life_s := self.fleet.faults.life_s) is not None:
+            dies_at = self.events.now + self._lives.expovariate(1 / life_s)
+            if dies_at <= self.fleet.faults.until_s:
+                self.events.at(dies_at, partial(self._die, worker))
+        waiting, self._waiting = self._waiting, []
+        for go_on in waiting:
+            go_on()
+
+    def _die(self, worker: Worker) -> None:
+        """A worker dies. What its users have got stays theirs; the rest is computed elsewhere."""
+        now, faults = self.events.now, self.fleet.faults
+        self.happened["death"] += 1
+        self.happened["death of a busy worker"] += bool(worker.calls)
+        worker.settle()
+        worker.alive = False
+        for call, request in worker.calls.items():
+            self._take_tokens(call, request, now)
+            del request  # it holds pages
+        worker.orphans += worker.calls
+        worker.orphans += self._transfers.leave(worker)
+        self.workers.remove(worker)
+        self.steps += worker.steps
+        worker.die()
+        self.stranded += worker.pool.num_used
+        self.events.at(now + faults.notice_s, partial(self._notice, worker))
+
+    def _notice(self, worker: Worker) -> None:
+        """The router learns of a death, and gives the worker's calls to others."""
+        router = self._routers.pop(worker)
+        router.leave(worker)
+        self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
+        for call in sorted(worker.orphans, key=lambda call: call.number):
+            call.deaths += 1
+            if call.deaths - len(call.tokens) > MOST_DEATHS:
+                raise InvalidRequest(
+                    f"request {call.number} would never end: {MOST_DEATHS:,} workers died before it had another token; "
+                    f"workers must live longer than {self.fleet.faults.life_s:g} s"
+                )
+            self._again(call)
+
+    # Calls ------------------------------------------------------------------------------------------------------
+
+    def _plan_next(self) -> None:
+        """Plan the next arrival of an open loop."""
+        if (asked := next(self._arrivals, None)) is not None:
+            self.events.at(asked.at, partial(self._arrive, asked))
+
+    def _arrive(self, asked: Arrival) -> None:
+        call = Call(self.came, asked, self.events.now)
+        self.came += 1
+        if self._keep:
+            self.calls.append(call)
+        self._open += 1
+        if self.traffic.concurrency is None:
+            self._plan_next()
+        way_s = self.fleet.setup.front.seconds(asked.prompt_tokens)
+        self.events.at(self.events.now + way_s, partial(self._place, call))
+
+    def _place(self, call: Call) -> None:
+        """Give a call to a worker, which prefills it, and decodes it unless others do that."""
+        worker = self.router.choose(call)
+        if worker is None:
+            self.happened["no worker"] += 1
+            self._waiting.append(partial(self._place, call))
+        elif not worker.alive:
+            self.happened["sent to a dead worker"] += 1
+            worker.orphans.append(call)
+        elif self.fleet.apart:
+            worker.prefill(call)
+        else:
+            worker.answer(call)
+
+    def _again(self, call: Call) -> None:
+        """What was done for a call is lost, but for the tokens that its user has."""
+        if call.left:
+            call.moves += 1
+            self._place(call)
+        else:
+            self._end(call)
+
+    def _over(self, worker: Worker, call: Call, request: Request) -> None:
+        """A request of a call has ended."""
+        prefilled = isinstance(request.result, KVCache)
+        self._take_tokens(call, request, self.events.now)
+        worker.leave(call)
+        self._routers[worker].done(worker, call)
+        if failed(request):  # no room for a moment
+            self.happened["no room"] += 1
+            self.events.at(self.events.now + RETRY_S, partial(self._again, call))
+        elif prefilled:
+            self._send(worker, call, request.result)
+        elif call.left:  # its answer was cut, since others held the pages that it needed
+            self.happened["cut answer"] += 1
+            self._again(call)
+        else:
+            self._end(call)
+        self._transfers.pump(worker)
+
+    def _drop(self, worker: Worker, call: Call) -> None:
+        """A worker will not get the KV of a call."""
+        self._routers[worker].done(worker, call)
+
+    def _send(self, source: Worker, call: Call, kv: KVCache) -> None:
+        """Send a prompt's KV to a decode worker."""
+        assert self._decoders is not None
+        target = self._decoders.choose(call)
+        if target is None:
+            self._waiting.append(partial(self._again, call))
+        elif not target.alive:
+            target.orphans.append(call)
+        else:
+            self._transfers.send(source, target, call, kv)
+
+    def _take_tokens(self, call: Call, request: Request, now: float) -> None:
+        """Hand over the tokens that a request has made by now."""
+        timings = request.timings
+        call.tokens += [at for at in timings.tokens if at <= now]
+        if call.scheduled is None:
+            call.scheduled = timings.scheduled
+        call.cached += request.cached_tokens
+        call.entered += request.prefilled_tokens - request.cached_tokens
+        call.preemptions += request.preemptions
+
+    def _end(self, call: Call) -> None:
+        call.tokens = self.fleet.setup.front.received(call.number, call.tokens)
+        call.ended = call.tokens[-1]
+        self._open -= 1
+        if self._ended is not None:
+            self._ended(call)
+        if self.traffic.concurrency is not None and (asked := next(self._arrivals, None)) is not None:
+            if call.ended > self.events.now:  # its user does not know it yet
+                self.events.at(call.ended, partial(self._arrive, asked))
+            else:
+                self._arrive(asked)

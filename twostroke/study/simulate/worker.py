@@ -1,0 +1,275 @@
+"""A worker: one engine on a clock of its own, which is ahead of the others' by at most the step that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.errors import OutOfPages, TwostrokeError
+from twostroke.kv.cache import KVCache
+from twostroke.methods import Prompt, method
+from twostroke.models.cost import Rows
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.simulate.blank import NoText
+from twostroke.study.simulate.call import Call
+from twostroke.study.simulate.clock import VirtualClock
+from twostroke.study.simulate.costs import Taken
+from twostroke.study.simulate.device import SimulatedModel
+from twostroke.study.simulate.events import STEPS, Events
+from twostroke.study.simulate.lanes import Lanes, lanes_of
+from twostroke.study.simulate.leap import MOST, Leap, plan_leap
+from twostroke.study.simulate.names import Announcer
+from twostroke.study.simulate.opening import ROLE, Setup
+from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.riders import may_ride, ride
+from twostroke.study.simulate.timeline import Interval
+
+IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
+MOST_IDLE = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
+NO_TEXT = NoText()
+
+Over = Callable[["Worker", Call, Request], None]
+Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
+# Steps: when each begins and ends, and its work.
+Watch = Callable[["Worker", Sequence[float], Sequence[float], Sequence[Interval]], None]
+Tell = Callable[["Worker", Changes], None]
+
+
+class Stalled(TwostrokeError):
+    """An engine has requests and nothing to do: a mistake in the engine, found by a simulation."""
+
+
+class Worker:
+    """Steps an engine as the engine's thread does: commands are taken between steps.
+
+    A step is computed when it begins, and what it has made is known to others when it ends.
+
+    Attributes:
+        number: which worker.
+        calls: the calls that it serves, each with its request of the engine.
+        orphans: calls that it had when it died, or that were sent to it afterwards.
+        expected: transfers that are on their way here.
+        sends_until, receives_until: when its links are free.
+        steps: steps that had something to do.
+    """
+
+    def __init__(
+        self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None, leaps: bool = True
+    ) -> None:
+        """`over` is called when a request has ended, with the call; `leaps`: whether it takes steps together."""
+        self.number, self.setup = number, setup
+        self._events, self._over = events, over
+        self.clock = VirtualClock(events.now)
+        # A leap knows plain strokes alone.
+        self.leaps, self._watch = leaps and not setup.technique.method, watch
+        self._technique = method(**{"name": "plain", **setup.technique.method})
+        self.engine = setup.open(self.clock, None if watch is None else self._see)
+        self.model = self.engine.models[ROLE]
+        self.pool = self.model.pool
+        self.calls: dict[Call, Request] = {}
+        self.orphans: list[Call] = []
+        self.expected = self.steps = 0
+        self.sends_until = self.receives_until = 0.0
+        self.alive = True
+        self._arrived: dict[Call, list[KVCache]] = {}  # KV that no stroke has taken yet
+        self._announcer: Announcer | None = None
+        self._tell_router: Tell | None = None
+        self._in_engine: set[Call] = set()  # whose requests are not known to have ended
+        self._awake = False
+        self._idle = self._turn = 0
+        self._leap: Leap | None = None
+
+    # Requests ---------------------------------------------------------------------------------------------------
+
+    def answer(self, call: Call) -> None:
+        """Prefill its prompt and decode its answer, or what is left of it."""
+        tokens, made = self._prompt(call), self._technique
+        prompt = Prompt(tokens, self.model.tokenizer)
+        self._submit(call, lambda: made.program(prompt), call.left, len(tokens))
+
+    def prefill(self, call: Call) -> None:
+        """Prefill alone: the request's result is the KV."""
+        tokens = self._prompt(call)
+
+        def program() -> Program:
+            return (yield Prefill(tokens))
+
+        self._submit(call, program, 1, len(tokens))
+
+    def decode(self, call: Call, arrived: list[KVCache]) -> None:
+        """Decode after KV that has arrived, a list of one, which is taken from it. If it is preempted, it prefills."""
+        tokens = self._prompt(call)
+        self._arrived[call] = arrived
+
+        def program() -> Program:
+            yield Decode(arrived.pop() if arrived else (yield Prefill(tokens)))
+
+        self._submit(call, program, call.left, len(tokens))
+
+    def _prompt(self, call: Call) -> list[int]:
+        """Its prompt, and the tokens that it has got."""
+        vocab = self.setup.vocab
+        return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
+
+    def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
+        self.settle()
+        request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
+        request.timings.arrival = self._events.now
+        self.calls[call] = request
+        self._in_engine.add(call)
+        self.engine.submit(request)
+        self.wake()
+
+    def leave(self, call: Call) -> None:
+        """The call's request has ended, and was seen."""
+        del self.calls[call]
+        self._arrived.pop(call, None)
+
+    # Time -------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        if not self._awake:
+            self._wake_at(self.clock.now)
+
+    def _wake_at(self, moment: float) -> None:
+        self._awake = True
+        self._turn += 1
+        self._events.at(moment, partial(self._step, self._turn), STEPS + self.number)
+
+    def settle(self) -> None:
+        """Let the engine be in the state of now: called before anybody looks at it, or changes it."""
+        leap, self._leap = self._leap, None
+        if leap is None:
+            return
+        count = leap.begun(self._events.now)
+        leap.take(count, self._tell_changes)
+        self.steps += count
+        if self._watch is not None:
+            what = self._what(leap.prefill[:count], [leap.decode] * count, leap.steps.taken[:count], leap.used)
+            self._watch(self, leap.steps.device_began[:count], leap.steps.device_ended[:count], what)
+        self._wake_at(self.clock.now)
+
+    def _step(self, turn: int) -> None:
+        if not self.alive or turn != self._turn:  # another step was planned since
+            return
+        if self._leap is not None:
+            self.settle()
+            return
+        self._awake = False
+        self.clock.until(self._events.now)
+        lanes = self._lanes() if self.leaps else None
+        if lanes is not None and (leap := plan_leap(self.engine, self.model, self.clock, lanes)) is not None:
+            self._leap = leap
+            self._wake_at(leap.ends)
+            return
+        rides = lanes is not None and may_ride(self.engine, self.model, lanes)
+        worked = ride(self.engine, self.model, self.clock, lanes) if lanes and rides else self.engine.step()
+        self.steps += worked
+        self._tell_changes(self.clock.now)
+        if self.engine.num_requests < len(self._in_engine):
+            self._find_ended()
+        if self._in_engine:
+            self._idle = 0 if worked else self._idle + 1
+            if self._idle > MOST_IDLE:
+                raise Stalled(f"worker {self.number} has {len(self._in_engine)} requests and nothing to do")
+            if not worked:
+                self.clock.advance(self.engine.pause() or IDLE_S)
+            self.wake()
+        elif worked:
+            self.wake()
+
+    def _lanes(self) -> Lanes | None:
+        """What is known of the next step, after it has taken in whom it has room for."""
+        if self.engine.num_waiting:
+            self.engine._requests.admit(self.engine.config.max_running)
+        return lanes_of(self.engine, MOST)
+
+    def _find_ended(self) -> None:
+        ended = [call for call in self._in_engine if self.calls[call].done]
+        for call in sorted(ended, key=lambda call: call.number):
+            self._in_engine.discard(call)
+            self._events.at(self.clock.now, partial(self._tell, call), self.number)
+
+    def _tell(self, call: Call) -> None:
+        if self.alive:
+            self._over(self, call, self.calls[call])
+
+    def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
+        """A step of the engine."""
+        decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
+        what = self._what([sum(one.count for one in rows) - decode], [decode], [taken], [self.pool.num_used])
+        if self._watch is not None:
+            self._watch(self, [began], [ended], what)
+
+    def _what(
+        self, prefill: Sequence[int], decode: Sequence[int], taken: Sequence[Taken], used: Sequence[int]
+    ) -> list[Interval]:
+        """The work of steps, from what each of them enters and takes, and the pages in use."""
+        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAssignmentType]
+        running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
+        return [
+            Interval(seconds, in_chunks, alone, flops, read, running * seconds, waiting * seconds, pages * seconds)
+            for in_chunks, alone, (seconds, flops, read), pages in zip(prefill, decode, taken, used, strict=True)
+        ]
+
+    # What others know of it -------------------------------------------------------------------------------------
+
+    def announce(self, tell: Tell) -> None:
+        """Report what its prefix index holds, at the end of each step."""
+        assert self.model.index is not None
+        self._announcer, self._tell_router = Announcer(self.model.index), tell
+
+    @property
+    def evicting(self) -> bool:
+        """Whether its index may have lost pages that are not reported yet: `settle` reports them."""
+        return self._leap is not None and self._leap.evicts
+
+    def _tell_changes(self, moment: float) -> None:
+        """Report what has changed in the index, by a step that ends then."""
+        if self._announcer is None or not (changes := self._announcer.take()):
+            return
+        if moment <= self._events.now:
+            self._report(changes)
+        else:
+            self._events.at(moment, partial(self._report, changes), self.number)
+
+    def _report(self, changes: Changes) -> None:
+        if self.alive and self._tell_router is not None:
+            self._tell_router(self, changes)
+
+    def has_room(self, kv: KVCache) -> bool:
+        """Whether a value and a page to continue it fit, and its choice may run.
+
+        A value that takes all pages fits as well: requests that need more than the pool has were refused.
+        """
+        self.settle()
+        index, wanted = self.model.index, min(kv.num_pages + 1, self.pool.num_pages)
+        missing = wanted - self.pool.num_free
+        fits = missing <= 0 or (index is not None and index.can_free(missing))
+        return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
+
+    def arrived(self) -> list[KVCache]:
+        """Values that have arrived and that no stroke has taken yet."""
+        return [kv for values in self._arrived.values() for kv in values]
+
+    def die(self) -> None:
+        """Let go of all that it held. It is no longer `alive`, and its steps and news no longer count."""
+        self.calls.clear()
+        self._arrived.clear()
+        self.engine.close()
+
+
+@lru_cache(maxsize=1 << 14)
+def params_of(tokens: int) -> SamplingParams:
+    """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
+
+
+def failed(request: Request) -> bool:
+    """Whether the pool had no room for a request. Raises any other error of it: that is a mistake."""
+    if request.error is not None and not isinstance(request.error, OutOfPages):
+        raise request.error
+    return request.error is not None

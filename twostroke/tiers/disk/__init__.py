@@ -1,6 +1,0 @@
-"""A tier in a directory, shared by the processes of one user, which keeps what it has when they end or are killed."""
-
-from twostroke.tiers.disk.store import DiskStore
-from twostroke.tiers.disk.upkeep import clear, inspect, verify
-
-__all__ = ["DiskStore", "clear", "inspect", "verify"]

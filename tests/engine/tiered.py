@@ -9,7 +9,7 @@ from tests.conftest import no_page_may_be_lost
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from twostroke.api import llm as llm_module
 from twostroke.api.llm import LLM
-from twostroke.kv.lower import Lower
+from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
@@ -60,7 +60,7 @@ def over(tier: str, pages: Pages) -> Tiers:
     return Tiers(disk=store) if tier == "disk" else Tiers(remote=store)
 
 
-def lower(llm: LLM) -> Lower:
+def lower(llm: LLM) -> BackingStores:
     assert llm.model.lower is not None
     return llm.model.lower
 

@@ -20,7 +20,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.tiers.link import Link
+from twostroke.kv.tiers.link import StoreConnection
 from twostroke.methods import Plain, Prompt
 from twostroke.sampling.params import SamplingParams
 
@@ -137,7 +137,7 @@ class Decoding:
         self._computing = None if student else computing or llm.engine.prefill_seconds(llm.model)
         if isinstance(memory := llm.pool.memory, HostMemory):
             memory.populate()  # else the first values that come delay the streams that decode
-        self.wire, self.taken_over = Link(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
+        self.wire, self.taken_over = StoreConnection(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
         self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
         self._releasing = around.workers("release", 4)
 

@@ -15,7 +15,7 @@ from twostroke.engine.gate import worthwhile
 from twostroke.engine.model import Model
 from twostroke.engine.reuse import tiers_of
 from twostroke.kv.cache import KVCache
-from twostroke.kv.tiers.link import Link
+from twostroke.kv.tiers.link import StoreConnection
 
 PEER, COMPUTED = "peer", "computed"
 Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: (entries before, tokens)
@@ -41,7 +41,7 @@ class Way:
         return f"{self.seconds:.3f} s ({parts})"
 
 
-def from_peer(model: Model, tokens: Sequence[int], ready_s: float, wire: Link) -> Way:
+def from_peer(model: Model, tokens: Sequence[int], ready_s: float, wire: StoreConnection) -> Way:
     """Over the wire, from a peer that predicts to have it in `ready_s` seconds. Its chunks cross while it computes."""
     size = len(tokens) * model.pool.entry_bytes
     return Way(max(ready_s, wire.seconds(size)), Counter({PEER: len(tokens)}))

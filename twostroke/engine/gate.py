@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twostroke.kv.lower import Segment
-from twostroke.kv.tiers.link import Link
+from twostroke.kv.backing_stores import Segment
+from twostroke.kv.tiers.link import StoreConnection
 
 SLACK = 1.1  # a load may take this many times as long as computing the same pages
 
 
 def worthwhile(
-    segments: Sequence[Segment], computing: Callable[[int], float], links: Mapping[str, Link], page_bytes: int
+    segments: Sequence[Segment],
+    computing: Callable[[int], float],
+    links: Mapping[str, StoreConnection],
+    page_bytes: int,
 ) -> int:
     """How many of the leading pages to load: as many as save the most time, in whole segments.
 

@@ -26,11 +26,11 @@ from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.errors import OutOfPages, PageLost, TwostrokeError
 from twostroke.kv.arrival import Arrival
+from twostroke.kv.backing_stores import Segment
 from twostroke.kv.cache import KVCache
-from twostroke.kv.lower import Segment
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.prefix import whole_pages
-from twostroke.kv.tiers.link import Link
+from twostroke.kv.tiers.link import StoreConnection
 from twostroke.kv.tiers.names import PageName
 from twostroke.kv.tiers.tiers import Tiers
 
@@ -85,7 +85,7 @@ class Load:
     _arrival: Arrival | None = None
     _moved: float = 0.0  # when `_arrival` had `_num_moved` pages
     _num_moved: int = 0
-    _stuck: Link | None = None
+    _stuck: StoreConnection | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from twostroke.backends.interface import Backend, CompiledModel
 from twostroke.errors import ContextLengthExceeded
-from twostroke.kv.lower import Lower
+from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class Model:
     pool: PagePool
     index: PrefixIndex | None
     cost: Cost
-    lower: Lower | None = None
+    lower: BackingStores | None = None
 
     @property
     def config(self) -> ModelConfig:

@@ -18,9 +18,9 @@ import numpy as np
 from twostroke.backends.interface import Backend, Weights
 from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
+from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hashed import HashIndex
-from twostroke.kv.lower import Lower
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix import HostBudget, PrefixIndex
 from twostroke.kv.radix import RadixIndex
@@ -107,7 +107,7 @@ class Opening:
         if prefixes is not None:
             prefixes.host = self._host
             if self.tiers.stores:
-                lower = Lower(self.tiers, prefixes, checkpoint.name)
+                lower = BackingStores(self.tiers, prefixes, checkpoint.name)
         cost = Cost(checkpoint.config, weights, geometry.entry_bytes)
         return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
 

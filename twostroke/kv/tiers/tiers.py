@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest, KVError
-from twostroke.kv.tiers.link import Link
+from twostroke.kv.tiers.link import StoreConnection
 from twostroke.kv.tiers.outbox import Outbox
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.traffic import Traffic
@@ -39,7 +39,7 @@ class Tiers:
         self.host_bytes, self.disk, self.remote = host_bytes, disk, remote
         self.host_traffic = Traffic()
         self.first_touch_s = FIRST_TOUCH_S
-        self.links = {store.tier: Link() for store in self.stores}
+        self.links = {store.tier: StoreConnection() for store in self.stores}
         self.outboxes = {store.tier: Outbox(store.tier, store.traffic) for store in self.stores}
         self._readers = Workers("tiers reader", READERS)
         self._clerk = Workers("tiers clerk", 1)

@@ -15,7 +15,7 @@ from twostroke.study.plan.weights import WeightFormat
 
 
 @dataclass(frozen=True)
-class Part:
+class RooflinePart:
     """One part of a step on one device: FLOPs, bytes of weights and KV read, and seconds of each."""
 
     name: str
@@ -33,16 +33,16 @@ class Part:
         """FLOPs per byte of weights and KV."""
         return self.flops / self.bytes if self.bytes else 0.0
 
-    def __mul__(self, times: float) -> "Part":
+    def __mul__(self, times: float) -> "RooflinePart":
         counts = (self.flops, self.bytes, self.compute_s, self.memory_s)
-        return Part(self.name, *(times * count for count in counts))
+        return RooflinePart(self.name, *(times * count for count in counts))
 
 
 @dataclass(frozen=True)
 class StepTime:
     """The seconds of a step, or of several that follow each other, by part."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RooflinePart, ...]
     link_s: float
 
     def __add__(self, other: "StepTime") -> "StepTime":
@@ -95,7 +95,7 @@ class Roofline:
         parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
         return StepTime((*parts, self._attention(rows)), self._link(count))
 
-    def _products(self, name: str, matrices: Sequence[tuple[int, Matrix, int]]) -> Part:
+    def _products(self, name: str, matrices: Sequence[tuple[int, Matrix, int]]) -> RooflinePart:
         flops = sum(layers * one.row_flops * rows for layers, one, rows in matrices) / self.tp
         read = sum(
             layers * one.read(rows) * one.inputs * one.outputs * self.weights.matrix(one)
@@ -103,7 +103,7 @@ class Roofline:
         )
         return self._part(name, flops, read / self.tp, self.dtype)
 
-    def _attention(self, rows: Sequence[Rows]) -> Part:
+    def _attention(self, rows: Sequence[Rows]) -> RooflinePart:
         """Scores and weighted values, at the rate of attention or else of bf16.
 
         KV heads are copied to all devices if there are fewer than devices.
@@ -116,10 +116,10 @@ class Roofline:
                 read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
         return self._part("scores", flops, read, self.machine.dtype(("attention",)))
 
-    def _part(self, name: str, flops: float, read: float, dtype: str) -> Part:
+    def _part(self, name: str, flops: float, read: float, dtype: str) -> RooflinePart:
         machine = self.machine
         compute = flops / (machine.flops[dtype] * machine.compute)
-        return Part(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
+        return RooflinePart(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
 
     def all_reduce_bytes(self, rows: int) -> float:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""

@@ -37,7 +37,7 @@ class Segment:
     stop: int
 
 
-class Lower:
+class BackingStores:
     """The stores of one model. `find` and `read` are called from I/O threads.
 
     Attributes:
@@ -179,7 +179,7 @@ class Parcel:
     """Some consecutive pages of a prompt that wait to be written to a store."""
 
     def __init__(
-        self, lower: Lower, store: Store, names: list[PageName], offered: list[Offered], admission: Admission
+        self, lower: BackingStores, store: Store, names: list[PageName], offered: list[Offered], admission: Admission
     ) -> None:
         self._lower, self._store, self._names, self._admission = lower, store, names, admission
         self._offered = offered

@@ -15,7 +15,7 @@ from twostroke.api.conversation import Conversation, file
 from twostroke.api.llm import LLM
 from twostroke.errors import CorruptFile, GeometryMismatch, InvalidRequest, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.provenance import NOTHING, Stretch
 
 PLAIN: dict[str, Any] = {

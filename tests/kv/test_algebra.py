@@ -16,11 +16,11 @@ from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
 from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer

@@ -13,10 +13,10 @@ import pytest
 
 from tests.kv.values import GEOMETRY, computed, contents, enter, prefill
 from twostroke.backends.interface import PAGE
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer
 

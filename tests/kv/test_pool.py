@@ -13,7 +13,7 @@ import pytest
 from tests.kv.counts import check_counts
 from tests.kv.values import GEOMETRY, contents, prefill
 from twostroke.backends.interface import PAGE
-from twostroke.backends.memory import HUGE_PAGE
+from twostroke.backends.page_memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
 from twostroke.kv import pages
 from twostroke.kv.cache import KVCache

@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kv.values import GEOMETRY, contents, make_pool, prefill, same_tail
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
-from twostroke.kv.hashed import HashIndex
+from twostroke.kv.entries import Tail
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
 from twostroke.models.rope import Rope
-from twostroke.system.key import user_key
+from twostroke.system.user_key import user_key
 
 LOGITS = Tail("m", Stored(np.array([[0.1, -0.0, 3e-39, np.inf]], np.float32)))
 NewPool = Callable[..., PagePool]

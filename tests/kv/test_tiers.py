@@ -9,14 +9,14 @@ import pytest
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
-from twostroke.kv.hashed import HashIndex
+from twostroke.kv.entries import Tail
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.writer import Writer
 
 NewPool = Callable[..., PagePool]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.page_memory import HostMemory
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import Writer

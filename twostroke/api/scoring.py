@@ -22,7 +22,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.methods import Method, Plain
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams

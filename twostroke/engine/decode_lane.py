@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.engine.lane import Lane, reopened
 from twostroke.engine.model import Model
+from twostroke.engine.output import ChoiceOutput
+from twostroke.engine.prefix_match import match_prefix
 from twostroke.engine.queries import LastQueries, LastRows
-from twostroke.engine.reuse import reuse
 from twostroke.engine.strokes import Decode, Decoded
-from twostroke.engine.track import Track
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
 
@@ -40,7 +40,7 @@ class DecodeLane(Lane[Decode]):
         slot: int,
         model: Model,
         stroke: Decode,
-        track: Track,
+        track: ChoiceOutput,
         seed: bytes,
         record: DecodeRecord,
         models: Mapping[str, Model],
@@ -75,7 +75,7 @@ class DecodeLane(Lane[Decode]):
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
         missing = None
         if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
-            longer, todo, missing = reuse(model, base, todo, max(1, stroke.queries, stroke.states))
+            longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states))
             base = longer
         super().__init__(choice, slot, model, stroke, base, todo, missing=missing)
         if self.guesses:

@@ -10,18 +10,18 @@ import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
+from twostroke.engine.prefix_match import MissingPages, match_prefix, missing_in_pool, tokens_by_tier
 from twostroke.engine.queries import LastQueries, LastRows
-from twostroke.engine.reuse import Missing, missing_in_pool, reuse, tiers_of
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.writer import Places, Writer
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.scores import TokenScore
 
 if TYPE_CHECKING:
-    from twostroke.engine.loads import Load
+    from twostroke.engine.load_queue import PageLoad
     from twostroke.engine.request import Choice, SharedPrefill
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
@@ -50,7 +50,7 @@ class Lane(Generic[StrokeKind]):
         base: KVCache,
         todo: list[int],
         dropout: Dropout | None = None,
-        missing: Missing | None = None,
+        missing: MissingPages | None = None,
     ) -> None:
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
@@ -61,7 +61,7 @@ class Lane(Generic[StrokeKind]):
         self.dropout = dropout
         self.todo = todo
         self.missing = missing or missing_in_pool(model, base)
-        self.load: Load | None = None
+        self.load: PageLoad | None = None
         self._base_length = len(base)
         self._write_after(base if self.missing is None else KVCache.empty(model.pool))
         self.queries = LastQueries(stroke.queries or 0, model.config.windows)
@@ -169,8 +169,8 @@ class PrefillLane(Lane[Prefill]):
         found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
         if model.index is not None and found_before and todo:
             needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
-            known, todo, missing = reuse(model, base, todo, needed)
-        found = tiers_of(known, len(base))
+            known, todo, missing = match_prefix(model, base, todo, needed)
+        found = tokens_by_tier(known, len(base))
         super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout, missing)
         self.shared = shared
         self.cached = found

@@ -6,7 +6,7 @@ from twostroke.backends.interface import Backend, CompiledModel
 from twostroke.errors import ContextLengthExceeded
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import Cost

@@ -14,12 +14,12 @@ from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.moves import Pin
-from twostroke.kv.offers import Offered, Offers
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.tiers import Tiers
+from twostroke.kv.write_back import Offered, Offers
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
-from twostroke.kv.arrival import Arrival
-from twostroke.kv.contents import Contents, Tail
+from twostroke.kv.entries import Contents, Tail
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import Stretch, canonical_length, cut
+from twostroke.kv.swap_in import Arrival
 
 
 class PoolHolder(Protocol):

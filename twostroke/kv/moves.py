@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.memory import Memory
+from twostroke.backends.page_memory import Memory
 from twostroke.errors import KVError
 from twostroke.kv import spans
-from twostroke.kv.arrival import Arrival, lost
-from twostroke.kv.copies import Copy, HostCopy, StoredCopy
+from twostroke.kv.page_copies import Copy, HostCopy, StoredCopy
 from twostroke.kv.pages import DISK, HOST, NOWHERE, POOL, REMOTE, TIERS, Pages
+from twostroke.kv.swap_in import Arrival, lost
 from twostroke.kv.tiers.names import Namespace
-from twostroke.kv.tiers.private import PrivatePages
+from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.kv.tiers.store import Store
 
 BATCH = 16  # pages that `spill` has in flight

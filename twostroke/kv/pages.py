@@ -29,11 +29,11 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.backends.memory import Memory
+from twostroke.backends.page_memory import Memory
 from twostroke.errors import OutOfPages
-from twostroke.kv.copies import Copy
+from twostroke.kv.page_copies import Copy
 from twostroke.system.interrupts import Postponed
-from twostroke.system.slots import Slots
+from twostroke.system.slab import Slots
 
 TIERS: tuple[str, ...] = ("pool", "host", "disk", "remote")  # what a reference can ask for, nearest first
 POOL, HOST, DISK, REMOTE = TIERS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory, Layout, Memory
+from twostroke.backends.page_memory import HostMemory, Layout, Memory
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.moves import Moves
 from twostroke.kv.tiers.names import Namespace

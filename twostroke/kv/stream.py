@@ -27,16 +27,16 @@ from typing import BinaryIO
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import Stored
 from twostroke.errors import CorruptFile, KVError
-from twostroke.kv import header as headers
 from twostroke.kv import spans
-from twostroke.kv.contents import Contents
-from twostroke.kv.header import Header, Invalid
+from twostroke.kv import stream_header as headers
+from twostroke.kv.entries import Contents
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.system.key import user_key
-from twostroke.system.save import nameable, replacing
+from twostroke.kv.stream_header import Header, Invalid
+from twostroke.system.atomic_files import nameable, replacing
+from twostroke.system.user_key import user_key
 
 log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"

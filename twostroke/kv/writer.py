@@ -8,7 +8,7 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.kv.pages import POOL
 from twostroke.kv.provenance import extend
 

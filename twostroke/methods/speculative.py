@@ -15,10 +15,10 @@ import numpy as np
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.methods.method import Method, Prompt
 
-MOST = 32  # guesses a round
+MAX_GUESSES = 32  # guesses a round
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Speculative(Method, name="speculative"):
     goes_on = True
 
     draft: str = text("lookup", choices=("lookup", "student", "draft"))
-    guesses: int = integer(4, least=1, most=MOST)
+    guesses: int = integer(4, least=1, most=MAX_GUESSES)
     adaptive: bool = flag(True)
     ngram: int = integer(3, least=1, most=16)
 
@@ -68,7 +68,7 @@ class Speculative(Method, name="speculative"):
             stood = num_common(run.tokens, guesses)
             rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
             if self.adaptive and guesses:
-                count = min(MOST, count + 2) if stood == len(guesses) else max(1, count - 1)
+                count = min(MAX_GUESSES, count + 2) if stood == len(guesses) else max(1, count - 1)
         return Speculation(rounds, guessed, accepted)
 
     def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:

@@ -10,13 +10,14 @@ import pytest
 from tests.cluster.wire.pairs import SOON_S, Pair
 from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
 from tests.kv.values import GEOMETRY, make_pool, prefill
-from twostroke.backends.rows import Stored
-from twostroke.cluster.wire import form, transfer
+from twostroke.backends.lazy_logits import Stored
+from twostroke.cluster.wire import outgoing_transfer as transfer
+from twostroke.cluster.wire import value_format as form
 from twostroke.cluster.wire.handle import Handle
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.methods import method
 
 LOGITS = Tail("m", Stored(np.arange(50, dtype=np.float32)[None] / 7))

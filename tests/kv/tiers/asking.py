@@ -6,7 +6,7 @@ from typing import Any
 from tests.kv.tiers.pages import Prompt
 from tests.kv.tiers.redis_server import RedisServer
 from twostroke.kv.tiers.remote import RedisStore
-from twostroke.kv.tiers.remote.circuit import Circuit
+from twostroke.kv.tiers.remote.circuit_breaker import Circuit
 
 Server = Callable[..., RedisServer]
 Open = Callable[..., RedisStore]

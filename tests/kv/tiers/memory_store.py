@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from twostroke.errors import OutOfPages, PageLost
+from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.tiers.traffic import Traffic
 
 Pages = dict[tuple[bytes, bytes], bytes]
 
@@ -21,7 +21,7 @@ class MemoryStore:
     """
 
     def __init__(self, tier: str = "disk", pages: Pages | None = None) -> None:
-        self.tier, self.where, self.traffic = tier, f"memory:{tier}", Traffic()
+        self.tier, self.where, self.traffic = tier, f"memory:{tier}", TierCounters()
         self.pages: Pages = {} if pages is None else pages
         self.private: dict[bytes, bytes] = {}
         self.before: Callable[[str], object] = lambda _: None

@@ -18,7 +18,7 @@ from tests.kv.tiers.pages import NAMESPACE, Prompt, content, prompt
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.tiers.disk import DiskStore
 from twostroke.kv.tiers.names import private_name
-from twostroke.system.key import user_key
+from twostroke.system.user_key import user_key
 
 QUOTA = 100 << 20
 Open = Callable[..., DiskStore]

@@ -14,9 +14,9 @@ from tests.kv.tiers.asking import Open, Server, client, find, key_of, read, writ
 from tests.kv.tiers.pages import NAMESPACE, Prompt, content, prompt
 from tests.kv.tiers.redis_server import PATIENCE_S
 from twostroke.errors import KVError, PageLost
-from twostroke.kv.tiers.inventory import Holding
 from twostroke.kv.tiers.names import PageName, private_name
 from twostroke.kv.tiers.remote import RedisStore, clear, inspect, verify
+from twostroke.kv.tiers.usage import StoreUsage
 
 
 @pytest.mark.parametrize(("count", "page_bytes"), [(1, 1), (1500, 40), (30, 1000), (3, 9 << 20)])
@@ -76,7 +76,7 @@ def test_users_never_meet(
     theirs = open_store(server.url)
     assert (find(theirs, one), read(theirs, one)) == (0, 0)
     assert write(theirs, one[:1]) == 1
-    assert inspect(server.url) == [Holding("a model", 1, 0, inspect(server.url)[0].bytes)]
+    assert inspect(server.url) == [StoreUsage("a model", 1, 0, inspect(server.url)[0].bytes)]
     assert clear(server.url)[0].pages == 1
     assert (read(theirs, one), read(mine, one)) == (0, 3)
 
@@ -230,7 +230,7 @@ def test_inspect_verify_and_clear(redis_server: Server, open_store: Open) -> Non
     assert [(each.model, each.pages) for each in clear(server.url, "small")] == [("small", 3)]
     assert [each.pages for each in inspect(server.url)] == [4]
     assert [each.pages for each in clear(server.url)] == [4]
-    assert inspect(server.url) == [Holding("a model", 0, 1, inspect(server.url)[0].bytes)]
+    assert inspect(server.url) == [StoreUsage("a model", 0, 1, inspect(server.url)[0].bytes)]
     store.fetch(NAMESPACE, name, memoryview(bytearray(1000)))
     assert raw.get("somebody else's") == b"1"
 

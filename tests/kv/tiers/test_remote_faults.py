@@ -11,7 +11,7 @@ from tests.kv.tiers.pages import NAMESPACE, content, prompt
 from tests.kv.tiers.redis_server import PATIENCE_S, Proxy
 from twostroke.errors import OutOfPages, PageLost
 from twostroke.kv.tiers.names import private_name
-from twostroke.kv.tiers.remote.circuit import IN_A_ROW
+from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW
 
 
 def test_a_server_that_is_down_at_start(

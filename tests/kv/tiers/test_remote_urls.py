@@ -12,7 +12,7 @@ from tests.kv.tiers.fake_server import fake_server
 from tests.kv.tiers.pages import prompt
 from twostroke.errors import KVError
 from twostroke.kv.tiers.remote import RedisStore
-from twostroke.kv.tiers.remote.circuit import IN_A_ROW
+from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW
 
 
 def test_passwords(redis_server: Server, open_store: Open, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,11 +11,11 @@ from twostroke.api.conversation import file
 from twostroke.api.conversation.fitting import LeftOut, with_cut_passages
 from twostroke.api.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
 from twostroke.api.llm import LLM, Decoding
+from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings
-from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.sampling.params import sampling_params
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from twostroke.kv import stream
 from twostroke.kv.cache import KVCache
-from twostroke.kv.header import Invalid, parsed, require
 from twostroke.kv.pool import PagePool
+from twostroke.kv.stream_header import Invalid, parsed, require
 
 MAGIC = b"twostroke-conversation-2\n"
 EARLIER = b"twostroke-session-1\n"

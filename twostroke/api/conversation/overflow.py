@@ -9,7 +9,7 @@ from twostroke.api.conversation.window import Extent, Room
 from twostroke.api.llm import LLM
 from twostroke.fields import Checked, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.sampling.params import SamplingParams
 
 Message = dict[str, str]

@@ -17,7 +17,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 

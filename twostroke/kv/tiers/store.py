@@ -8,8 +8,8 @@ pages, which nobody can compute again, raise `PageLost` or `OutOfPages`.
 from collections.abc import Sequence
 from typing import Protocol
 
+from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.tiers.traffic import Traffic
 
 
 class Store(Protocol):
@@ -24,7 +24,7 @@ class Store(Protocol):
 
     tier: str
     where: str
-    traffic: Traffic
+    traffic: TierCounters
 
     @property
     def used_bytes(self) -> int | None: ...

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest, KVError
-from twostroke.kv.tiers.link import StoreConnection
-from twostroke.kv.tiers.outbox import Outbox
+from twostroke.kv.tiers.counters import TierCounters
+from twostroke.kv.tiers.speed import TransferSpeed
 from twostroke.kv.tiers.store import Store
-from twostroke.kv.tiers.traffic import Traffic
-from twostroke.kv.tiers.workers import Workers
-from twostroke.system.save import nameable
+from twostroke.kv.tiers.write_queue import WriteQueue
+from twostroke.system.atomic_files import nameable
+from twostroke.system.daemon_threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class Tiers:
 
     def __init__(self, host_bytes: int = 0, disk: Store | None = None, remote: Store | None = None) -> None:
         self.host_bytes, self.disk, self.remote = host_bytes, disk, remote
-        self.host_traffic = Traffic()
+        self.host_traffic = TierCounters()
         self.first_touch_s = FIRST_TOUCH_S
-        self.links = {store.tier: StoreConnection() for store in self.stores}
-        self.outboxes = {store.tier: Outbox(store.tier, store.traffic) for store in self.stores}
-        self._readers = Workers("tiers reader", READERS)
-        self._clerk = Workers("tiers clerk", 1)
+        self.links = {store.tier: TransferSpeed() for store in self.stores}
+        self.outboxes = {store.tier: WriteQueue(store.tier, store.traffic) for store in self.stores}
+        self._readers = DaemonThreads("tiers reader", READERS)
+        self._clerk = DaemonThreads("tiers clerk", 1)
         self._closed = False
 
     @property
@@ -86,7 +86,7 @@ class Tiers:
         ended.append(self._readers.close(max(0.1, until - time.monotonic())))
         if not all(ended):
             log.warning("a tier does not answer: what it still had to write was dropped")
-        ending = Workers("tiers end", len(self.stores))
+        ending = DaemonThreads("tiers end", len(self.stores))
         for store in self.stores:
             ending.submit(store.close)
         if not ending.settle(limit_s):

@@ -15,9 +15,9 @@ from twostroke.backends.interface import PAGE
 from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.kv.pages import NOWHERE, POOL
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.contexts.schema import ContextBody
 from twostroke.server.errors import ApiError

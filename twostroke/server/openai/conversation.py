@@ -15,14 +15,14 @@ from twostroke.api.conversation.fitting import SYSTEM, LeftOut, with_cut_passage
 from twostroke.api.conversation.window import Room, Windowed, windowed
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.methods import Plain
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.schemas.chat import ChatBody, ChatPrompt, Message
+from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
 from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
@@ -104,11 +104,11 @@ class Conversation:
             self.body = body.model_copy(update={"messages": messages})
             self.warnings.append(f"not all of the conversation is in the prompt: {self.left_out.text}")
 
-    def _encode(self, messages: Sequence[Message]) -> ChatTokens:
+    def _encode(self, messages: Sequence[ChatMessage]) -> ChatTokens:
         """The prompt of some of the messages, however long."""
         return prompt_tokens(self._engine.llm, self.body.model_copy(update={"messages": list(messages)}), cut=True)
 
-    def _without_oldest(self, messages: list[Message], most: int | None) -> tuple[list[Message], LeftOut]:
+    def _without_oldest(self, messages: list[ChatMessage], most: int | None) -> tuple[list[ChatMessage], LeftOut]:
         llm = self._engine.llm
         room = llm.max_model_len - min(most or 1, llm.max_model_len // 4)
         begun = int(messages[0].role in SYSTEM)
@@ -123,7 +123,7 @@ class Conversation:
         gone = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
         return [*messages[:begun], *messages[stay.start :]], gone
 
-    def _in_window(self, messages: list[Message], most: int | None) -> tuple[list[Message], LeftOut]:
+    def _in_window(self, messages: list[ChatMessage], most: int | None) -> tuple[list[ChatMessage], LeftOut]:
         """The messages whose KV stays, and what is gone. A chat that fits has no window."""
         llm, body = self._engine.llm, self.body
         sinks = self._engine.settings.sinks if body.sinks is None else body.sinks

@@ -13,15 +13,15 @@ from twostroke.api.llm import LLM, MAIN
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.methods import Method, Prompt
 from twostroke.methods.method import method_facts
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.explain.tokens import ShownToken, shown_tokens
+from twostroke.study.explain.shown_tokens import ShownToken, shown_tokens
 
 
 @dataclass(frozen=True)
-class Entries:
+class EntryRange:
     """Entries at positions [start, stop), computed by the model of one role: "main", "student", "draft"."""
 
     owner: str
@@ -33,7 +33,7 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Guess:
+class GuessedToken:
     """A token that was guessed, and whether it was the one sampled."""
 
     token: ShownToken
@@ -56,12 +56,12 @@ class CacheStroke:
 
     stroke: str
     model: str
-    given: tuple[Entries, ...]
-    dropped: tuple[Entries, ...]
-    made: tuple[Entries, ...]
+    given: tuple[EntryRange, ...]
+    dropped: tuple[EntryRange, ...]
+    made: tuple[EntryRange, ...]
     next_position: int
     tokens: tuple[ShownToken, ...]
-    guesses: tuple[Guess, ...]
+    guesses: tuple[GuessedToken, ...]
 
 
 @dataclass(frozen=True)
@@ -170,19 +170,19 @@ class _Recorder:
                 self._spans({entry: at for entry, at in after.items() if entry not in given}),
                 first,
                 shown_tokens(tokenizer, tokens),
-                tuple(Guess(token, i < right) for i, token in enumerate(shown_tokens(tokenizer, guesses))),
+                tuple(GuessedToken(token, i < right) for i, token in enumerate(shown_tokens(tokenizer, guesses))),
             )
         )
 
-    def _spans(self, entries: dict[bytes, int]) -> tuple[Entries, ...]:
+    def _spans(self, entries: dict[bytes, int]) -> tuple[EntryRange, ...]:
         """Runs of entries with one owner at consecutive positions."""
-        runs: list[Entries] = []
+        runs: list[EntryRange] = []
         for entry, at in sorted(entries.items(), key=lambda item: item[1]):
             owner = self._owners.get(entry, MAIN)
             if runs and runs[-1].owner == owner and runs[-1].stop == at:
-                runs[-1] = Entries(owner, runs[-1].start, at + 1)
+                runs[-1] = EntryRange(owner, runs[-1].start, at + 1)
             else:
-                runs.append(Entries(owner, at, at + 1))
+                runs.append(EntryRange(owner, at, at + 1))
         return tuple(runs)
 
 

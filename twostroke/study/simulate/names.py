@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 
 ROOT = b""  # the name before the first page
 

@@ -28,8 +28,8 @@ from typing import Any
 from twostroke.errors import KVError
 from twostroke.kv.tiers.disk.files import taken
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
-from twostroke.kv.tiers.form import Form
 from twostroke.kv.tiers.names import PageName
+from twostroke.kv.tiers.page_format import PageFormat
 
 VERSION = 1
 FORMAT = f"twostroke pages {VERSION}\n"
@@ -40,7 +40,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PageFile:
     """A page's file.
 
     Attributes:
@@ -73,11 +73,11 @@ class Directory:
         except OSError as error:
             raise KVError(f"{root} cannot be used as a disk tier: {error.strerror}") from None
 
-    def path(self, form: Form, key: bytes) -> str:
+    def path(self, form: PageFormat, key: bytes) -> str:
         """The file of a page of a prompt."""
         return f"{self.pages}/{form.scope}/{key.hex()}"
 
-    def commit(self, partial: str, form: Form, name: PageName, account: Account) -> bool:
+    def commit(self, partial: str, form: PageFormat, name: PageName, account: Account) -> bool:
         """Give a whole file the name of its page; the account is held. Raises OSError.
 
         Returns False, and deletes the file, if the page before it is not there or somebody else was quicker.
@@ -98,7 +98,7 @@ class Directory:
             os.rename(partial, final)
         return True
 
-    def touch(self, form: Form, names: Sequence[PageName]) -> None:
+    def touch(self, form: PageFormat, names: Sequence[PageName]) -> None:
         """Note that the leading pages of a prompt were used now."""
         with suppress(OSError), self.ledger.held():  # else a page could become older than one after it
             used = time.time_ns()
@@ -108,7 +108,7 @@ class Directory:
                     os.utime(path, ns=(used, used))
                 used -= STEP_NS
 
-    def _make_scope(self, form: Form, account: Account) -> None:
+    def _make_scope(self, form: PageFormat, account: Account) -> None:
         """Make the directory of a model's pages if it is not there; the account is held. Raises OSError."""
         path = self.pages / form.scope
         if not (path / ABOUT).exists():
@@ -122,9 +122,9 @@ class Directory:
                     partial.unlink(missing_ok=True)
                 account.used += taken((path / ABOUT).stat())
 
-    def growing(self, path: str | Path, account: Account) -> _Growing:
+    def growing(self, path: str | Path, account: Account) -> _CountedGrowth:
         """What a directory of files grows by inside of this context is counted."""
-        return _Growing(str(path), account)
+        return _CountedGrowth(str(path), account)
 
     def scopes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The models that have pages here: (scope, what about.json says)."""
@@ -136,15 +136,15 @@ class Directory:
                     facts = None
                 yield item.name, facts if isinstance(facts, dict) else {}
 
-    def entries(self, scope: str) -> list[Entry]:
+    def entries(self, scope: str) -> list[PageFile]:
         """The pages of one model. Files with other names are left out."""
-        found = list[Entry]()
+        found = list[PageFile]()
         with suppress(FileNotFoundError), os.scandir(self.pages / scope) as items:
             for item in items:
                 if _PAGE.fullmatch(item.name):
                     with suppress(FileNotFoundError):  # another process was quicker
                         status = item.stat(follow_symlinks=False)
-                        found.append(Entry(item.path, taken(status), status.st_mtime_ns))
+                        found.append(PageFile(item.path, taken(status), status.st_mtime_ns))
         return found
 
     def count(self) -> int:
@@ -165,7 +165,7 @@ class Directory:
         self.ledger.close()
 
 
-class _Growing:
+class _CountedGrowth:
     """Counts what a directory grows by."""
 
     def __init__(self, path: str, account: Account) -> None:

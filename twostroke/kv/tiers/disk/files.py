@@ -12,8 +12,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from twostroke.kv.tiers.form import HEADER_BYTES, SEAL_BYTES, Form, Header, read_header, seal
 from twostroke.kv.tiers.names import PageName
+from twostroke.kv.tiers.page_format import HEADER_BYTES, SEAL_BYTES, PageFormat, PageHeader, read_header, seal
 
 BLOCK = 4096
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # neither links nor pipes
@@ -25,11 +25,11 @@ def block_bytes(header_bytes: int) -> int:
     return -(-(header_bytes + SEAL_BYTES) // BLOCK) * BLOCK
 
 
-def file_bytes(form: Form, name: PageName) -> int:
+def file_bytes(form: PageFormat, name: PageName) -> int:
     return block_bytes(HEADER_BYTES + len(name.tokens)) + form.namespace.page_bytes
 
 
-def block(form: Form, name: PageName, payload: memoryview) -> bytes:
+def block(form: PageFormat, name: PageName, payload: memoryview) -> bytes:
     head = _head(form, name)
     return head + form.seal(head, payload)
 
@@ -60,7 +60,7 @@ def taken(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
-def read(path: str, form: Form, name: PageName, into: memoryview) -> bool:
+def read(path: str, form: PageFormat, name: PageName, into: memoryview) -> bool:
     """Read a file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
     head = _head(form, name)
     own = bytearray(len(head) + SEAL_BYTES)
@@ -74,14 +74,14 @@ def read(path: str, form: Form, name: PageName, into: memoryview) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredPage:
     """A file that holds what its own block says: whose page it is."""
 
     namespace: bytes
     name: PageName
 
 
-def check(file: int, user_key: bytes) -> Found | None:
+def check(file: int, user_key: bytes) -> StoredPage | None:
     """What an open file holds, without knowing it before; None: it is damaged, or sealed by another key.
 
     Raises OSError.
@@ -96,10 +96,10 @@ def check(file: int, user_key: bytes) -> Found | None:
     head, sealed, payload = view[: start - SEAL_BYTES], view[start - SEAL_BYTES : start], view[start:]
     if seal(head, payload, user_key) != bytes(sealed):
         return None
-    return Found(header.namespace, header.name(view))
+    return StoredPage(header.namespace, header.name(view))
 
 
-def stated(path: str) -> Found | None:
+def stated(path: str) -> StoredPage | None:
     """What a file says that it holds; its entries are not read. None: it says nothing, or has another size.
 
     Raises OSError.
@@ -109,12 +109,12 @@ def stated(path: str) -> Found | None:
         header = _header(file)
         if header is None:
             return None
-        return Found(header.namespace, header.name(os.pread(file, HEADER_BYTES + header.tokens_bytes, 0)))
+        return StoredPage(header.namespace, header.name(os.pread(file, HEADER_BYTES + header.tokens_bytes, 0)))
     finally:
         os.close(file)
 
 
-def _header(file: int) -> Header | None:
+def _header(file: int) -> PageHeader | None:
     """The header of an open file; None: there is none, or the file has another size than it says. Raises OSError."""
     header = read_header(os.pread(file, HEADER_BYTES, 0))
     if header is None:
@@ -135,7 +135,7 @@ def opened(path: str) -> Generator[int]:
         os.close(file)
 
 
-def _head(form: Form, name: PageName) -> bytes:
+def _head(form: PageFormat, name: PageName) -> bytes:
     """The block without its seal."""
     header = form.header(name)
     return header.ljust(block_bytes(len(header)) - SEAL_BYTES, b"\0")

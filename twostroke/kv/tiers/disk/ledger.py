@@ -24,7 +24,7 @@ _RECORD = struct.Struct("<8sQQQ")
 _MAGIC = b"2SKVLEDG"
 
 
-class Busy(OSError):
+class LedgerBusy(OSError):
     """Another process holds the lock, and does not give it back."""
 
 
@@ -71,10 +71,10 @@ class Ledger:
     def _held(self) -> Generator[Account]:
         deadline = time.monotonic() + LIMIT_S
         if not self._lock.acquire(timeout=LIMIT_S):
-            raise Busy("the directory's ledger is in use")
+            raise LedgerBusy("the directory's ledger is in use")
         try:
             if self._file == -1:
-                raise Busy("the directory is closed")
+                raise LedgerBusy("the directory is closed")
             self._take(deadline)
             self._doubted = False
             try:
@@ -128,7 +128,7 @@ class Ledger:
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Busy("another process holds the directory's ledger, and does not go on") from None
+                    raise LedgerBusy("another process holds the directory's ledger, and does not go on") from None
                 time.sleep(RETRY_S)
 
     def _read(self) -> Account | None:

@@ -5,24 +5,24 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
 from twostroke.kv.tiers.disk.ledger import Account
-from twostroke.kv.tiers.traffic import Traffic
 
 KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
 FREE_BYTES = 256 << 20  # left free for others on the file system
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Refused(Exception):
+class QuotaExceeded(Exception):
     """A file is not written: "full" or "budget"."""
 
 
 class Quota:
     """What may be written into a directory."""
 
-    def __init__(self, directory: Directory, most_bytes: int, day_bytes: int, traffic: Traffic) -> None:
+    def __init__(self, directory: Directory, most_bytes: int, day_bytes: int, traffic: TierCounters) -> None:
         """`most_bytes`: of the whole directory; `day_bytes`: written in a day; `traffic` counts what is evicted."""
         self._directory, self._traffic = directory, traffic
         self._most_bytes, self._day_bytes = most_bytes, day_bytes
@@ -35,7 +35,7 @@ class Quota:
         """
         with self._directory.ledger.held() as account:
             if budgeted and account.written_today + size > self._day_bytes:
-                raise Refused("budget")
+                raise QuotaExceeded("budget")
             self._make_room(account, -(-size // files.BLOCK) * files.BLOCK)
             account.wrote(size)
             self._directory.ledger.write(account)
@@ -45,7 +45,7 @@ class Quota:
             except OSError as error:
                 account.used -= size
                 if error.errno in _FULL:
-                    raise Refused("full") from None
+                    raise QuotaExceeded("full") from None
                 raise
             account.used += taken - size
         try:
@@ -75,7 +75,7 @@ class Quota:
         """
         entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
         if sum(entry.size for entry in entries) < least:
-            raise Refused("full")
+            raise QuotaExceeded("full")
         freed = count = 0
         for entry in sorted(entries, key=lambda entry: entry.used):
             if freed >= size:

@@ -16,17 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from twostroke.errors import KVError, OutOfPages, PageLost
+from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
+from twostroke.kv.tiers.disk.directory_watch import Watch
 from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import Owner, sweep
-from twostroke.kv.tiers.disk.quota import Quota, Refused
-from twostroke.kv.tiers.disk.watch import Watch
-from twostroke.kv.tiers.form import Form
+from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.tiers.traffic import Traffic
-from twostroke.kv.tiers.workers import Workers
-from twostroke.system.key import user_key
+from twostroke.kv.tiers.page_format import PageFormat
+from twostroke.system.daemon_threads import DaemonThreads
+from twostroke.system.user_key import user_key
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ class DiskStore:
     answering = True
 
     def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
-        self.where, self.traffic, self.most_bytes = str(directory.root), Traffic(), most_bytes
+        self.where, self.traffic, self.most_bytes = str(directory.root), TierCounters(), most_bytes
         self._directory, self._key = directory, key
         self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
-        self._forms: dict[Namespace, Form] = {}
+        self._forms: dict[Namespace, PageFormat] = {}
         self._owner: Owner | None = None
-        self._readers = Workers("disk tier", READERS)
+        self._readers = DaemonThreads("disk tier", READERS)
         self._left: list[str] = []  # files that could not be deleted when they should have been
         self._rest_until = 0.0  # when prompts' pages are written again, after a failure
         self._warned: set[str] = set()
@@ -105,7 +105,7 @@ class DiskStore:
                 if not self._put(form, name, page):
                     break
                 count += 1
-        except Refused as refused:
+        except QuotaExceeded as refused:
             self._rest_until = time.monotonic() + REST_S
             self.traffic.skipped(str(refused), len(names) - count)
         except OSError as error:
@@ -131,7 +131,7 @@ class DiskStore:
             path = owner.private(form.scope, name.key)
             with self._quota.reserved(path, files.file_bytes(form, name)) as file:
                 files.fill(file, [files.block(form, name, page), page])
-        except Refused:
+        except QuotaExceeded:
             self.traffic.skipped("full")
             text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
             raise OutOfPages(text) from None
@@ -193,13 +193,13 @@ class DiskStore:
                 why = error.strerror or str(error)
         log.warning("%s cannot be written to (%s): pages are read from it, and none goes there", self.where, why)
 
-    def _form(self, namespace: Namespace) -> Form:
+    def _form(self, namespace: Namespace) -> PageFormat:
         form = self._forms.get(namespace)
         if form is None:
-            form = self._forms[namespace] = Form.of(namespace, self._key)
+            form = self._forms[namespace] = PageFormat.of(namespace, self._key)
         return form
 
-    def _begin(self, form: Form, name: PageName, into: memoryview) -> Future[bool]:
+    def _begin(self, form: PageFormat, name: PageName, into: memoryview) -> Future[bool]:
         """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
         done = Future[bool]()
 
@@ -214,7 +214,7 @@ class DiskStore:
         self._readers.submit(job)
         return done
 
-    def _read(self, form: Form, name: PageName, into: memoryview) -> bool:
+    def _read(self, form: PageFormat, name: PageName, into: memoryview) -> bool:
         """Read one page. What is wrong is deleted; what cannot be read now is left."""
         path = self._directory.path(form, name.key)
         try:
@@ -230,7 +230,7 @@ class DiskStore:
             self._failed(error, 1)
         return False
 
-    def _put(self, form: Form, name: PageName, page: memoryview) -> bool:
+    def _put(self, form: PageFormat, name: PageName, page: memoryview) -> bool:
         """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
         final = self._directory.path(form, name.key)
         if os.path.exists(final):

@@ -3,7 +3,7 @@
 The server may be down, slow, full, or answer wrongly. Then pages are misses, and an open circuit spares the wait.
 """
 
+from twostroke.kv.tiers.remote.maintenance import clear, inspect, verify
 from twostroke.kv.tiers.remote.store import RedisStore
-from twostroke.kv.tiers.remote.upkeep import clear, inspect, verify
 
 __all__ = ["RedisStore", "clear", "inspect", "verify"]

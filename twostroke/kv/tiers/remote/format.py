@@ -8,14 +8,14 @@
 
 import json
 
-from twostroke.kv.tiers.form import HEADER_BYTES, SEAL_BYTES, VERSION, Form, read_header, scope, seal
 from twostroke.kv.tiers.names import PageName
+from twostroke.kv.tiers.page_format import HEADER_BYTES, SEAL_BYTES, VERSION, PageFormat, read_header, scope, seal
 
 PREFIX = f"twostroke:{VERSION}:"
 PAGE, PRIVATE, ABOUT = "page", "private", "about"
 
 
-class RemoteForm(Form):
+class RemoteForm(PageFormat):
     """Keys and values of one namespace, for one user."""
 
     def key(self, name: PageName, kind: str = PAGE) -> bytes:

@@ -13,18 +13,18 @@ from contextlib import suppress
 from typing import TypeVar
 
 from twostroke.errors import InvalidRequest, KVError, OutOfPages, PageLost
-from twostroke.kv.tiers.form import SEAL_BYTES
+from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
+from twostroke.kv.tiers.page_format import SEAL_BYTES
 from twostroke.kv.tiers.remote.format import PRIVATE, RemoteForm
-from twostroke.kv.tiers.traffic import Traffic
 from twostroke.system.extras import extra
-from twostroke.system.key import user_key
+from twostroke.system.user_key import user_key
 
 try:
     with extra("redis", "a remote tier"):
-        from twostroke.kv.tiers.remote.endpoint import BATCH_KEYS, CALL_S, Endpoint, Open, Trouble
-        from twostroke.kv.tiers.remote.lasting import Lasting
-        from twostroke.kv.tiers.remote.line import Command, Late, Line, Refused, accepted
+        from twostroke.kv.tiers.remote.connection import Command, Late, Line, Refused, accepted
+        from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, Endpoint, Open, Trouble
+        from twostroke.kv.tiers.remote.key_refresher import Lasting
 except InvalidRequest as error:
     raise KVError(str(error)) from None
 
@@ -45,7 +45,7 @@ class RedisStore:
     tier = "remote"
 
     def __init__(self, endpoint: Endpoint, key: bytes, ttl_s: float, private_ttl_s: float, refresh_s: float) -> None:
-        self.where, self.traffic = endpoint.where, Traffic()
+        self.where, self.traffic = endpoint.where, TierCounters()
         self._endpoint, self._key = endpoint, key
         self._ttl_s, self._private = ttl_s, Lasting(endpoint, private_ttl_s, refresh_s)
         self._forms: dict[Namespace, RemoteForm] = {}

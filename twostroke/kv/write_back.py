@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from twostroke.errors import OutOfPages
-from twostroke.kv.copies import HostCopy
+from twostroke.kv.page_copies import HostCopy
 from twostroke.kv.pages import LOCKED_BYTES
-from twostroke.kv.prefix import PrefixIndex
-from twostroke.system.slots import Slots
+from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.system.slab import Slots
 
 COPIED_PART = 64  # of the pool's pages, one in so many may be a copy that waits
 LEAST_COPIES = 16

@@ -22,7 +22,7 @@ HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True)
-class Form:
+class PageFormat:
     """Headers and seals of one namespace, for one user.
 
     Attributes:
@@ -55,7 +55,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Header:
+class PageHeader:
     """A header that was read."""
 
     number: int
@@ -72,12 +72,12 @@ class Header:
         )
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> PageHeader | None:
     """The header that data begins with; None if there is none, or one of another version."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, *parts = _HEADER.unpack_from(data)
-    return Header(*parts) if (magic, version) == (_MAGIC, VERSION) else None
+    return PageHeader(*parts) if (magic, version) == (_MAGIC, VERSION) else None
 
 
 def seal(header: bytes | memoryview, payload: bytes | memoryview, user_key: bytes) -> bytes:

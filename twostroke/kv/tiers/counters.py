@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Reading:
+class TierCounts:
     """A tier's counts at one moment. `reasons` says why pages were not taken or not written."""
 
     pages_in: int
@@ -20,7 +20,7 @@ class Reading:
     reasons: dict[str, int]
 
 
-class Traffic:
+class TierCounters:
     """Counts of one tier; any thread may add to them. "out" is away from the pool, "in" is back.
 
     Reasons that stores and the engine count:
@@ -56,10 +56,10 @@ class Traffic:
             with self._lock:
                 self._reasons[reason] += pages
 
-    def read(self) -> Reading:
+    def read(self) -> TierCounts:
         with self._lock:
             one = self._counts
-            return Reading(
+            return TierCounts(
                 one["pages_in"], one["bytes_in"], self._seconds["in"],
                 one["pages_out"], one["bytes_out"], self._seconds["out"],
                 one["hits"], one["misses"], dict(self._reasons),

@@ -25,7 +25,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.kv.tiers.traffic import Traffic
+from twostroke.kv.tiers.counters import TierCounters
 
 LOOK = 512  # pages that are looked at together for those that could leave
 
@@ -33,9 +33,9 @@ LOOK = 512  # pages that are looked at together for those that could leave
 class HostBudget:
     """Bytes of ordinary memory that prefix indexes may take, all together."""
 
-    def __init__(self, most: int = 0, traffic: Traffic | None = None) -> None:
+    def __init__(self, most: int = 0, traffic: TierCounters | None = None) -> None:
         self.most, self.used = most, 0
-        self.traffic = traffic or Traffic()
+        self.traffic = traffic or TierCounters()
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from twostroke.backends.interface import PAGE, START, STOP
-from twostroke.backends.memory import LAYOUTS, Layout
+from twostroke.backends.page_memory import LAYOUTS, Layout
 from twostroke.kv import spans
-from twostroke.kv.contents import Contents, Tail
+from twostroke.kv.entries import Contents, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import Rope

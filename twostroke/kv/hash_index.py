@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 
 
 @dataclass

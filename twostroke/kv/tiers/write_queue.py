@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from twostroke.kv.tiers.traffic import Traffic
-from twostroke.kv.tiers.workers import Workers
+from twostroke.kv.tiers.counters import TierCounters
+from twostroke.system.daemon_threads import DaemonThreads
 
 MOST_BYTES = 4 << 30
 MOST_JOBS = 1000
 
 
-class Parcel(Protocol):
+class PageWrite(Protocol):
     """Pages to write, of `size` bytes in all. Their bytes are not in it, but are looked up when they are written."""
 
     size: int
@@ -26,17 +26,17 @@ class Parcel(Protocol):
         ...
 
 
-class Outbox:
+class WriteQueue:
     """Writes parcels in order. What exceeds its bound is dropped and counted."""
 
-    def __init__(self, name: str, traffic: Traffic, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, name: str, traffic: TierCounters, most_bytes: int = MOST_BYTES) -> None:
         self._traffic, self._most = traffic, most_bytes
-        self._waiting: deque[Parcel] = deque()
+        self._waiting: deque[PageWrite] = deque()
         self._lock = threading.Lock()
         self.size = 0  # bytes that wait
-        self._worker = Workers(f"{name} writer", 1)
+        self._worker = DaemonThreads(f"{name} writer", 1)
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: PageWrite) -> None:
         """Queue a parcel, or drop it if there is no room."""
         with self._lock:
             full = self.size + parcel.size > self._most

@@ -7,7 +7,7 @@ HOPE = 1.2  # with each refusal it seems so many times quicker, so what was slow
 MOST_STUCK = 2
 
 
-class StoreConnection:
+class TransferSpeed:
     """A moving average of what reads took, and of what is being read now.
 
     Attributes:

@@ -12,8 +12,8 @@ from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
 from twostroke.errors import KVError
-from twostroke.kv.tiers.remote.circuit import Circuit
-from twostroke.kv.tiers.remote.line import STALL_S, Late, Line, Unanswered, timed
+from twostroke.kv.tiers.remote.circuit_breaker import Circuit
+from twostroke.kv.tiers.remote.connection import STALL_S, Late, Line, Unanswered, timed
 from twostroke.system.interrupts import Postponed
 from twostroke.system.monitor import Monitor
 

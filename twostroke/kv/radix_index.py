@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 
 
 class Node:

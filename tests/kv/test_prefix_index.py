@@ -8,10 +8,10 @@ import pytest
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
-from twostroke.kv.hashed import HashIndex
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
 
 A, B, C, D = ([10 * i + j for j in range(4)] for i in range(1, 5))  # the tokens of four whole pages
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.errors import OutOfPages
-from twostroke.kv.tiers.private import PrivatePages
-from twostroke.system.slots import Slots
+from twostroke.kv.tiers.private_pages import PrivatePages
+from twostroke.system.slab import Slots
 
 
 class Copy(Protocol):

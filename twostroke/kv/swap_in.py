@@ -14,7 +14,7 @@ import numpy as np
 
 from twostroke.errors import KVError, PageLost
 from twostroke.kv import spans
-from twostroke.kv.copies import Copy
+from twostroke.kv.page_copies import Copy
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.system.interrupts import Postponed
 

@@ -16,10 +16,10 @@ from tests.kv.counts import check_counts
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.kv.cache import KVCache
-from twostroke.kv.hashed import HashIndex
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
 
 SIZE = 2
 Prefix = tuple[int, ...]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kv.tiers.memory_store import MemoryStore
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.tiers.private import PrivatePages
+from twostroke.kv.tiers.private_pages import PrivatePages
 
 NAMESPACE = Namespace("", "", "geometry", "plain", 4, 8)
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.kv.values import contents, prefill
-from twostroke.kv.hashed import HashIndex
-from twostroke.kv.offers import Offered, Offers
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import HostBudget, PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import HostBudget, PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
+from twostroke.kv.write_back import Offered, Offers
 
 KINDS = [RadixIndex, HashIndex]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.kv.tiers.remote.circuit import IN_A_ROW, LONGEST_S, SHORTEST_S, Circuit
+from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW, LONGEST_S, SHORTEST_S, Circuit
 
 
 class Clock:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import KVError
-from twostroke.kv.tiers.inventory import Holding
-from twostroke.kv.tiers.remote.endpoint import Endpoint, Open
+from twostroke.kv.tiers.remote.connection import Command, Late, Line, Refused, Unanswered, accepted
+from twostroke.kv.tiers.remote.connection_pool import Endpoint, Open
 from twostroke.kv.tiers.remote.format import ABOUT, PAGE, PREFIX, PRIVATE, right, scope
-from twostroke.kv.tiers.remote.line import Command, Late, Line, Refused, Unanswered, accepted
-from twostroke.system.key import user_key
+from twostroke.kv.tiers.usage import StoreUsage
+from twostroke.system.user_key import user_key
 
 LIMIT_S = 60.0  # for one batch of keys
 SCANNED = 512  # keys
@@ -30,17 +30,17 @@ class _Scope:
     damaged: int = 0
 
     @property
-    def holding(self) -> Holding:
-        return Holding(self.model, len(self.pages) - self.damaged, len(self.private), self.bytes, self.damaged)
+    def holding(self) -> StoreUsage:
+        return StoreUsage(self.model, len(self.pages) - self.damaged, len(self.private), self.bytes, self.damaged)
 
 
-def inspect(url: str) -> list[Holding]:
+def inspect(url: str) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
     with _opened(url) as (line, key):
         return [one.holding for one in _scopes(line, key)]
 
 
-def verify(url: str) -> list[Holding]:
+def verify(url: str) -> list[StoreUsage]:
     """Check every page, delete those that are wrong, and return what is there then. Raises KVError."""
     with _opened(url) as (line, key):
         scopes = _scopes(line, key)
@@ -54,7 +54,7 @@ def verify(url: str) -> list[Holding]:
         return [one.holding for one in scopes]
 
 
-def clear(url: str, model: str | None = None) -> list[Holding]:
+def clear(url: str, model: str | None = None) -> list[StoreUsage]:
     """Delete the pages of prompts of one model, or of all, and return what was deleted. Raises KVError.
 
     Private pages stay: values of running processes need them, and they go by themselves after that.

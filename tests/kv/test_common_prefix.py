@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from twostroke.kv.common import num_common
+from twostroke.kv.common_prefix import num_common
 
 
 @pytest.mark.parametrize(

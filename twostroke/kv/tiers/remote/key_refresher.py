@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 
-from twostroke.kv.tiers.remote.endpoint import BATCH_KEYS, CALL_S, Endpoint, Trouble
+from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, Endpoint, Trouble
 
 
 class Lasting:

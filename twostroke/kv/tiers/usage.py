@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Holding:
+class StoreUsage:
     """The pages of one model in a store that this user has written.
 
     Attributes:

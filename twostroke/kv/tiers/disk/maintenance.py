@@ -8,11 +8,11 @@ from pathlib import Path
 
 from twostroke.errors import KVError
 from twostroke.kv.tiers.disk import files
-from twostroke.kv.tiers.disk.directory import Directory, Entry
+from twostroke.kv.tiers.disk.directory import Directory, PageFile
 from twostroke.kv.tiers.disk.owners import private_files, sweep
-from twostroke.kv.tiers.form import scope
-from twostroke.kv.tiers.inventory import Holding
-from twostroke.system.key import user_key
+from twostroke.kv.tiers.page_format import scope
+from twostroke.kv.tiers.usage import StoreUsage
+from twostroke.system.user_key import user_key
 
 UNKNOWN = "(written with another key)"
 
@@ -24,22 +24,22 @@ class _Scope:
     name: str
     model: str
     own: bool
-    entries: list[Entry]
+    entries: list[PageFile]
     private: list[int]
 
-    def holding(self, gone: list[Entry]) -> Holding:
+    def holding(self, gone: list[PageFile]) -> StoreUsage:
         """What is left without the damaged pages `gone`."""
         size = sum(entry.size for entry in self.entries) + sum(self.private) - sum(entry.size for entry in gone)
-        return Holding(self.model, len(self.entries) - len(gone), len(self.private), size, len(gone))
+        return StoreUsage(self.model, len(self.entries) - len(gone), len(self.private), size, len(gone))
 
 
-def inspect(path: Path) -> list[Holding]:
+def inspect(path: Path) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
     with _opened(path) as (directory, key):
         return [one.holding([]) for one in _scopes(directory, key)]
 
 
-def verify(path: Path) -> list[Holding]:
+def verify(path: Path) -> list[StoreUsage]:
     """Check every page, delete those that are wrong, and return what is there then. Raises KVError.
 
     Pages under another key cannot be checked, and stay.
@@ -48,12 +48,12 @@ def verify(path: Path) -> list[Holding]:
         return [one.holding(_damaged(directory, one, key)) for one in _scopes(directory, key)]
 
 
-def clear(path: Path, model: str | None = None) -> list[Holding]:
+def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     """Delete the pages of prompts of one model, or of all, and return what was deleted. Raises KVError.
 
     Pages of values that running processes hold stay.
     """
-    cleared = list[Holding]()
+    cleared = list[StoreUsage]()
     with _opened(path) as (directory, key), directory.ledger.held() as account:
         directory.ledger.doubt()
         sweep(directory, account)
@@ -62,7 +62,7 @@ def clear(path: Path, model: str | None = None) -> list[Holding]:
                 continue
             for entry in sorted(one.entries, key=lambda entry: entry.used):
                 directory.delete(entry.path, account)
-            cleared.append(Holding(one.model, len(one.entries), 0, sum(entry.size for entry in one.entries)))
+            cleared.append(StoreUsage(one.model, len(one.entries), 0, sum(entry.size for entry in one.entries)))
         account.used = directory.count()
     return cleared
 
@@ -82,9 +82,9 @@ def _scopes(directory: Directory, key: bytes) -> list[_Scope]:
     return sorted(found, key=lambda one: one.model)
 
 
-def _damaged(directory: Directory, one: _Scope, key: bytes) -> list[Entry]:
+def _damaged(directory: Directory, one: _Scope, key: bytes) -> list[PageFile]:
     """The pages that are not what their names say. They are deleted."""
-    wrong = list[Entry]()
+    wrong = list[PageFile]()
     if not one.own:
         return wrong
     for entry in one.entries:

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
-from twostroke.kv.tiers.form import Form
 from twostroke.kv.tiers.names import KEY_BYTES, PageName
+from twostroke.kv.tiers.page_format import PageFormat
 
 SETTLED_NS = 100_000_000  # a directory's time is that of its last change, give or take a tick
 
@@ -19,7 +19,7 @@ class Watch:
     they are read; a page whose entries are damaged is deleted then.
     """
 
-    def __init__(self, directory: Directory, form: Form) -> None:
+    def __init__(self, directory: Directory, form: PageFormat) -> None:
         self._folder, self._namespace = f"{directory.pages}/{form.scope}", form.namespace
         self._root = form.namespace.digest.ljust(KEY_BYTES, b"\0")
         self._files: dict[str, PageName | None] = {}  # by name; None: it is no page of this model

@@ -23,7 +23,7 @@ from benchmarks.soak.requests import WITNESS, Ledger, client, text
 from benchmarks.soak.sockets import vandal
 from benchmarks.soak.verdict import Check, flat, leaks, quiet
 from benchmarks.soak.vitals import Vitals, hosted_bytes, read, rss_bytes
-from twostroke.server.grammar import REMEMBERED
+from twostroke.server.grammar import MAX_COMPILED
 
 CLIENTS, VANDALS = 12, 4
 GUST_S = 20.0  # warm-up storm before the first count
@@ -86,7 +86,7 @@ def warm_up(http: httpx.Client, seed: int) -> None:
     for _ in range(4):
         prompt = [rng.randrange(100, 40_000) for _ in range(2000)]
         http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2, "timeout": 120})
-    for number in range(REMEMBERED):
+    for number in range(MAX_COMPILED):
         body = {"prompt": "a", "max_tokens": 1, "regex": f"[a-z]{{1,{number + 1}}} [0-9]+"}
         http.post("/v1/completions", json=body)
 

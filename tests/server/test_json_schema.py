@@ -13,7 +13,7 @@ from tests.server.schemas import Schemas, Texts
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints import resolve
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.grammar import Grammar, Grammars, json_schema, with_options
+from twostroke.server.grammar import Grammar, Grammars, embedded_schema, json_schema
 from twostroke.server.json_schema.patterns import Untranslatable, translate
 
 OPEN = {"type": "object"}
@@ -276,7 +276,7 @@ def test_closed_by_default(model: Model) -> None:
     assert not model.takes(json_schema({"type": "object", "properties": {}}), '{"a": 1}')
     assert json_schema(with_nested := {"type": "object", "properties": {"a": plain}}).json_after is None
     assert not model.takes(json_schema(with_nested), '{"a": {"a": 1, "b": 2}}')
-    assert with_options(plain)["additionalProperties"] is False
+    assert embedded_schema(plain)["additionalProperties"] is False
 
 
 def test_keys_differ(model: Model) -> None:
@@ -292,7 +292,7 @@ def test_keys_differ(model: Model) -> None:
 
 def test_keys_differ_after_a_marker(model: Model) -> None:
     """The JSON in other text, such as calls of tools."""
-    inside = json.dumps(with_options(OPEN))
+    inside = json.dumps(embedded_schema(OPEN))
     grammar = Grammar(f'start: ("<c>" value)+ "."\nvalue: %json {inside}', json_after="<c>")
     assert model.takes(grammar, '<c>{"a": 1, "b": "<c>"}<c>{"a": 1}.')
     assert not model.takes(grammar, '<c>{"a": 1}<c>{"a": 1, "a": 2}.')

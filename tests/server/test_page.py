@@ -25,7 +25,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 def test_the_page_is_small() -> None:
     """What a browser loads: all files, compressed."""
-    assert sum(len(file.packed) for file in routes.files().values()) <= 100 << 10
+    assert sum(len(file.packed) for file in routes.static_files().values()) <= 100 << 10
 
 
 def test_files_come_whole_and_with_their_types(server: Serving) -> None:
@@ -33,10 +33,12 @@ def test_files_come_whole_and_with_their_types(server: Serving) -> None:
         index = http.get("/", headers=BROWSER)
         assert index.headers["content-type"] == "text/html; charset=utf-8"
         assert index.headers["content-encoding"] == "gzip"
-        assert gzip.decompress(routes.files()["index.html"].packed).decode() == index.text
+        assert gzip.decompress(routes.static_files()["index.html"].packed).decode() == index.text
         named = set(re.findall(r'(?:src|href)="/page/([^"]+)"', index.text))
-        script = set(re.findall(r'from "\./([^"]+)"', "".join(one.data.decode() for one in routes.files().values())))
-        assert named | script | {"index.html"} == set(routes.files()), (
+        script = set(
+            re.findall(r'from "\./([^"]+)"', "".join(one.data.decode() for one in routes.static_files().values()))
+        )
+        assert named | script | {"index.html"} == set(routes.static_files()), (
             "every file is used, and every used file is there"
         )
         for name, kind in (("style.css", "text/css"), ("main.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
@@ -74,7 +76,7 @@ def test_browsers_are_told_to_be_strict(server: Serving) -> None:
 
 
 def test_no_text_becomes_markup_and_nothing_comes_from_elsewhere() -> None:
-    for name, file in routes.files().items():
+    for name, file in routes.static_files().items():
         text = file.data.decode()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
             name
@@ -214,7 +216,7 @@ def test_a_watcher_that_is_slow_skips(monkeypatch: pytest.MonkeyPatch, open_tiny
         settings = Settings(model_name="tiny")
         app = create_app(llm, settings)
         async with app.router.lifespan_context(app):
-            told = feed.Feed(app.state.engine)
+            told = feed.EngineFeed(app.state.engine)
             quick, slow = told.messages(), told.messages()
             await anext(quick)
             await anext(slow)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.server.tools.dialects import DIALECTS, forms_of
+from twostroke.server.tools.dialects import DIALECTS, formats_of
 from twostroke.server.tools.parser import ToolParser, ToolParserFactory, new_id
 from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText
 
@@ -25,9 +25,9 @@ OBJECT = '{"name": "weather", "arguments": {"city": "Paris"}}'
 HERMES = f"<tool_call>\n{OBJECT}\n</tool_call>"
 
 
-def read(text: str, cuts: Sequence[int] = (), sign: str = "", most: int | None = None, cut: bool = False) -> Read:
+def read(text: str, cuts: Sequence[int] = (), sign: str = "", max_calls: int | None = None, cut: bool = False) -> Read:
     """What a model with this sign in its template has written."""
-    parser = ToolParser(OFFERED, forms_of(sign, ()), most)
+    parser = ToolParser(OFFERED, formats_of(sign, ()), max_calls)
     spans = [span for start, stop in pairwise([0, *cuts, len(text)]) for span in parser.spans(text[start:stop])]
     spans += parser.spans("", ended=True, cut=cut)
     assert "".join(span.written for span in spans) == text, "the spans are the whole text"
@@ -300,15 +300,15 @@ def test_text_is_held_back_no_longer_than_needed() -> None:
 def test_a_call_that_is_cut_off(sign: str, text: str, calls: list[tuple[str, str]]) -> None:
     """It is no text, and does not look complete."""
     assert read(text, (), sign, cut=True) == ("", calls)
-    parser = ToolParser(OFFERED, forms_of(sign, ()))
+    parser = ToolParser(OFFERED, formats_of(sign, ()))
     parser.push(text)
     parser.flush(cut=True)
     assert not (parser.calls and parser.complete)
 
 
 def test_one_call_at_most() -> None:
-    assert read(f"{HERMES}\n{HERMES}", most=1) == ("", [PARIS])
-    assert read(f"[{OBJECT}, {OBJECT}]", most=1) == ("", [PARIS])
+    assert read(f"{HERMES}\n{HERMES}", max_calls=1) == ("", [PARIS])
+    assert read(f"[{OBJECT}, {OBJECT}]", max_calls=1) == ("", [PARIS])
 
 
 def test_an_answer_that_must_call_has_nothing_else() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.tiny import write_tokenizer
-from twostroke.engine.track import Track
+from twostroke.engine.output import ChoiceOutput
 from twostroke.errors import InvalidRequest
-from twostroke.models.checkpoints.chat import ChatTemplates
+from twostroke.models.checkpoints.chat_templates import ChatTemplates
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.tools import described, prompt_messages
+from twostroke.server.tools import describe_tools, prompt_messages
 from twostroke.server.tools.parser import parser_factory
 from twostroke.server.tools.pieces import CallArguments, CallStart
 
@@ -147,7 +147,7 @@ def test_a_refusal_keeps_the_templates_words() -> None:
 
 
 def test_tools_as_text() -> None:
-    system, user, said, back = described([USER, called("Rome"), result("Rome")], [{"function": {"name": "now"}}])
+    system, user, said, back = describe_tools([USER, called("Rome"), result("Rome")], [{"function": {"name": "now"}}])
     assert system["role"] == "system"
     assert '"name": "now"' in system["content"]
     assert user == USER
@@ -164,7 +164,7 @@ def test_a_models_special_tokens_are_seen_where_calls_are_written_with_them(tmp_
     tokenizer = Tokenizer.from_source(HfTokenizerSource(tmp_path))
     reading = parser_factory(tokenizer, FUNCTIONS)
     assert {tokenizer.token_text(id) for id in reading.shown} == {"[TOOL_CALLS]", "[ARGS]"}
-    track = Track(SamplingParams(stop=("city",), reader=reading), tokenizer, choice=0)
+    track = ChoiceOutput(SamplingParams(stop=("city",), reader=reading), tokenizer, choice=0)
     ids = tokenizer.encode('[OTHER][TOOL_CALLS]weather[ARGS]{"city": 1}', add_bos=False)
     text = "".join(track.push(Sampled(id)).text for id in [*ids, min(tokenizer.eos_ids)])
     assert text == '[TOOL_CALLS]weather[ARGS]{"city": 1}'

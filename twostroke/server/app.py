@@ -21,8 +21,8 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts import routes as contexts
 from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.errors import ApiError, from_validation, invalid
-from twostroke.server.http.middleware import Middleware
-from twostroke.server.http.paths import Head, Paths
+from twostroke.server.http.middleware import CallMiddleware
+from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
@@ -31,8 +31,8 @@ from twostroke.server.openai.routes import embeddings, generate, models, respons
 from twostroke.server.openai.stored import StoredResponses
 from twostroke.server.page import attention
 from twostroke.server.page import routes as page
-from twostroke.server.page.feed import Feed
-from twostroke.server.refusals import refused
+from twostroke.server.page.feed import EngineFeed
+from twostroke.server.refusals import error_response
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         await engine.stop()
 
     app = routes_app(engine, lifespan)
-    app.add_middleware(Head)
-    app.add_middleware(Middleware, settings=settings, preflight=engine.preflight)
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(CallMiddleware, settings=settings, preflight=engine.preflight)
     app.add_middleware(AnyContentType)
     if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
@@ -87,8 +87,8 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
     app.state.contexts = Contexts(engine.settings.max_context_bytes)
-    app.state.feed = Feed(engine)
-    app.state.paths = Paths(routes.router for routes in ROUTES)
+    app.state.feed = EngineFeed(engine)
+    app.state.paths = RouteTable(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)
     app.add_exception_handler(ApiError, _error_response)
@@ -101,7 +101,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
 
 async def _error_response(http: HttpRequest, error: Exception) -> Response:
     """Every error, in the form of the API that was called."""
-    return refused(http.url.path, _refusal(http, error))
+    return error_response(http.url.path, _refusal(http, error))
 
 
 def _refusal(http: HttpRequest, error: Exception) -> ApiError:

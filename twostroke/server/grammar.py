@@ -20,10 +20,10 @@ from twostroke.server.json_schema import ANY_OBJECT, Guaranteed, guaranteed
 from twostroke.server.json_schema.patterns import Untranslatable, translate
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
-REMEMBERED = 64  # compiled grammars
-MOST_CHARACTERS = 1_000_000  # of a grammar
-MOST_OPTIONS = 10_000  # of a choice
-MOST_PATTERN = 20_000  # characters of a regular expression
+MAX_COMPILED = 64  # compiled grammars
+MAX_GRAMMAR_CHARACTERS = 1_000_000
+MAX_CHOICES = 10_000
+MAX_REGEX_CHARACTERS = 20_000
 # The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text
 # has one spelling (without \u escapes), so equal keys are equal bytes.
 JSON_OPTIONS = {
@@ -51,7 +51,7 @@ class Grammar:
 
 
 class GrammarConstraint(Constraint):
-    """A matcher that follows one choice."""
+    """A grammar's state along one choice."""
 
     def __init__(self, matcher: llguidance.LLMatcher, keys: UniqueKeys | None) -> None:
         self._matcher, self._keys = matcher, keys
@@ -78,7 +78,7 @@ class GrammarConstraint(Constraint):
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and remembers those used lately. Safe to share between threads."""
+    """Compiles grammars for one tokenizer and caches the latest `MAX_COMPILED`. Safe to share between threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """`vocab_size` is the model's, which may be padded past the tokenizer's."""
@@ -91,8 +91,8 @@ class Grammars:
     def compile(self, grammar: Grammar | str) -> ConstraintFactory:
         """Raises InvalidRequest for a grammar that is wrong or too large."""
         grammar = grammar if isinstance(grammar, Grammar) else Grammar(grammar)
-        if len(grammar.text) > MOST_CHARACTERS:
-            raise InvalidRequest(f"a grammar of more than {MOST_CHARACTERS:,} characters is too large")
+        if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequest(f"a grammar of more than {MAX_GRAMMAR_CHARACTERS:,} characters is too large")
         with self._lock:
             library, vocabulary = self._read_vocabulary()
             matcher = self._compiled.get(grammar.text)
@@ -104,7 +104,7 @@ class Grammars:
                 if first.is_error():
                     raise InvalidRequest(f"not a grammar that can be followed: {_one_line(first.get_error())}")
                 self._compiled[grammar.text] = matcher
-                if len(self._compiled) > REMEMBERED:
+                if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar.text)
             if grammar.json_after is None:
@@ -159,7 +159,7 @@ def json_schema(schema: Mapping[str, Any], strict: bool = True, warnings: list[s
     return Grammar(_grammar_of(read), "" if read.open_objects else None)
 
 
-def with_options(
+def embedded_schema(
     schema: Mapping[str, Any], strict: bool = True, warnings: list[str] | None = None, *, objects: bool = False
 ) -> dict[str, Any]:
     """A schema for `%json` within a grammar, which enforces what `json_schema` does, except for keys that differ.
@@ -203,8 +203,8 @@ def regex(pattern: str) -> str:
 
     Raises InvalidRequest for one that is too long.
     """
-    if len(pattern) > MOST_PATTERN:
-        raise InvalidRequest(f"a regular expression of more than {MOST_PATTERN:,} characters is too large")
+    if len(pattern) > MAX_REGEX_CHARACTERS:
+        raise InvalidRequest(f"a regular expression of more than {MAX_REGEX_CHARACTERS:,} characters is too large")
     if "[:" not in pattern:
         with contextlib.suppress(Untranslatable):
             pattern = translate(rf"\A(?:{pattern})\Z").regex
@@ -213,8 +213,8 @@ def regex(pattern: str) -> str:
 
 def choice(options: Sequence[str]) -> str:
     """The grammar of a few fixed texts. Raises InvalidRequest for too many, or for one that is no Unicode."""
-    if len(options) > MOST_OPTIONS:
-        raise InvalidRequest(f"a choice of more than {MOST_OPTIONS:,} texts is too large")
+    if len(options) > MAX_CHOICES:
+        raise InvalidRequest(f"a choice of more than {MAX_CHOICES:,} texts is too large")
     for place, option in enumerate(options):
         if any("\ud800" <= sign < "\ue000" for sign in option):
             raise InvalidRequest(f"text {place} has half of a surrogate pair, which is no character")

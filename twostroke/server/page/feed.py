@@ -1,8 +1,8 @@
-"""What the engine does, as server-sent events, written once for all who watch.
+"""The engine's work as server-sent events, encoded once for all watchers.
 
-The engine leaves records and pictures (`engine/watch.py`). While somebody watches, a task on the event loop takes
-them, a few times a second, and writes them into a ring of messages. Each watcher sends what is in the ring and is new
-to it. So the engine waits for no watcher: one that is too slow misses what has left the ring.
+The engine leaves step records and snapshots (`server/page/step_recorder.py`). While somebody watches, a task on the
+event loop takes them a few times a second and appends them to a ring of messages. Each watcher sends what is new to
+it. The engine waits for no watcher: one that is too slow misses messages that have left the ring.
 """
 
 import asyncio
@@ -16,29 +16,29 @@ from pydantic_core import to_json
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.engine.engine import Engine
-from twostroke.engine.picture import Picture
-from twostroke.engine.watch import StepRecord, Watch
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
+from twostroke.server.page.snapshot import EngineSnapshot
+from twostroke.server.page.step_recorder import StepRecord, StepRecorder
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25  # between two messages
-IDLE_S = 4.0  # between two messages while the engine rests
-RING = 32  # messages
-MOST_SPANS = 4096  # of the caches that one message draws
+TICK_S = 0.25  # between two messages while the engine works
+IDLE_S = 4.0  # between two messages while the engine is idle
+RING_SIZE = 32  # messages
+MAX_SPANS = 4096  # page spans that one message lists, of all lanes together
 
 
-class Feed:
-    """The messages of one engine. Every method belongs to the event loop's thread."""
+class EngineFeed:
+    """The messages about one engine. Call its methods from the event loop's thread only."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING)
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_SIZE)
         self._last = 0  # number of the newest message
-        self._picture = b""  # the newest
+        self._snapshot = b""  # the newest
         self._news = asyncio.Event()  # set and replaced with every message
 
     async def messages(self) -> AsyncGenerator[bytes]:
@@ -47,7 +47,7 @@ class Feed:
         if not self._running:
             self._task = asyncio.create_task(self._run())
         try:
-            yield event("hello", self._facts()) + self._picture
+            yield event("hello", self._hello()) + self._snapshot
             seen = 0
             while self._running:
                 news = self._news
@@ -64,8 +64,8 @@ class Feed:
     def _running(self) -> bool:
         return self._task is not None
 
-    def _facts(self) -> dict[str, Any]:
-        """What does not change while the server runs."""
+    def _hello(self) -> dict[str, Any]:
+        """The first message: facts that do not change while the server runs."""
         engine = self._engine.llm.engine
         pools = [
             {"pages": pool.num_pages, "page_size": pool.page_size, "entry_bytes": pool.entry_bytes}
@@ -74,17 +74,17 @@ class Feed:
         return {"fields": StepRecord._fields, "pools": pools, "itl_ms": engine.config.itl_ms}
 
     async def _run(self) -> None:
-        engine, watch = self._engine, Watch()
+        engine, watch = self._engine, StepRecorder()
         engine.llm.engine.watch = watch
         idle, settled = IDLE_S, False
         try:
             while self._watchers and engine.alive and not engine.draining:
-                steps, picture = watch.take()
+                steps, snapshot = watch.take()
                 if not steps and (idle >= IDLE_S or not settled):  # what the last step left behind
-                    picture = await self._look(watch)
+                    snapshot = await self._take_snapshot(watch)
                     settled = True
-                if steps or picture is not None:
-                    self._publish(steps, picture)
+                if steps or snapshot is not None:
+                    self._publish(steps, snapshot)
                 idle, settled = (0.0, False) if steps or idle >= IDLE_S else (idle + TICK_S, settled)
                 await asyncio.sleep(TICK_S)
         except ApiError:  # the engine has stopped
@@ -97,19 +97,19 @@ class Feed:
             self._ring.clear()
             self._wake()
 
-    async def _look(self, watch: Watch) -> Picture | None:
+    async def _take_snapshot(self, watch: StepRecorder) -> EngineSnapshot | None:
         def look(engine: Engine) -> None:
             watch.look(engine)
 
         await self._engine.between_steps(look)
         return watch.take()[1]
 
-    def _publish(self, steps: list[StepRecord], picture: Picture | None) -> None:
+    def _publish(self, steps: list[StepRecord], snapshot: EngineSnapshot | None) -> None:
         tokens = self._engine.output_tokens
         data = event("steps", {"steps": steps, "tokens": tokens})
-        if picture is not None:
-            self._picture = event("pages", drawn(picture))
-            data += self._picture
+        if snapshot is not None:
+            self._snapshot = event("pages", snapshot_data(snapshot))
+            data += self._snapshot
         self._last += 1
         self._ring.append((self._last, data))
         self._wake()
@@ -120,36 +120,36 @@ class Feed:
 
 
 def event(name: str, data: Any) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
 
-def drawn(picture: Picture) -> dict[str, Any]:
-    """A picture as the page draws it: cells as runs, and where the entries of named requests are.
+def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
+    """A snapshot as the page draws it: cells as runs, and where the entries of named requests are.
 
-    `pools[i].runs` are pairs of a number of frames and what they hold (`engine/picture.py`). A lane's `spans` are
+    `pools[i].runs` are pairs of a number of frames and what they hold (`server/page/snapshot.py`). A lane's `spans` are
     four numbers for each page of it: its frame, its first and its last slot + 1, the position of its first entry.
     """
     pools = [
-        {"roles": pool.roles, "runs": runs(pool.cells(picture.lanes)), "arriving": len(pool.arriving)}
-        for pool in picture.pools
+        {"roles": pool.roles, "runs": run_lengths(pool.cells(snapshot.lanes)), "arriving": len(pool.arriving)}
+        for pool in snapshot.pools
     ]
-    where, left = {id(pool.pool): pool for pool in picture.pools}, MOST_SPANS
+    where, left = {id(pool.pool): pool for pool in snapshot.pools}, MAX_SPANS
     lanes: list[dict[str, Any]] = []
-    for lane in picture.lanes:
+    for lane in snapshot.lanes:
         facts: dict[str, Any] = {"owner": lane.owner, "model": lane.model, "decodes": lane.decodes}
         facts |= {"entries": lane.entries, "pages": len(lane.table), "pool": list(where).index(id(lane.pool))}
-        if picture.owners[lane.owner][0] and len(lane.table) <= left:
+        if snapshot.owners[lane.owner][0] and len(lane.table) <= left:
             left -= len(lane.table)
             table = lane.table[:, [PAGE, START, STOP, POSITION]]
             table[:, 0] = where[id(lane.pool)].placed(table[:, 0])
             facts["spans"] = table.ravel().tolist()
         lanes.append(facts)
-    return {"pools": pools, "owners": picture.owners, "lanes": lanes, "tiers": picture.tiers}
+    return {"pools": pools, "owners": snapshot.owners, "lanes": lanes, "tiers": snapshot.tiers}
 
 
-def runs(cells: np.ndarray) -> list[int]:
-    """[count, value, count, value, ...] of equal neighbours."""
+def run_lengths(cells: np.ndarray) -> list[int]:
+    """Run-length encoding: [count, value, count, value, ...]."""
     if not len(cells):
         return []
     stops = np.append(np.flatnonzero(cells[1:] != cells[:-1]) + 1, len(cells))

@@ -22,8 +22,8 @@ from twostroke.methods import METHODS
 from twostroke.methods.method import Method
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
-from twostroke.server.http.transport import Streamed, json_response
-from twostroke.server.page.feed import Feed
+from twostroke.server.http.transport import StreamedResponse, json_response
+from twostroke.server.page.feed import EngineFeed
 
 router = APIRouter()
 STATIC = Path(__file__).parent / "static"
@@ -51,8 +51,8 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class File:
-    """One of the page's files, ready to be sent."""
+class StaticFile:
+    """A file of the page, ready to be sent."""
 
     media_type: str
     data: bytes
@@ -60,14 +60,14 @@ class File:
     tag: str
 
     @classmethod
-    def of(cls, path: Path) -> "File":
+    def read(cls, path: Path) -> "StaticFile":
         data = path.read_bytes()
         return cls(
             TYPES[path.suffix], data, gzip.compress(data, 9, mtime=0), f'"{hashlib.sha256(data).hexdigest()[:24]}"'
         )
 
-    def sent(self, http: HttpRequest) -> Response:
-        """The file as this client can read it."""
+    def response(self, http: HttpRequest) -> Response:
+        """The response to a request for the file: compressed, or 304, as the client's headers allow."""
         headers = HEADERS | {"etag": self.tag, "vary": "accept, accept-encoding"}
         if http.headers.get("if-none-match") == self.tag:
             return Response(status_code=304, headers=headers)
@@ -77,25 +77,25 @@ class File:
 
 
 @cache
-def files() -> dict[str, File]:
+def static_files() -> dict[str, StaticFile]:
     """The page's files by name, read once."""
-    return {path.name: File.of(path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
+    return {path.name: StaticFile.read(path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
 
 
 @router.get("/")
 async def root(http: HttpRequest) -> Response:
     """The page for a browser; a line for others, such as Ollama's command line, which asks (HEAD) first of all."""
     if "text/html" in http.headers.get("accept", ""):
-        return files()["index.html"].sent(http)
+        return static_files()["index.html"].response(http)
     return Response("Twostroke is running", media_type="text/plain", headers={"vary": "accept"})
 
 
 @router.get("/page/{name}")
 async def file(name: str, http: HttpRequest) -> Response:
     """A file that the page loads."""
-    if (found := files().get(name)) is None:
+    if (found := static_files().get(name)) is None:
         raise ApiError(404, f"the page has no file {name:.60}", code="path_not_found")
-    return found.sent(http)
+    return found.response(http)
 
 
 @router.get("/methods")
@@ -112,15 +112,15 @@ async def methods(http: HttpRequest) -> Response:
 async def watch(http: HttpRequest) -> Response:
     """What the engine does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
     engine: AsyncEngine = http.app.state.engine
-    engine.needs_state()
-    feed: Feed = http.app.state.feed
-    return Watching(feed)
+    engine.require_engine_process()
+    feed: EngineFeed = http.app.state.feed
+    return FeedResponse(feed)
 
 
-class Watching(Streamed):
-    """The feed, as one client gets it."""
+class FeedResponse(StreamedResponse):
+    """The response of `/watch`: the feed's messages until the client leaves."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: EngineFeed) -> None:
         super().__init__("text/event-stream")
         self._feed = feed
 

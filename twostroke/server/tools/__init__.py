@@ -1,16 +1,21 @@
 """Tools: how they are offered to a model, and how its calls are read. Independent of any one API.
 
-prompt          the conversation as the model's chat template takes it
-dialects        how model families write calls: a table of forms
-form            what a form is; json_calls, named_json, pythonic, tagged and silent are the forms
-source          text that comes in pieces, as forms read it
-pieces          what an answer is made of once it is read
-parser          reads calls out of a text, with the forms of its model
-choice_parser   reads one choice's tokens
-grammars        the grammar that an answer follows
+prompt          renders a conversation with tools for the model's chat template
+dialects        how model families write calls: a table of formats, and which of them a model uses
+call_format     the interface of a format; its implementations are
+                json_calls      objects with a name and arguments
+                named_json      a name in markup, then an object
+                pythonic        Python's calls
+                tagged          parameters between tags
+                ignored_markup  markup that is neither call nor text
+text_buffer     the text that has arrived, as formats read it
+pieces          what a parsed answer is made of
+parser          parses calls out of a text, in the formats of its model
+choice_parser   parses one choice's tokens
+grammars        the grammar that constrains an answer which may call tools
 """
 
 from twostroke.server.tools.grammars import grammar
-from twostroke.server.tools.prompt import described, prompt_messages
+from twostroke.server.tools.prompt import describe_tools, prompt_messages
 
-__all__ = ["described", "grammar", "prompt_messages"]
+__all__ = ["describe_tools", "grammar", "prompt_messages"]

@@ -1,7 +1,7 @@
-"""One choice's tokens as an API shows them: pieces of text and of calls, and why the turn ended."""
+"""Parses one choice's tokens into what an API shows: text, calls, and why the turn ended."""
 
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.engine.track import Token
 from twostroke.server.tools.parser import ToolParserFactory
 from twostroke.server.tools.pieces import Piece, PlainText
 

@@ -1,4 +1,4 @@
-"""How model families write calls: a table of forms, and which of them a model uses.
+"""How model families write calls: a table of formats, and which of them a model uses.
 
 Sources: the chat templates that are published with the models, and their model cards.
 """
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from twostroke.server.tools.form import Form
+from twostroke.server.tools.call_format import CallFormat
+from twostroke.server.tools.ignored_markup import IgnoredMarkup
 from twostroke.server.tools.json_calls import FENCE, JsonCalls
 from twostroke.server.tools.named_json import NamedJson
 from twostroke.server.tools.pythonic import Pythonic
-from twostroke.server.tools.silent import Silent
 from twostroke.server.tools.tagged import Tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"  # as Hermes and Qwen write it; also what is asked of any other model
@@ -28,7 +28,7 @@ _TO = r"to=functions\.([\w.-]+)"
 _RECIPIENT = r"<\|recipient\|>\s*([\w.-]+)\s*<\|content\|>"
 
 # What any model may write once it is offered tools: the names of the tools tell a call from other text.
-ANY: tuple[Form, ...] = (
+ANY: tuple[CallFormat, ...] = (
     *(JsonCalls(tag.replace("/", ""), (FENCE,), (FENCE, *_TAGS)) for tag in _TAGS),
     JsonCalls(FENCE, tuple(tag.replace("/", "") for tag in _TAGS), (FENCE, *_TAGS), loose=True),
     JsonCalls("{", closers=_TAGS, loose=True),
@@ -39,15 +39,15 @@ ANY: tuple[Form, ...] = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """A family's forms.
+    """The call formats of a model family.
 
     Attributes:
         signs: texts of which one is in the family's chat template, or is a special token of its vocabulary.
-        forms: how it writes calls.
+        formats: how it writes calls.
     """
 
     signs: tuple[str, ...]
-    forms: tuple[Form, ...]
+    formats: tuple[CallFormat, ...]
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -95,9 +95,9 @@ DIALECTS: dict[str, Dialect] = {
     "Qwen3-Coder": Dialect(
         ("<function=",),
         tuple(
-            form
+            one
             for opener in (OPEN, "<seed:tool_call>", "<function=")
-            for form in (
+            for one in (
                 NamedJson(opener, r"(?:<tool_call>\s*)?<function=([\w.-]+)>", ("</function>", CLOSE)),
                 Tagged(
                     opener,
@@ -175,11 +175,11 @@ DIALECTS: dict[str, Dialect] = {
         (
             NamedJson("<|recipient|>", _RECIPIENT, ("<|stop|>",)),
             NamedJson("<|from|>", r"<\|from\|>\s*assistant\s*" + _RECIPIENT, ("<|stop|>",)),
-            Silent("<|from|>assistant\n"),
-            Silent("<|recipient|>all\n<|content|>"),
+            IgnoredMarkup("<|from|>assistant\n"),
+            IgnoredMarkup("<|recipient|>all\n<|content|>"),
         ),
     ),
-    "Functionary 3": Dialect((">>>all",), (NamedJson(">>>", r">>>([\w.-]+)\n"), Silent(">>>all\n"))),
+    "Functionary 3": Dialect((">>>all",), (NamedJson(">>>", r">>>([\w.-]+)\n"), IgnoredMarkup(">>>all\n"))),
     "Hunyuan": Dialect(
         ("<tool_calls>",),
         tuple(
@@ -199,28 +199,28 @@ DIALECTS: dict[str, Dialect] = {
             NamedJson("<|channel|>", r"<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
             NamedJson("<|start|>", r"<\|start\|>assistant " + _TO + r"<\|channel\|>\w+" + _HARMONY, ("<|call|>",)),
             NamedJson("<|start|>", r"<\|start\|>assistant<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
-            Silent("<|channel|>analysis<|message|>", "<|end|>"),
-            Silent("<|channel|>commentary<|message|>"),
-            Silent("<|channel|>final<|message|>"),
-            Silent("<|start|>assistant"),
-            Silent("<|end|>"),
+            IgnoredMarkup("<|channel|>analysis<|message|>", "<|end|>"),
+            IgnoredMarkup("<|channel|>commentary<|message|>"),
+            IgnoredMarkup("<|channel|>final<|message|>"),
+            IgnoredMarkup("<|start|>assistant"),
+            IgnoredMarkup("<|end|>"),
         ),
     ),
 }
 
 
-def marks_of(forms: Iterable[Form]) -> str:
-    """A text that contains every mark of these forms, patterns without their backslashes."""
-    return str([dataclasses.astuple(cast(Any, form)) for form in forms]).replace("\\", "")
+def markup_of(formats: Iterable[CallFormat]) -> str:
+    """A text that contains all markup of these formats, patterns without their backslashes."""
+    return str([dataclasses.astuple(cast(Any, one)) for one in formats]).replace("\\", "")
 
 
-def forms_of(template: str | None, special: Iterable[str]) -> tuple[Form, ...]:
-    """The forms of a model's calls, by its chat template and the texts of its special tokens."""
+def formats_of(template: str | None, special: Iterable[str]) -> tuple[CallFormat, ...]:
+    """The formats of a model's calls, by its chat template and the texts of its special tokens."""
     known = set(special)
     own = [
-        form
+        one
         for dialect in DIALECTS.values()
         if any(sign in known or sign in (template or "") for sign in dialect.signs)
-        for form in dialect.forms
+        for one in dialect.formats
     ]
     return tuple(dict.fromkeys([*ANY, *own]))

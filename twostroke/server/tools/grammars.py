@@ -1,4 +1,4 @@
-"""The grammar that an answer follows where tools are offered: the arguments of a call are what its schema says."""
+"""Grammars for answers that may call tools: the arguments of a call satisfy the schema of its function."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.server.grammar import with_options
+from twostroke.server.grammar import embedded_schema
 from twostroke.server.tools.dialects import CLOSE, OPEN
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -87,7 +87,7 @@ def _parameters(function: Mapping[str, Any], warnings: list[str]) -> dict[str, A
     skipped: list[str] = []
     strict = bool(function.get("strict"))
     try:
-        schema = with_options(function.get("parameters") or _NOTHING, strict, skipped, objects=True)
+        schema = embedded_schema(function.get("parameters") or _NOTHING, strict, skipped, objects=True)
     except InvalidRequest as error:
         raise InvalidRequest(f"the parameters of {function['name']}: {error}") from None
     warnings += [f"the parameters of {function['name']}: {line}" for line in skipped]

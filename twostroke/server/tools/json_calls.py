@@ -1,17 +1,17 @@
-"""Calls as JSON objects that hold a name and arguments, alone or in a list, within marks or without."""
+"""Calls as JSON objects that hold a name and arguments, alone or in a list, within markup or without."""
 
 import json
 import re
 from dataclasses import dataclass
 
-from twostroke.server.tools.source import (
-    Arguments,
+from twostroke.server.tools.text_buffer import (
+    ArgumentsText,
+    FunctionName,
     Incomplete,
-    Name,
     NotACall,
     Offered,
     Reading,
-    Source,
+    TextBuffer,
     ValueEnd,
     after_space,
     object_arguments,
@@ -26,7 +26,7 @@ _LANGUAGE = re.compile(r"\w*")
 
 
 @dataclass(frozen=True)
-class Head:
+class CallHead:
     """Where a call's arguments begin. `known`: the arguments, where they came before the name or are none."""
 
     name: str
@@ -42,7 +42,7 @@ class JsonCalls:
         opener: how it begins; "{" and "[" are those of the JSON itself.
         marks: what else may come before the JSON. A fence, as opener or mark, may be followed by a language.
         closers: what may come after it.
-        loose: see `Form`; such an object must have arguments.
+        loose: see `CallFormat`; such an object must have arguments.
     """
 
     opener: str
@@ -50,13 +50,13 @@ class JsonCalls:
     closers: tuple[str, ...] = ()
     loose: bool = False
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         head = yield from source.when_certain(lambda text: self._first(text, offered))
         while True:
-            yield Name(head.name)
+            yield FunctionName(head.name)
             source.take(head.start)
             if head.known is not None:
-                yield Arguments(head.known, last=True)
+                yield ArgumentsText(head.known, last=True)
             elif not (yield from object_arguments(source)):
                 return
             yield from self._close(source)
@@ -66,7 +66,7 @@ class JsonCalls:
                 break
         yield from source.close(self.closers)
 
-    def _first(self, text: str, offered: Offered) -> Head:
+    def _first(self, text: str, offered: Offered) -> CallHead:
         """The beginning of the first object, after the opener and the marks. Raises Incomplete or NotACall."""
         at, mark = 0, None if self.opener in "{[" else self.opener
         while mark is not None:
@@ -79,7 +79,7 @@ class JsonCalls:
             mark = next((mark for mark in self.marks if text.startswith(mark, at)), None)
         return self._head(text, at, offered, listed=True)
 
-    def _head(self, text: str, at: int, offered: Offered, *, listed: bool) -> Head:
+    def _head(self, text: str, at: int, offered: Offered, *, listed: bool) -> CallHead:
         """The beginning of an object. Raises Incomplete or NotACall."""
         at = after_space(text, at)
         if listed and text[at] == "[":
@@ -88,13 +88,13 @@ class JsonCalls:
             at += 1
         return self._members(text, at, offered)
 
-    def _members(self, text: str, at: int, offered: Offered) -> Head:
+    def _members(self, text: str, at: int, offered: Offered) -> CallHead:
         name = known = None
         while True:
             if text[at] not in "{,":
                 # The object ends, or is none.
                 if text[at] == "}" and name is not None and (known is not None or not self.loose):
-                    return Head(name, at, known or "{}")
+                    return CallHead(name, at, known or "{}")
                 raise NotACall
             at = after_space(text, at + 1)
             key, at = self._key(text, at, offered)
@@ -106,7 +106,7 @@ class JsonCalls:
             if key in ARGUMENTS or keyed:
                 name = key if keyed else name
                 if name is not None and text[at] == "{":
-                    return Head(name, at)
+                    return CallHead(name, at)
                 known, at = _value(text, at)
             elif key in NAMES and text[at] == '"':
                 name, at = string_at(text, at)
@@ -126,7 +126,7 @@ class JsonCalls:
             raise NotACall
         return string_at(text, at)
 
-    def _close(self, source: Source) -> Reading[None]:
+    def _close(self, source: TextBuffer) -> Reading[None]:
         """Take the rest of a call's object, and of its list."""
         try:
             while True:
@@ -134,7 +134,7 @@ class JsonCalls:
         except NotACall:
             return
 
-    def _next(self, text: str, offered: Offered) -> Head:
+    def _next(self, text: str, offered: Offered) -> CallHead:
         """A further call, after a comma or a semicolon or neither. Raises Incomplete or NotACall."""
         at = after_space(text, 0)
         at = after_space(text, at + 1) if text[at] in ",;" else at

@@ -3,9 +3,17 @@
 import re
 from dataclasses import dataclass
 
-from twostroke.server.tools.source import Incomplete, Name, NotACall, Offered, Reading, Source, object_arguments
+from twostroke.server.tools.text_buffer import (
+    FunctionName,
+    Incomplete,
+    NotACall,
+    Offered,
+    Reading,
+    TextBuffer,
+    object_arguments,
+)
 
-LONGEST = 300  # characters of markup and name
+MAX_HEAD = 300  # characters of markup and name
 
 
 @dataclass(frozen=True)
@@ -23,13 +31,13 @@ class NamedJson:
     closers: tuple[str, ...] = ()
     loose: bool = False
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         pattern = re.compile(self.head + r"\s*(?=\{)", re.DOTALL)
 
         def head(text: str) -> tuple[str, int]:
             match = pattern.match(text)
             if match is None:
-                if len(text) > LONGEST:
+                if len(text) > MAX_HEAD:
                     raise NotACall
                 raise Incomplete
             if match[1] not in offered:
@@ -37,7 +45,7 @@ class NamedJson:
             return match[1], match.end()
 
         name, start = yield from source.when_certain(head)
-        yield Name(name)
+        yield FunctionName(name)
         source.take(start)
         if (yield from object_arguments(source)):
             yield from source.close(self.closers)

@@ -1,4 +1,4 @@
-"""Reads tool calls out of a text that comes in pieces; names and arguments are passed on once they are certain."""
+"""Parses tool calls out of a text that arrives in pieces. Names and arguments are passed on once they are certain."""
 
 import secrets
 import string
@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.tools.dialects import ANY, OPEN, forms_of, marks_of
-from twostroke.server.tools.form import Form
+from twostroke.server.tools.call_format import CallFormat
+from twostroke.server.tools.dialects import ANY, OPEN, formats_of, markup_of
 from twostroke.server.tools.json_calls import JsonCalls
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
-from twostroke.server.tools.source import Arguments, Name, NotACall, Offered, Reading, Source
+from twostroke.server.tools.text_buffer import ArgumentsText, FunctionName, NotACall, Offered, Reading, TextBuffer
 
 THOUGHT = "</think>"  # an answer begins anew behind it
 _ID_LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stretch of the text as it was written, whether it is plain text, and its pieces."""
+class TextSpan:
+    """A stretch of the answer as the model wrote it.
+
+    Attributes:
+        written: its text.
+        plain: whether it is outside of calls.
+        pieces: what an API shows of it.
+    """
 
     written: str
     plain: bool
@@ -27,7 +33,7 @@ class Span:
 
 
 class ToolParser:
-    """Passes text on until a form may begin, and then lets that form read.
+    """Passes text on until a call may begin, and then lets the formats read it.
 
     White space before a call, between calls, and after the last one is not part of the text.
 
@@ -37,16 +43,20 @@ class ToolParser:
     """
 
     def __init__(
-        self, offered: Offered, forms: Sequence[Form] = ANY, most: int | None = None, only_calls: bool = False
+        self,
+        offered: Offered,
+        formats: Sequence[CallFormat] = ANY,
+        max_calls: int | None = None,
+        only_calls: bool = False,
     ) -> None:
-        """`most`: further calls are left out; `only_calls`: so is all other text."""
+        """`max_calls`: further calls are left out; `only_calls`: so is all other text."""
         self.calls, self.complete = 0, True
-        self._offered, self._forms, self._most, self._only_calls = offered, forms, most, only_calls
-        self._source, self._space = Source(), ""
+        self._offered, self._formats, self._max_calls, self._only_calls = offered, formats, max_calls, only_calls
+        self._source, self._space = TextBuffer(), ""
         self._fresh = True  # nothing but white space since the beginning, or since a call
-        self._candidates: list[Form] = []
+        self._candidates: list[CallFormat] = []
         self._reading: Reading[None] | None = None
-        self._openers = {form.opener for form in forms if not form.loose} | {THOUGHT}
+        self._openers = {one.opener for one in formats if not one.loose} | {THOUGHT}
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain after this text."""
@@ -59,40 +69,40 @@ class ToolParser:
         """
         return [piece for span in self.spans("", ended=True, cut=cut) for piece in span.pieces]
 
-    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[Span]:
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[TextSpan]:
         """The stretches that are certain after this text. `ended`, `cut`: see `flush`."""
         self._source.text += text
         self._source.ended = ended
-        spans: list[Span] = []
-        while self._say(spans) if self._reading is None else self._read(spans, cut):
+        spans: list[TextSpan] = []
+        while self._pass_text(spans) if self._reading is None else self._read(spans, cut):
             pass
         return spans
 
-    def _say(self, spans: list[Span]) -> bool:
-        """Pass text on up to where a form may begin. Returns whether there is more to do."""
+    def _pass_text(self, spans: list[TextSpan]) -> bool:
+        """Pass text on up to where a call may begin. Returns whether there is more to do."""
         source = self._source
         if self._fresh:
             self._space += source.take(len(source.text) - len(source.text.lstrip()))
             text = source.text
-            if text and (source.ended or not _arriving(text, (form.opener for form in self._forms), whole=True)):
-                return self._try([form for form in self._forms if text.startswith(form.opener)])
+            if text and (source.ended or not _arriving(text, (one.opener for one in self._formats), whole=True)):
+                return self._try_formats([one for one in self._formats if text.startswith(one.opener)])
             if source.ended:
-                self._tell(spans, 0)
+                self._emit_text(spans, 0)
             return False
         text = source.text
         found = [(at, opener) for opener in self._openers if (at := text.find(opener)) >= 0]
         if not found:
-            self._tell(spans, len(text) - (0 if source.ended else _arriving(text, self._openers)))
+            self._emit_text(spans, len(text) - (0 if source.ended else _arriving(text, self._openers)))
             return False
         at, opener = min(found)
         if opener == THOUGHT:
-            self._tell(spans, at + len(THOUGHT))
+            self._emit_text(spans, at + len(THOUGHT))
             self._fresh = True
             return True
-        self._tell(spans, at)
-        return self._try([form for form in self._forms if source.text.startswith(form.opener) and not form.loose])
+        self._emit_text(spans, at)
+        return self._try_formats([one for one in self._formats if source.text.startswith(one.opener) and not one.loose])
 
-    def _tell(self, spans: list[Span], count: int) -> None:
+    def _emit_text(self, spans: list[TextSpan], count: int) -> None:
         """Pass on the white space held back, and text from the source's beginning."""
         text, space = self._source.take(count), self._space
         self._space = ""
@@ -104,16 +114,16 @@ class ToolParser:
             text = before.written + text
             told = "".join(piece.text for piece in before.pieces if isinstance(piece, PlainText)) + told
         if space + text:
-            spans.append(Span(space + text, True, (PlainText(told),) if told else ()))
+            spans.append(TextSpan(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False
 
-    def _try(self, forms: list[Form]) -> bool:
-        self._candidates = forms
-        self._reading = forms[0].read(self._source, self._offered) if forms else _no_call()
+    def _try_formats(self, formats: list[CallFormat]) -> bool:
+        self._candidates = formats
+        self._reading = formats[0].read(self._source, self._offered) if formats else _no_call()
         return True
 
-    def _read(self, spans: list[Span], cut: bool) -> bool:
-        """Go on with a form. Returns whether there is more to do."""
+    def _read(self, spans: list[TextSpan], cut: bool) -> bool:
+        """Go on with a format. Returns whether there is more to do."""
         assert self._reading is not None
         source, before = self._source, self._source.text
         try:
@@ -121,52 +131,52 @@ class ToolParser:
         except StopIteration:
             event, self._reading, self._fresh = None, None, True
         except NotACall:
-            return self._refuse(spans, cut)
+            return self._try_next_format(spans, cut)
         taken = before[: len(before) - len(source.text)]
         pieces = self._pieces(event)
         if taken or pieces or self._reading is None:
-            spans.append(Span(self._space + taken, False, pieces))
+            spans.append(TextSpan(self._space + taken, False, pieces))
             self._space = ""
         return event is not None or self._reading is None
 
-    def _refuse(self, spans: list[Span], cut: bool) -> bool:
-        """The form reads no call here: the next one tries. Without any, the text is plain."""
+    def _try_next_format(self, spans: list[TextSpan], cut: bool) -> bool:
+        """The format reads no call here: try the next one. Without any, the text is plain."""
         tried, *others = self._candidates or [None]
         if others:
-            return self._try([form for form in others if form is not None])
+            return self._try_formats([one for one in others if one is not None])
         self._reading = None
         source = self._source
-        if cut and source.ended and tried is not None and self._begun():
-            spans.append(Span(self._space + source.take(len(source.text)), False))
+        if cut and source.ended and tried is not None and self._may_be_call():
+            spans.append(TextSpan(self._space + source.take(len(source.text)), False))
             self._space = ""
             return False
-        self._tell(spans, 1)
+        self._emit_text(spans, 1)
         return True
 
-    def _begun(self) -> bool:
+    def _may_be_call(self) -> bool:
         """Whether the text that is left is the beginning of a call, as far as it goes."""
         text = self._source.text
-        for form in self._forms:
-            if not text.startswith(form.opener) or (form.loose and not any(name in text for name in self._offered)):
+        for one in self._formats:
+            if not text.startswith(one.opener) or (one.loose and not any(name in text for name in self._offered)):
                 continue
             try:
-                if next(form.read(_copy(self._source), self._offered)) is None:
+                if next(one.read(_copy(self._source), self._offered)) is None:
                     return True
             except NotACall:
                 pass
         return False
 
-    def _pieces(self, event: Name | Arguments | None) -> tuple[Piece, ...]:
-        if self._most is not None and self.calls > self._most:
+    def _pieces(self, event: FunctionName | ArgumentsText | None) -> tuple[Piece, ...]:
+        if self._max_calls is not None and self.calls > self._max_calls:
             return ()
         match event:
-            case Name(name):
+            case FunctionName(name):
                 self.calls += 1
-                if self._most is not None and self.calls > self._most:
+                if self._max_calls is not None and self.calls > self._max_calls:
                     return ()
                 self.complete = False
                 return (CallStart(self.calls - 1, new_id(), name),)
-            case Arguments(text, last):
+            case ArgumentsText(text, last):
                 self.complete = last
                 return (CallArguments(self.calls - 1, text),) if text else ()
             case None:
@@ -179,25 +189,25 @@ class ToolParserFactory:
 
     Attributes:
         offered: the functions that may be called, by name.
-        forms: how the model writes calls.
-        most: calls beyond this number are left out; None for all.
+        formats: how the model writes calls.
+        max_calls: calls beyond this number are left out; None for all.
         only_calls: the answer must call, so other text in it is left out.
         shown: special tokens that are written in calls.
     """
 
     offered: Offered
-    forms: tuple[Form, ...] = ANY
-    most: int | None = None
+    formats: tuple[CallFormat, ...] = ANY
+    max_calls: int | None = None
     only_calls: bool = False
     shown: frozenset[int] = frozenset()
 
     @property
     def tagged(self) -> bool:
         """Whether `<tool_call>` begins nothing but a call in JSON."""
-        return all(isinstance(form, JsonCalls) for form in self.forms if form.opener == OPEN)
+        return all(isinstance(one, JsonCalls) for one in self.formats if one.opener == OPEN)
 
     def __call__(self) -> ToolParser:
-        return ToolParser(self.offered, self.forms, self.most, self.only_calls)
+        return ToolParser(self.offered, self.formats, self.max_calls, self.only_calls)
 
 
 def parser_factory(
@@ -208,11 +218,11 @@ def parser_factory(
     `parallel`: there may be several; `required`: there is nothing else.
     """
     special = {tokenizer.token_text(id): id for id in tokenizer.special_ids}
-    forms = forms_of(tokenizer.template_for(tools=True), special)
-    marks = marks_of(forms)
-    shown = frozenset(id for text, id in special.items() if text in marks)
+    formats = formats_of(tokenizer.template_for(tools=True), special)
+    markup = markup_of(formats)
+    shown = frozenset(id for text, id in special.items() if text in markup)
     offered = {str(function["name"]): function for function in functions}
-    return ToolParserFactory(offered, forms, None if parallel else 1, required, shown - tokenizer.eos_ids)
+    return ToolParserFactory(offered, formats, None if parallel else 1, required, shown - tokenizer.eos_ids)
 
 
 def new_id() -> str:
@@ -229,8 +239,8 @@ def _arriving(text: str, openers: Iterable[str], whole: bool = False) -> int:
     )
 
 
-def _copy(source: Source) -> Source:
-    other = Source()
+def _copy(source: TextBuffer) -> TextBuffer:
+    other = TextBuffer()
     other.text = source.text
     return other
 

@@ -1,4 +1,4 @@
-"""A conversation with tools, as a model's chat template takes it.
+"""Render a conversation with tools for a model's chat template.
 
 A template that knows tools gets the messages as they are. For any other, the tools are described in the system message,
 a few calls are shown as turns, and calls and results become text. Some templates refuse what others ask for, so the
@@ -28,13 +28,13 @@ For each call write a JSON object with the function's name and arguments between
 </tool_call>"""
 _LISTED = "<tools>"
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}
-EXAMPLES = 3  # tools whose call is shown, each in some 40 tokens
+MAX_EXAMPLES = 3  # tools whose call is shown, each in some 40 tokens
 _NONE = re.compile(r"content\S*\s+is\s+(?:not\s+)?none")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class Template(Protocol):
-    """What is asked of a tokenizer."""
+    """What rendering needs of a tokenizer."""
 
     def template_for(self, tools: bool) -> str | None: ...
 
@@ -60,7 +60,7 @@ def prompt_messages(
     needed = Counter([*(function["name"] for function in functions), *calls, *set(results)])
     tools: list[Message] = [{"type": "function", "function": dict(function)} for function in functions]
     refusal: InvalidRequest | None = None
-    for form, offered in _forms(tokenizer.template_for(bool(tools)), messages, tools):
+    for form, offered in _variants(tokenizer.template_for(bool(tools)), messages, tools):
         try:
             text = tokenizer.chat(form, tools=offered or None, **variables)
         except InvalidRequest as error:
@@ -72,16 +72,16 @@ def prompt_messages(
     raise refusal or InvalidRequest("the chat template leaves out the tools, or calls and their results")
 
 
-def _forms(
+def _variants(
     template: str | None, messages: Sequence[Message], tools: list[Message]
 ) -> Iterator[tuple[Sequence[Message], list[Message]]]:
-    """The conversation and its tools: as it is, then with ever more changes."""
+    """The conversation and its tools: as the client sent them, then with ever more changes."""
     if template is not None and "tool" in template:
         own = [_with_content(message, _NONE.search(template) is not None) for message in messages]
         changes = product((_same, _one_at_a_time, _merged), (_same, _short_ids), (_same, _written_arguments))
         for order, ids, arguments in changes:
             yield order(ids(arguments(own))), tools
-    text = described(messages, tools)
+    text = describe_tools(messages, tools)
     listed = int(bool(tools) and bool(text) and text[0]["role"] == "system")
     yield [*text[:listed], *_examples(tools), *text[listed:]], []
     yield text, []
@@ -89,7 +89,7 @@ def _forms(
     yield _merged(_without_system(text)), []
 
 
-def described(messages: Sequence[Message], tools: Sequence[Message]) -> list[dict[str, Any]]:
+def describe_tools(messages: Sequence[Message], tools: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages for a template without tools: a system message describes them, calls and results become text."""
     plain = [_as_text(message) for message in messages]
     if not tools:
@@ -104,7 +104,7 @@ def described(messages: Sequence[Message], tools: Sequence[Message]) -> list[dic
 def _examples(tools: Sequence[Message]) -> list[Message]:
     """A turn for each of the first tools. Small models call after an example, and not by the description alone."""
     made: list[Message] = []
-    for tool in tools[:EXAMPLES]:
+    for tool in tools[:MAX_EXAMPLES]:
         function = tool["function"]
         schema = function.get("parameters") or {}
         properties = schema.get("properties") or {}

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.server.tools.source import Arguments, Incomplete, Name, NotACall, Offered, Reading, Source
+from twostroke.server.tools.text_buffer import (
+    ArgumentsText,
+    FunctionName,
+    Incomplete,
+    NotACall,
+    Offered,
+    Reading,
+    TextBuffer,
+)
 
 PRINT = "print"  # Gemma prints a call's result
 CUT = "{"  # the arguments of a call that was cut off
@@ -30,7 +38,7 @@ class Pythonic:
     closers: tuple[str, ...] = ()
     loose: bool = False
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         before = re.compile(("" if self.opener == "[" else re.escape(self.opener) + self.inside) + r"\s*")
 
         def calls(text: str) -> tuple[list[tuple[str, str]], int]:
@@ -41,8 +49,8 @@ class Pythonic:
 
         found, size = yield from source.when_certain(calls)
         for name, arguments in found:
-            yield Name(name)
-            yield Arguments(arguments, last=arguments != CUT)
+            yield FunctionName(name)
+            yield ArgumentsText(arguments, last=arguments != CUT)
         source.take(size)
         yield from source.close(self.closers)
 

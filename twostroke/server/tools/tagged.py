@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.server.tools.source import Arguments, Incomplete, Name, NotACall, Offered, Reading, Source
+from twostroke.server.tools.text_buffer import (
+    ArgumentsText,
+    FunctionName,
+    Incomplete,
+    NotACall,
+    Offered,
+    Reading,
+    TextBuffer,
+)
 
-LONGEST_HEAD = 200  # characters of markup and name
+MAX_HEAD = 200  # characters of markup and name
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,14 @@ class Tagged:
     closers: tuple[str, ...] = ()
     loose: bool = False
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         head = re.compile(self.head, re.DOTALL)
         parameter = re.compile(self.parameter, re.DOTALL)
 
         def call(text: str) -> tuple[str, str, int | None]:
             match = head.match(text)
             if match is None:
-                if len(text) > LONGEST_HEAD:
+                if len(text) > MAX_HEAD:
                     raise NotACall
                 raise Incomplete
             name = match[1].strip()
@@ -55,12 +63,12 @@ class Tagged:
             return name, json.dumps(values, ensure_ascii=False), size
 
         name, arguments, size = yield from source.when_certain(call)
-        yield Name(name)
+        yield FunctionName(name)
         if size is None:  # cut off: what is there is passed on, not as complete
-            yield Arguments(arguments.removesuffix("}"))
+            yield ArgumentsText(arguments.removesuffix("}"))
             source.take(len(source.text))
             return
-        yield Arguments(arguments, last=True)
+        yield ArgumentsText(arguments, last=True)
         source.take(size)
         yield from source.close(self.closers)
 

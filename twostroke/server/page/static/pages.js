@@ -6,7 +6,7 @@ import { colour, surface } from "./draw.js";
 const [FREE, PREFIX, SHARED, HELD, ARRIVING, OWNER] = [0, 1, 2, 3, 4, 5];
 const INDEXED = 1 << 14;
 const NAMES = { [PREFIX]: "prefix", [SHARED]: "shared", [HELD]: "held", [ARRIVING]: "arriving", [FREE]: "free" };
-const MOST_CELLS = 6000; // squares; of a larger pool, a square is several pages
+const MAX_CELLS = 6000; // squares; of a larger pool, a square is several pages
 
 /** The cells of a pool from their runs. */
 export function unrun(runs) {
@@ -27,7 +27,7 @@ function fill(code, owners) {
 
 /** Draw a pool's map. Returns what is in it, counted. */
 export function drawPool(canvas, cells, owners) {
-  const each = Math.ceil(cells.length / MOST_CELLS);
+  const each = Math.ceil(cells.length / MAX_CELLS);
   const squares = Math.ceil(cells.length / each);
   const wide = canvas.clientWidth || 300;
   const size = Math.max(4, Math.min(12, Math.floor(Math.sqrt((wide * 160) / squares))));

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, as the forms of calls read it.
+"""The text of an answer as it arrives, and what call formats read from it.
 
-A form reads with a generator. It yields None when it needs more text, and a `Name` or `Arguments` once that part of a
-call is certain. It takes the text that belongs to calls, and leaves the rest.
+A format reads with a generator. It yields None when it needs more text, and a `FunctionName` or `ArgumentsText` once
+that part of a call is certain. It takes the text that belongs to calls, and leaves the rest.
 """
 
 import json
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Name:
+class FunctionName:
     """A call of this function begins."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ArgumentsText:
     """More of the arguments' JSON text. `last`: they are complete."""
 
     text: str
     last: bool = False
 
 
-Reading = Generator[Name | Arguments | None, None, T]
+Reading = Generator[FunctionName | ArgumentsText | None, None, T]
 Offered = Mapping[str, Mapping[str, Any]]  # the functions that may be called, by name, as OpenAI describes them
 
 
@@ -40,7 +40,7 @@ class NotACall(Exception):
     """The text is no call, whatever follows."""
 
 
-class Source:
+class TextBuffer:
     """Text that has arrived and was not taken yet.
 
     Attributes:
@@ -147,13 +147,13 @@ class ValueEnd:
         return len(text)
 
 
-def object_arguments(source: Source) -> Reading[bool]:
+def object_arguments(source: TextBuffer) -> Reading[bool]:
     """The arguments object at the source's beginning, passed on as it comes. Returns whether it was complete."""
     end = ValueEnd()
     while True:
         text = source.take(end.find(source.text))
         if text or not end.open:
-            yield Arguments(text, last=not end.open)
+            yield ArgumentsText(text, last=not end.open)
         if not end.open:
             return True
         if source.ended:

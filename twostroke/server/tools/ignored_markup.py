@@ -1,19 +1,19 @@
-"""Markup around an answer's text that is no part of it."""
+"""Markup around an answer's text that is neither text nor a call."""
 
 from dataclasses import dataclass
 
-from twostroke.server.tools.source import Incomplete, NotACall, Offered, Reading, Source
+from twostroke.server.tools.text_buffer import Incomplete, NotACall, Offered, Reading, TextBuffer
 
 
 @dataclass(frozen=True)
-class Silent:
+class IgnoredMarkup:
     """`opener` alone, or with all text up to `end`, is left out."""
 
     opener: str
     end: str | None = None
     loose: bool = False
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         def size(text: str) -> int:
             if not text.startswith(self.opener):
                 raise Incomplete if self.opener.startswith(text) else NotACall

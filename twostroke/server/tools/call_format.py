@@ -1,15 +1,15 @@
-"""The interface of a form: one way in which models write calls."""
+"""The interface of a call format: one way in which models write calls."""
 
 from typing import Protocol
 
-from twostroke.server.tools.source import Offered, Reading, Source
+from twostroke.server.tools.text_buffer import Offered, Reading, TextBuffer
 
 
-class Form(Protocol):
-    """One way in which models write calls. Forms have no state: a generator reads one text.
+class CallFormat(Protocol):
+    """One way in which models write calls. Formats have no state: `read` is a generator over one text.
 
     Attributes:
-        opener: the text that may begin calls of this form.
+        opener: the text that may begin calls of this format.
         loose: the opener is common in other text too. So it begins a call only where an answer, or another call's end,
             is right before it; elsewhere it is a quotation.
     """
@@ -20,7 +20,7 @@ class Form(Protocol):
     @property
     def loose(self) -> bool: ...
 
-    def read(self, source: Source, offered: Offered) -> Reading[None]:
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         """Read one or several calls. `source.text` begins with the opener.
 
         Raises NotACall before anything is taken, if there is no call.
